@@ -67,7 +67,7 @@ from guard_operator.reconcile.snapshot import (
     guard_of,
     with_spec,
 )
-from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target
+from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target, unlabelled_pods
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -351,16 +351,7 @@ class Gatherer:
 
     def _hidden(self, adapter: WorkloadAdapter, job: Job, uid: str) -> tuple[list[Json], str]:
         """Pods of the workload without the operator's label, by those of its own controller."""
-        try:
-            found = listed(self._client, PODS, job, adapter.pod_selector(job.workload_name, uid))
-        except ClusterError as error:
-            if not goes_on_unread(job):
-                raise
-            return [], str(error)
-        # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
-        by_uid = bool(adapter.name_label)
-        own = (raw for raw in found if (who := controller_of(raw)) == uid or (by_uid and who is not None))
-        return [raw for raw in own if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""
+        return unlabelled_pods(self._client, adapter, job, uid)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         return listed(self._client, resource, job, _of_job(job))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, at, find_adapter
+from guard_operator.api import names
 from guard_operator.api.types import MadeRef
 from guard_operator.reconcile.attached import to_note
 from guard_operator.reconcile.halts import goes_on_unread, is_to_stop
@@ -78,6 +79,16 @@ def read_target(
         labelled=bool(between),
         unread=reading.failed,
     )
+
+
+def unlabelled_pods(client: Client, adapter: WorkloadAdapter, job: Job, uid: str) -> tuple[list[Json], str]:
+    """The pods of the job's own workload that lost the operator's label, and why some may be missing."""
+    reading = _Reading(client, job)
+    found = reading.pods(adapter, job.workload_name, uid)
+    # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
+    own = (raw for raw in found if controller_of(raw) is not None)
+    unlabelled = [raw for raw in own if names.UID_LABEL not in (at(raw, "metadata", "labels") or {})]
+    return unlabelled, reading.failed
 
 
 class _Reading:

@@ -44,6 +44,7 @@ JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB, LATE_APAR
     rule(f"{name}.py", "test_guard_pod.py")
     for name in (*("decide", "gather", "halts", "slim", "inject", "review", "owned", "obstacles", "parse"),)
 )
+UNLABELLED = rule("targets.py", "test_gather.py")
 GATHER, GATHER_SLIM = (rule(f"{name}.py", "test_gather.py") for name in ("gather", "slim"))
 NOTED = rule("actuate.py", "test_decide.py")
 GAUGES = rule("gauges.py", "test_app.py")
@@ -157,12 +158,12 @@ MUTANTS: list[Mutant] = [
     (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
     # Pods without the operator's label.
     (GATHER, "if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):", "if False:"),
-    (GATHER, "(who := controller_of(raw)) == uid or (by_uid and who is not None)", "True"),
-    (GATHER, "or (by_uid and who is not None)", "or by_uid"),
-    (GATHER, "(who := controller_of(raw)) == uid or", "(who := controller_of(raw)) is Ellipsis or"),
-    (GATHER, 'if names.UID_LABEL not in (raw["metadata"].get("labels") or {})], ""', 'if True], ""'),
+    (UNLABELLED, "own = (raw for raw in found if controller_of(raw) is not None)", "own = found"),
+    (UNLABELLED, "adapter.name_label or controller_of(raw) == uid]", "True]"),
+    (UNLABELLED, "adapter.name_label or controller_of(raw) == uid]", "controller_of(raw) == uid]"),
+    (UNLABELLED, 'if names.UID_LABEL not in (at(raw, "metadata", "labels") or {})', "if True"),
     (GATHER, "        return not pods\n    runs", "        return False\n    runs"),
-    (GATHER, "            return [], str(error)\n        #", '            return [], ""\n        #'),
+    (UNLABELLED, "return unlabelled, reading.failed", 'return unlabelled, ""'),
     # What the admission policy would refuse of every pod.
     (REFUSALS, "    yield from _unreadable_findings(guard)\n", ""),
     (REFUSALS, 'if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):', "if False:"),
