@@ -67,7 +67,7 @@ from guard_operator.reconcile.snapshot import (
     guard_of,
     with_spec,
 )
-from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target, unlabelled_pods
+from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target, read_unlabelled
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -238,9 +238,10 @@ class Gatherer:
         owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
         to_look = not (unread or first_stop) and (uncached or not stopping)
-        if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):
-            hidden, unread = self._hidden(adapter, job, uid)
-            pods += tuple(_pod(adapter, raw, owner) for raw in hidden)
+        if to_look and uid is not None and _may_hide_pods(job, workload, pods):
+            hidden = read_unlabelled(self._client, adapter, job, raw_workload, uid)
+            unread, owner = hidden.unread, replace(owner, between=owner.between | hidden.controllers)
+            pods += tuple(_pod(adapter, raw, owner) for raw in hidden.pods)
         made_or_taken = workload is not None and job.spec.target_ref is None
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
@@ -348,10 +349,6 @@ class Gatherer:
                 raise
             log.warning("%s/%s: its pods cannot be read: %s", job.namespace, job.name, error)
             return seen, str(error)
-
-    def _hidden(self, adapter: WorkloadAdapter, job: Job, uid: str) -> tuple[list[Json], str]:
-        """Pods of the workload without the operator's label, by those of its own controller."""
-        return unlabelled_pods(self._client, adapter, job, uid)
 
     def _labelled(self, resource: Resource, job: Job) -> list[Json]:
         return listed(self._client, resource, job, _of_job(job))
@@ -596,14 +593,12 @@ def _has_guard(workload: Workload | None) -> bool:
     return workload is not None and workload.ours and workload.state in _GUARDED_STATES
 
 
-def _may_hide_pods(
-    job: Job, adapter: WorkloadAdapter, workload: Workload | None, pods: tuple[Pod, ...]
-) -> bool:
+def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -> bool:
     """Whether a pod without the operator's label may be the one that is missing.
 
     Whoever may change the workload can take the label off its template. Its own controller needs others.
     """
-    if job.spec.target_ref is not None or isinstance(adapter, OuterAdapter):
+    if job.spec.target_ref is not None:
         return False
     if is_to_stop(job):
         return not pods

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, at, find_adapter
@@ -68,6 +68,32 @@ def read_target(
     """
     if uid is None or job.spec.target_ref is None:
         return Belongings()
+    return _belongings(client, adapter, job, raw, uid, known)
+
+
+def read_unlabelled(
+    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
+) -> Belongings:
+    """What belongs to the job's own workload, and of its pods those that lost the operator's label.
+
+    What that workload made and what has gone before its pods is noted nowhere, unlike that of a target: pods
+    below it are not found.
+    """
+    found = _belongings(client, adapter, job, raw, uid, ())
+    # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
+    own = (raw for raw in found.pods if controller_of(raw) is not None)
+    unlabelled = (raw for raw in own if names.UID_LABEL not in (at(raw, "metadata", "labels") or {}))
+    return replace(found, pods=tuple(unlabelled))
+
+
+def _belongings(
+    client: Client,
+    adapter: WorkloadAdapter,
+    job: Job,
+    raw: Mapping[str, Any] | None,
+    uid: str,
+    known: tuple[MadeRef, ...],
+) -> Belongings:
     if isinstance(adapter, OuterAdapter):
         return _of_outer(_Reading(client, job, named=True), adapter, raw, uid, known)
     reading = _Reading(client, job)
@@ -79,16 +105,6 @@ def read_target(
         labelled=bool(between),
         unread=reading.failed,
     )
-
-
-def unlabelled_pods(client: Client, adapter: WorkloadAdapter, job: Job, uid: str) -> tuple[list[Json], str]:
-    """The pods of the job's own workload that lost the operator's label, and why some may be missing."""
-    reading = _Reading(client, job)
-    found = reading.pods(adapter, job.workload_name, uid)
-    # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
-    own = (raw for raw in found if controller_of(raw) is not None)
-    unlabelled = [raw for raw in own if names.UID_LABEL not in (at(raw, "metadata", "labels") or {})]
-    return unlabelled, reading.failed
 
 
 class _Reading:

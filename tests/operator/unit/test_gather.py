@@ -39,6 +39,7 @@ from guard_operator.reconcile.snapshot import (
     guard_of,
     own_end,
 )
+from guard_operator.reconcile.targets import read_unlabelled
 from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
 from guard_operator.runtime.errors import ApiError, TransportError
 
@@ -601,8 +602,8 @@ def test_a_pod_that_nothing_controls_is_none_of_a_workloads(kind: str, found: li
         relabelled(owner("w", controller=False), name="forged"),
     ]
     world.list = lambda *_query: {"items": pods}  # type: ignore[method-assign]
-    seen, unread = world.gatherer._hidden(adapter, parse_job(created()), "w")
-    assert [one["metadata"]["name"] for one in seen] == found and not unread
+    seen = read_unlabelled(cast(Client, world), adapter, parse_job(created()), None, "w")
+    assert [one["metadata"]["name"] for one in seen.pods] == found and not seen.unread
 
 
 def test_nothing_is_called_stopped_while_a_pod_without_the_label_is_there() -> None:

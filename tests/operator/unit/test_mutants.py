@@ -45,6 +45,7 @@ JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB, LATE_APAR
     for name in (*("decide", "gather", "halts", "slim", "inject", "review", "owned", "obstacles", "parse"),)
 )
 UNLABELLED = rule("targets.py", "test_gather.py")
+OUTER_GATHERED = rule("gather.py", "test_outer_targets.py")
 GATHER, GATHER_SLIM = (rule(f"{name}.py", "test_gather.py") for name in ("gather", "slim"))
 NOTED = rule("actuate.py", "test_decide.py")
 GAUGES = rule("gauges.py", "test_app.py")
@@ -157,13 +158,14 @@ MUTANTS: list[Mutant] = [
     # Its name may be looked for where it is given away.
     (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
     # Pods without the operator's label.
-    (GATHER, "if to_look and uid is not None and _may_hide_pods(job, adapter, workload, pods):", "if False:"),
-    (UNLABELLED, "own = (raw for raw in found if controller_of(raw) is not None)", "own = found"),
+    (GATHER, "if to_look and uid is not None and _may_hide_pods(job, workload, pods):", "if False:"),
+    (UNLABELLED, "own = (raw for raw in found.pods if controller_of(raw) is not None)", "own = found.pods"),
     (UNLABELLED, "adapter.name_label or controller_of(raw) == uid]", "True]"),
     (UNLABELLED, "adapter.name_label or controller_of(raw) == uid]", "controller_of(raw) == uid]"),
     (UNLABELLED, 'if names.UID_LABEL not in (at(raw, "metadata", "labels") or {})', "if True"),
     (GATHER, "        return not pods\n    runs", "        return False\n    runs"),
-    (UNLABELLED, "return unlabelled, reading.failed", 'return unlabelled, ""'),
+    (GATHER, "unread, owner = hidden.unread,", 'unread, owner = "",'),
+    (OUTER_GATHERED, "between=owner.between | hidden.controllers", "between=owner.between"),
     # What the admission policy would refuse of every pod.
     (REFUSALS, "    yield from _unreadable_findings(guard)\n", ""),
     (REFUSALS, 'if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):', "if False:"),

@@ -28,7 +28,7 @@ from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot
 from guard_operator.reconcile.teardown import REASSERT_SECONDS
-from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
@@ -175,8 +175,10 @@ class _Caches:
     def pods(self, _namespace: str, _uid: str) -> list[Json]:
         return []
 
-    def between(self, resource: Resource, _namespace: str, _uid: str) -> list[Json]:
-        assert resource is STATEFUL_SETS
+    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
+        return None
+
+    def between(self, _resource: Resource, _namespace: str, _uid: str) -> list[Json]:
         return []
 
 
@@ -340,6 +342,47 @@ def test_of_another_try_both_are_known_until_nothing_of_the_first_is_left() -> N
     both = Cluster(*there, RAY_PODS[0]).gather(job("RayJob", CLUSTER))
     assert both.made == (CLUSTER, now) and [one.name for one in both.pods] == ["head"]
     assert Cluster(*there).gather(job("RayJob", CLUSTER)).made == (now,)
+
+
+# -- pods of the job's own that lost the operator's label ---------------------------------------------------
+
+
+def own_job(kind: str, **status: Any) -> Job:
+    """A job whose workload was made of a template, which has lost the operator's labels since."""
+    raw, spec = raw_job(kind, **status), TARGET[kind]()["spec"]
+    target = raw["spec"].pop("targetRef")
+    raw["metadata"]["name"] = target["name"]
+    raw["spec"]["template"] = {"apiVersion": target["apiVersion"], "kind": kind, "spec": spec}
+    del raw["spec"]["guard"]["metrics"], raw["spec"]["guard"]["placement"]
+    return parse_job(raw)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_0_whose_template_lost_the_label_is_one_without_its_guard(kind: str) -> None:
+    """Whoever may change the workload while it is suspended may change its template, too."""
+    seen = Cluster(TARGET[kind](), *OF[kind]).gather(own_job(kind, phase="Running"))
+    assert {one.name for one in seen.pods} == PODS_OF[kind] and seen.heartbeat_age == 0
+    assert [one.name for one in seen.pods if one.rank0] == ["head" if kind == "RayJob" else "node-0"]
+    assert says(decide(seen, NOW), "Guarded") == ("False", "GuardMissing")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_called_stopped_while_such_a_pod_is_there(kind: str) -> None:
+    fired = own_job(kind, guard={"fire": FIRE}, stop=STOP, phase="Stopping")
+    seen = Cluster(TARGET[kind](), *OF[kind]).gather(fired)
+    assert {one.name for one in seen.pods} == PODS_OF[kind]
+    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
+    pods_unread = Cluster(TARGET[kind](), *OF[kind], refused=("Pod",)).gather(fired)
+    assert pods_unread.pods_unread and says(decide(pods_unread, NOW), "Stopped")[0] == "False"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_somebody_else_has_made_under_these_names_is_not_its_own(kind: str) -> None:
+    theirs = [one | {"metadata": dict(one["metadata"])} for one in OF[kind]]
+    for one in theirs:
+        if one["kind"] != "Pod":
+            one["metadata"]["ownerReferences"] = [{"uid": "somebody", "controller": True}]
+    assert Cluster(TARGET[kind](), *theirs).gather(own_job(kind, phase="Running")).pods == ()
 
 
 # -- what is somebody else's -----------------------------------------------------------------------------
