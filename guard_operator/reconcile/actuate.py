@@ -49,7 +49,16 @@ from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
-from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, Client, Json, Resource, controller_of, of_uid
+from guard_operator.runtime.client import (
+    KUEUE_WORKLOADS,
+    PODS,
+    STATEFUL_SETS,
+    Client,
+    Json,
+    Resource,
+    controller_of,
+    of_uid,
+)
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 log = logging.getLogger(__name__)
@@ -192,7 +201,7 @@ class Actuator:
         certificate = None if own is None else own_certificate(host_of(job), self._clock())
         account = guard_service_account(job, _adapter(job))
         for resource, body in support_objects(job, policy, account, tokens, certificate):
-            self._create_once(resource, job.namespace, body)
+            self._create_once(resource, job, body)
 
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
@@ -212,14 +221,19 @@ class Actuator:
             log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
             return
         for resource, body in objects:
-            self._create_once(resource, job.namespace, body)
+            self._create_once(resource, job, body)
 
-    def _create_once(self, resource: Resource, namespace: str, body: Json) -> None:
-        """Create it unless it exists; the names carry the job's UID, so what exists is this job's."""
+    def _create_once(self, resource: Resource, job: Job, body: Json) -> None:
+        """Create it unless it exists; the names carry the job's UID, so what exists is this job's.
+
+        A quota or a policy refuses what exists, too, before the API server looks whether it does. A guard
+        that has reported had all that it needs, and of that only its StatefulSet was deleted since.
+        """
         try:
-            self._client.create(resource, namespace, body, names.OPERATOR_MANAGER)
+            self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
-            if error.status != 409:
+            existed = guard_of(job).heartbeat is not None and resource is not STATEFUL_SETS
+            if error.status != 409 and not (error.refused and existed):
                 raise
 
     # -- stop --------------------------------------------------------------------------------------------

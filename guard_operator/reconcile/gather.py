@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import (
     ComposedAdapter,
-    OuterAdapter,
     TemplateError,
     TemplateSource,
     WorkloadAdapter,

@@ -965,6 +965,39 @@ def test_what_its_guard_needs_is_made_with_the_guard() -> None:
     ]  # fmt: skip
 
 
+class Full(Server):
+    """A quota that is used up by what exists, or a policy that came later, refuses one kind."""
+
+    def __init__(self, refused: str) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def create(self, resource: Resource, _namespace: str, body: Json, _manager: str) -> None:
+        if resource.kind == self.refused:
+            raise FORBIDDEN
+        super().create(resource, _namespace, body, _manager)
+
+
+BEAT = {"heartbeat": "2026-01-01T00:00:00Z", "step": 3}
+
+
+@pytest.mark.parametrize(
+    "kind", ["ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "NetworkPolicy"]
+)
+def test_what_a_guard_had_before_may_be_refused_when_it_comes_back(kind: str) -> None:
+    """It was resumed after a queue, and the quota of its namespace is used up, by its own Service, too."""
+    server = Full(kind)
+    actuator(server)._start_guard(job(status=ref() | {"guard": BEAT}))
+    assert server.done[-1] == "StatefulSet"
+    with pytest.raises(ApiError, match=FORBIDDEN.message):
+        actuator(Full(kind))._start_guard(job(status=ref()))
+
+
+def test_a_guard_that_comes_back_and_is_refused_itself_is_not_there() -> None:
+    with pytest.raises(ApiError, match=FORBIDDEN.message):
+        actuator(Full("StatefulSet"))._start_guard(job(status=ref() | {"guard": BEAT}))
+
+
 def test_its_guard_gets_the_policy_that_its_job_has_now() -> None:
     """The spec of a run is parsed without it, and no cache has it."""
     server = Server()

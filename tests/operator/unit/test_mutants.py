@@ -153,6 +153,9 @@ MUTANTS: list[Mutant] = [
     (COMPOSED_SEES, "        return self._guard_refused(adapter, job)\n\n    def",
      "        return Preparation()\n\n    def"),
     (ATTACHED_ACTS, "isinstance(action, _MAKES) and", "False and"),
+    (ATTACHED_ACTS, "not (error.refused and existed)", "not error.refused"),
+    (ATTACHED_ACTS, "not (error.refused and existed)", "True"),
+    (ATTACHED_ACTS, " and resource is not STATEFUL_SETS", ""),
     (ATTACHED_ACTS, "isinstance(error, ApiError) and error.refused", "isinstance(error, ApiError)"),
     (REFUSED, "self.permanent or self.status == 403", "self.permanent"),
     # Its name may be looked for where it is given away.
