@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,6 +37,7 @@ from guard_operator.reconcile.slim import (
     slim_workload,
 )
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
+from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
@@ -175,7 +176,17 @@ class Operator:
             if self._schema.lacks:
                 self._controller.say_outdated(raw, self._schema.lacks)
             return WAITING_SECONDS
-        return self._controller.reconcile(raw)
+        return self._as_far_as_heard(raw)
+
+    def _as_far_as_heard(self, raw: Json) -> float | None:
+        """One reconcile; where caches show nothing any more it is live, and what cannot be read is said."""
+        unheard = self._caches.unheard(raw)
+        try:
+            return self._controller.reconcile(raw, live=bool(unheard))
+        except ClusterError:
+            if unheard:
+                self._controller.say_unlisted(raw, unheard)
+            raise
 
     def _crd_is_new_enough(self) -> bool:
         """Whether it lacks nothing, or nothing is known of it for so long that it is waited for no longer."""
@@ -275,10 +286,19 @@ class _Caches:
         A list can be refused for long, as while the conversion webhook of a CRD is down: jobs of other kinds
         do not wait for it, and none waits for that of a queue.
         """
+        return sorted({kind for kind, one in self._needed(raw) if not one.synced})
+
+    def unheard(self, raw: Json) -> list[str]:
+        """Those of them of which a watch has shown nothing for long, or that are no longer served."""
+        return sorted({kind for kind, one in self._needed(raw) if one.missing or _is_deaf(one)})
+
+    def _needed(self, raw: Json) -> Iterator[tuple[str, Reflector]]:
+        """(kind, what is cached of it) of all by which this job is decided."""
         namespace, needed = raw["metadata"]["namespace"], {"Pod": self._pods}
         for resource in (STATEFUL_SETS, *_of_kind(raw)):
             needed[resource.kind] = self._workloads.get(resource, [])
-        return sorted(kind for kind, many in needed.items() if not _are_synced(many, namespace))
+        for kind, many in needed.items():
+            yield from ((kind, one) for one in many if one.namespace in {None, namespace})
 
     def workable(self) -> bool:
         """Whether there is a namespace to work on: its jobs and pods are listed, and a stop needs no more."""
@@ -301,14 +321,20 @@ class _Caches:
         return self.workable() and missing <= self._given_up
 
     def states(self) -> Iterable[tuple[str, bool]]:
-        """(namespace, "" for all; whether its jobs and pods were listed) of everything that is watched."""
-        return [(scope or "", self._readable(scope)) for scope in self._scopes]
+        """(namespace, "" for all; whether its jobs and pods can be read) of everything that is watched."""
+        deaf = {one.namespace for one in (*self._jobs, *self._pods) if _is_deaf(one)}
+        return [(scope or "", self._readable(scope) and scope not in deaf) for scope in self._scopes]
 
     def kinds(self) -> Iterable[tuple[str, str, bool]]:
-        """(namespace, "" for all; kind; whether it was listed) of what jobs are made of, and of queues."""
+        """(namespace, "" for all; kind; whether it can be read) of what jobs are made of, and of queues.
+
+        One that the cluster does not have can be.
+        """
         several = {**self._workloads, KUEUE_WORKLOADS: self._queued}
         return [
-            (one.namespace or "", kind.kind, one.synced) for kind, many in several.items() for one in many
+            (one.namespace or "", kind.kind, one.synced and (one.missing or not _is_deaf(one)))
+            for kind, many in several.items()
+            for one in many
         ]
 
     def jobs(self) -> Iterable[Json]:
@@ -366,12 +392,13 @@ class _Caches:
         self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
 
     def look_at_the_unheard(self) -> None:
-        """Have every job looked at whose watch shows nothing: it is then read live."""
-        for reflector in self._jobs:
-            if reflector.synced and reflector.quiet_for() > DEAF_SECONDS:
-                for raw in reflector.items():
-                    if not is_over(raw):
-                        self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
+        """Have every job looked at of which a watch shows nothing: it is then read live."""
+        if not any(one.synced and not one.missing and _is_deaf(one) for one in self.reflectors):
+            return  # as nearly always: no job need be unpacked
+        for reflector in (one for one in self._jobs if one.synced):
+            for raw in reflector.items():
+                if not is_over(raw) and (_is_deaf(reflector) or self.unheard(raw)):
+                    self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
 
     def _may_matter(self, pod: Json) -> bool:
         """Whether a pod is worth keeping: one that has ended is not, once its run is over."""
@@ -396,6 +423,11 @@ class _Caches:
             key = raw["metadata"]["namespace"], str(owner.get("name"))
             if owner.get("controller") and self.job(key) is not None:
                 self._queue.add(key)
+
+
+def _is_deaf(reflector: Reflector) -> bool:
+    """Whether the API server has shown nothing of it for longer than a watch that works takes."""
+    return reflector.quiet_for() > DEAF_SECONDS
 
 
 def _are_synced(reflectors: Iterable[Reflector], namespace: str | None) -> bool:

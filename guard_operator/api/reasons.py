@@ -169,7 +169,7 @@ _REASONS = {
     "the last one. For GuardSilent: the rank-0 pod is not running, so no heartbeat is expected.",
     Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
     "cannot tell who is silent.",
-    Reason.KIND_UNREAD: "What the run is made of cannot be listed since the operator began, so nobody knows "
+    Reason.KIND_UNREAD: "What the run is made of cannot be listed, so nobody knows "
     "whether its guard is silent, or how it ended; the message names it. What latches is acted on.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Latched, MadeRef, Phase, Status, WorkloadRef
+from guard_operator.api.types import (
+    ConditionStatus,
+    GuardStatus,
+    Latched,
+    MadeRef,
+    Phase,
+    Status,
+    WorkloadRef,
+)
 from guard_operator.reconcile.attached import UNPROTECTED
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
@@ -96,7 +104,7 @@ class Conditions:
                 ConditionType.FIRED, "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
             )
         if over:
-            message = f"the guard had not fired when it reported last; {_last_verdict(self._job)}"
+            message = f"the guard had not fired when it reported last; {last_verdict(guard_of(self._job))}"
             return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, message)
         if is_silent(self._snapshot):
             away = Reason.GUARD_SILENT
@@ -104,7 +112,7 @@ class Conditions:
             away = Reason.GUARD_NOT_RUNNING
         else:
             return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, Reason.NOT_FIRED.meaning)
-        message = f"there is no verdict now: {_AWAY[away]}; {_last_verdict(self._job)}"
+        message = f"there is no verdict now: {_AWAY[away]}; {last_verdict(guard_of(self._job))}"
         return self.make(ConditionType.FIRED, "Unknown", away, message)
 
     def _silent(self, snapshot: Snapshot) -> ConditionStatus:
@@ -146,9 +154,8 @@ class Conditions:
         return self.make(ConditionType.ISOLATED, "True", Reason.STRICT_ISOLATION, meaning)
 
 
-def _last_verdict(job: Job) -> str:
+def last_verdict(last: GuardStatus) -> str:
     """The last verdict, as history."""
-    last = guard_of(job)
     at = f"{last.heartbeat:%Y-%m-%dT%H:%M:%SZ}" if last.heartbeat else "an unknown time"
     return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from guard_operator.api.fields import in_words
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase, Status
+from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.conditions import as_it_is
+from guard_operator.reconcile.conditions import as_it_is, last_verdict
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
@@ -40,10 +40,11 @@ class Controller:
         self._clock = clock
         self._stops = StopClock()
 
-    def reconcile(self, raw: Json | None) -> float | None:
+    def reconcile(self, raw: Json | None, live: bool = False) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
 
-        Of a job that is over no spec is cached; it is read where there is something left to do.
+        Of a job that is over no spec is cached; it is read where there is something left to do. `live`:
+        caches are far behind, so nothing else of it is taken from them.
 
         Returns:
             In how many seconds to look again at the latest; None: on the next event.
@@ -60,7 +61,7 @@ class Controller:
         except ValidationError as error:
             self._refuse(raw, error)
             return None
-        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job))
+        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job), live)
         if snapshot is None:
             return None
         snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
@@ -98,11 +99,11 @@ class Controller:
         status = read_status(raw)
         if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
             return
-        named = ", ".join(kinds)
-        message = f"{named} cannot be listed, so nobody knows whether the guard is silent, or how the run is"
-        unsaid = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
-        if unsaid is not None:
-            self._actuator.say(raw, _said_too(status, unsaid))
+        unlisted = f"{', '.join(kinds)} cannot be listed"
+        message = f"{unlisted}, so nobody knows whether the guard is silent, or how the run is"
+        silent = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
+        if silent is not None:
+            self._actuator.say(raw, _said_too(status, silent, *_no_verdict(status, silent, unlisted)))
 
     def _unsaid(
         self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str
@@ -122,8 +123,16 @@ class Controller:
         )
 
 
-def _said_too(status: Status, condition: ConditionStatus) -> Report:
-    """The status as it is, and this condition."""
-    kept = (one for one in status.conditions if one.type != condition.type)
-    conditions = tuple(sorted((condition, *kept), key=lambda one: one.type))
+def _said_too(status: Status, *said: ConditionStatus) -> Report:
+    """The status as it is, and these conditions."""
+    kept = (one for one in status.conditions if all(one.type != new.type for new in said))
+    conditions = tuple(sorted((*said, *kept), key=lambda one: one.type))
     return replace(as_it_is(status), conditions=conditions)
+
+
+def _no_verdict(status: Status, silent: ConditionStatus, why: str) -> Iterator[ConditionStatus]:
+    """Of a verdict that is told as one of now, that it is history, with all else as in `silent`."""
+    fired = condition_of(status, ConditionType.FIRED)
+    if fired is not None and fired.status == "False":
+        message = f"there is no verdict now: {why}; {last_verdict(status.guard or GuardStatus())}"
+        yield silent.model_copy(update={"type": ConditionType.FIRED, "message": message[:32768]})

@@ -42,7 +42,7 @@ from guard_operator.reconcile.attached import (
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
-from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live
+from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live, was_there
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
@@ -179,18 +179,22 @@ class Gatherer:
         return of_uid(self._client.get(JOBS, namespace, metadata["name"]), uid)
 
     def gather(
-        self, job: Job, made: tuple[MadeRef, ...] = (), asked: StopStatus | None = None
+        self,
+        job: Job,
+        made: tuple[MadeRef, ...] = (),
+        asked: StopStatus | None = None,
+        live: bool = False,
     ) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
         `made`, `asked`: what its workload has made, and what was asked for to stop it, if more is known of
-        that than the status says.
+        that than the status says. `live`: no cache is believed, because one may be far behind.
 
         Raises:
             ClusterError: a live read failed for now.
         """
         deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
-        if not deaf:
+        if not (deaf or live):
             snapshot = self._look(job, made, asked, live=False)
             if not must_be_live(snapshot):
                 return snapshot
@@ -319,7 +323,9 @@ class Gatherer:
         """`seen`: whether a pod of it was seen."""
         cached = None if live else self._cached_workload(adapter, job)
         try:
-            return cached or self._client.get(adapter.resource, job.namespace, job.workload_name)
+            return cached or self._client.get(
+                adapter.resource, job.namespace, job.workload_name, was_there=was_there(job)
+            )
         except ClusterError as error:
             if (known := self._last_known(adapter, job, seen)) is None:
                 raise

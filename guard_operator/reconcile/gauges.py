@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Phase
 
-#: The jobs as they are cached; (namespace, whether it could be read) of everything that is watched; and
-#: (namespace, kind, whether it could be listed) of what jobs are made of.
+#: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
+#: (namespace, kind, whether it can be listed) of what jobs are made of.
 Jobs = Callable[[], Iterable[dict[str, Any]]]
 Namespaces = Callable[[], Iterable[tuple[str, bool]]]
 Kinds = Callable[[], Iterable[tuple[str, str, bool]]]
@@ -62,7 +62,7 @@ class JobGauges(Collector):
     def _synced(self) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "rlguard_namespace_synced",
-            "1 once jobs and pods of a watched namespace could be read, 0 before; an empty label means all.",
+            "1 while jobs and pods of a watched namespace can be read, else 0; an empty label means all.",
             labels=["namespace"],
         )
         for namespace, done in self._namespaces():
@@ -70,7 +70,7 @@ class JobGauges(Collector):
         yield gauge
         gauge = GaugeMetricFamily(
             "rlguard_kind_synced",
-            "1 once a kind that runs are made of, or Kueue's Workload, could be listed, 0 before.",
+            "1 while a kind that runs are made of, or Kueue's Workload, can be listed, else 0.",
             labels=["namespace", "kind"],
         )
         for namespace, kind, done in self._kinds():

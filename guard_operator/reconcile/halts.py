@@ -55,6 +55,14 @@ def goes_on_unread(job: Job, pods_seen: bool = False) -> bool:
     return latched and created and (pods_seen or stop is None or stop.empty_since is None)
 
 
+def was_there(job: Job) -> bool:
+    """Whether a run goes on, as far as is known, so that a kind that is no longer served says nothing of it.
+
+    Of one that is to stop it makes no more pods, and those that there are have the operator's labels.
+    """
+    return job.status.workload_ref is not None and not is_to_stop(job)
+
+
 def ended_before(job: Job) -> bool:
     """Whether the run has ended; a pod may outlive it, and its guard has said its last word."""
     return any(is_true(job.status, kind) for kind in OVER)

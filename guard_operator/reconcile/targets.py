@@ -16,7 +16,7 @@ from guard_operator.adapters import OuterAdapter, WorkloadAdapter, at, find_adap
 from guard_operator.api import names
 from guard_operator.api.types import MadeRef
 from guard_operator.reconcile.attached import to_note
-from guard_operator.reconcile.halts import goes_on_unread, is_to_stop
+from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, was_there
 from guard_operator.reconcile.snapshot import Between, Job
 from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
 from guard_operator.runtime.errors import ClusterError
@@ -124,7 +124,8 @@ class _Reading:
         Its pods are then known by it all the same.
         """
         try:
-            return self._client.get(resource, self.job.namespace, name)
+            was = uid is not None and was_there(self.job)
+            return self._client.get(resource, self.job.namespace, name, was_there=was)
         except ClusterError as error:
             why = self._failed(resource, error)
         if uid is None:

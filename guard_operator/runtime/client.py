@@ -122,13 +122,22 @@ class Client:
         self._observe = observe
 
     def get(
-        self, resource: Resource, namespace: str | None, name: str, timeout: float = REQUEST_SECONDS
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        timeout: float = REQUEST_SECONDS,
+        was_there: bool = False,
     ) -> Json | None:
-        """The object, or None if there is none (or no such resource)."""
+        """The object, or None if there is none (or no such resource).
+
+        `was_there`: whether it is known to have been there. Then a kind that is no longer served says nothing
+        of it, and is an error.
+        """
         try:
             return self.request("GET", resource.path(namespace, name), timeout=timeout)
         except ApiError as error:
-            if error.status == 404:
+            if error.status == 404 and (error.reason == "NotFound" or not was_there):
                 return None
             raise
 

@@ -102,6 +102,8 @@ class Reflector:
         self._version: str | None = None
         self._shown_at = time.monotonic()
         self.relists = 0
+        #: Whether the API server says that it has no such kind.
+        self.missing = False
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -179,6 +181,7 @@ class Reflector:
     def _after(self, error: ApiError, backoff: Backoff) -> float:
         """Seconds to wait after a response that is an error."""
         if error.status == 404:
+            self._version, self.missing = None, True  # once it is there it is listed
             self._replace({})
             self._synced.set()
             return self._timing.missing_kind * random.uniform(0.5, 1.0)  # noqa: S311
@@ -203,6 +206,7 @@ class Reflector:
                 break
             query["continue"], limit = token, min(self._page, next_page(limit, len(items), size))
         self.relists += 1
+        self.missing = False
         self._replace(found)
         self._version = page["metadata"]["resourceVersion"]
         self._shown_at = time.monotonic()

@@ -32,7 +32,7 @@ from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.runtime.client import MERGE, PODS, ROLE_BINDINGS, Client
 from guard_operator.runtime.errors import ClusterError
 
-from .conftest import new_namespace
+from .conftest import CRDS, new_namespace
 from .controlplane import ControlPlane
 from .faults import Answer, Fault, Hang, fault_proxy
 from .kubelet import kubelet_of_node
@@ -45,6 +45,7 @@ FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
 REQUESTS, MOST_SECONDS = 5, 10.0
 #: How many jobs a list shows before the one that has fired.
 OTHERS = 50
+JSON_PATCH = "application/json-patch+json"
 #: Tells the run's workload to end.
 STOP = "PATCH", ["pytorchjobs", "run"]
 #: Whether a kind could be listed where those of Ray cannot.
@@ -344,6 +345,68 @@ def test_a_process_that_cannot_work_does_not_lead(here: World) -> None:
     assert here.leader() == ""
     here.bind("ClusterRole", "rlguard-operator", here.namespace)
     eventually(here.leader, "it leads", within=60)
+
+
+@contextmanager
+def not_served(client: Client, crd: str) -> Iterator[None]:
+    """As where the only version of a kind is taken off its CRD; its objects stay."""
+
+    def serve(value: bool) -> None:
+        patch = [{"op": "replace", "path": "/spec/versions/0/served", "value": value}]
+        client.request("PATCH", CRDS.path(None, crd), body=patch, content_type=JSON_PATCH, timeout=60.0)
+
+    serve(False)
+    try:
+        yield
+    finally:
+        serve(True)
+        eventually(lambda: client.list(PYTORCHJOBS, None, {}) is not None, "it is served", within=60)
+
+
+def test_a_kind_that_is_no_longer_served_ends_no_run(here: World, make_job: MakeJob) -> None:
+    """It was called `Disrupted (WorkloadDeleted)`, for good, within two seconds."""
+    here.claim()
+    here.submit(make_job())
+    here.operator()
+    here.start()
+    here.guard_says(heartbeat=BEAT, step=1)
+    here.expect("Fired", "False", "NotFired")
+    with not_served(here.client, "pytorchjobs.kubeflow.org"):
+        message = here.expect("GuardSilent", "Unknown", "KindUnread", within=60)
+        assert "PyTorchJob cannot be listed" in message
+        assert "its last verdict" in here.expect("Fired", "Unknown", "KindUnread")
+        assert here.phase() == "Running" and "Disrupted" not in here.conditions()
+    here.expect("Fired", "False", "NotFired", within=90)
+    assert here.phase() == "Running" and here.client.get(PYTORCHJOBS, here.namespace, "run") is not None
+    here.fire()
+    here.expect_workload(deadline, "the workload is told to end")
+
+
+@pytest.mark.long
+def test_a_guard_of_a_kind_that_cannot_be_read_any_more_is_not_called_healthy(
+    plane: ControlPlane, here: World, make_job: MakeJob
+) -> None:
+    """As where a role is narrowed, or a conversion webhook dies, while runs go on."""
+
+    def no_kind(method: str, path: str) -> Fault | None:
+        return Answer(500, "InternalError") if method == "GET" and "/pytorchjobs" in path else None
+
+    here.claim()
+    job = make_job()
+    job["spec"]["onSilence"] = {"action": "Stop", "afterSeconds": 60}
+    here.submit(job)
+    with fault_proxy(plane) as proxy:
+        operator = here.operator(server=proxy.url)
+        here.start()
+        here.guard_says(heartbeat=BEAT, step=1)
+        here.expect("Fired", "False", "NotFired")
+        proxy.inject(no_kind)
+        here.expect("GuardSilent", "Unknown", "KindUnread", within=240)
+        here.expect("Fired", "Unknown", "KindUnread")
+        synced = f'rlguard_kind_synced{{kind="PyTorchJob",namespace="{here.namespace}"}} 0.0'
+        assert synced in operator.page("/metrics") and "Halted" not in here.conditions()
+        proxy.heal()
+        here.expect("Halted", "True", "GuardSilent", within=120)
 
 
 @pytest.mark.long

@@ -23,7 +23,8 @@ from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
-from guard_operator.runtime.client import STATEFUL_SETS, Client
+from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client
+from guard_operator.runtime.errors import ApiError
 from guard_operator.runtime.manager import ManagerConfig
 from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
@@ -165,13 +166,16 @@ def test_a_kind_that_cannot_be_listed_holds_up_its_own_jobs_alone(monkeypatch: p
 
 
 class Reconciled:
-    """Stands in for the controller: what it was asked to do."""
+    """Stands in for the controller: what it was asked to do. `error`: what a reconcile ends with."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.done: list[object] = []
+        self.error = error
 
-    def reconcile(self, raw: Json | None) -> float | None:
-        self.done.append("reconciled")
+    def reconcile(self, raw: Json | None, live: bool = False) -> float | None:
+        self.done.append("reconciled live" if live else "reconciled")
+        if self.error is not None:
+            raise self.error
         return None
 
     def say_unlisted(self, _raw: Json, kinds: list[str]) -> None:
@@ -259,6 +263,69 @@ def test_what_is_not_listed_is_waited_for_unless_a_latch_waits(monkeypatch: pyte
     assert done.done[2:] == ["reconciled"] * 2
 
 
+def deafen(reflectors: list[Reflector], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been shown of them for long."""
+    for reflector in reflectors:
+        monkeypatch.setattr(reflector, "quiet_for", lambda: DEAF_SECONDS + 1)
+
+
+@pytest.mark.parametrize("quiet", ["Pod", "Job", "StatefulSet"])
+def test_a_run_of_whose_parts_a_watch_shows_nothing_is_read_live_and_else_unknown(
+    quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A permission that was taken away, or a conversion webhook that died, since the kind was listed."""
+    operator = operator_of(done := Reconciled())
+    sync(operator._caches, "a")
+    key, latched = ("a", "run"), of_kind(*BATCH) | {"status": {"guard": {"halt": LATCH}}}
+    assert operator._reconcile(key) is None and done.done.pop() == "reconciled"
+    parts = {resource.kind: many for resource, many in operator._caches._workloads.items()}
+    deafen({**parts, "Pod": operator._caches._pods}[quiet], monkeypatch)
+    assert operator._reconcile(key) is None and done.done.pop() == "reconciled live"
+    done.error = ApiError(403, "Forbidden", "jobs")
+    with pytest.raises(ApiError):  # so it is tried again, and counted
+        operator._reconcile(key)
+    assert done.done == ["reconciled live", [quiet]]
+    show(operator._caches._jobs[0], latched)
+    with pytest.raises(ApiError):
+        operator._reconcile(key)
+    assert done.done[2:] == ["reconciled"], "a stop waits for nothing, and what it says is known"
+
+
+def test_one_failure_or_a_kind_of_others_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = operator_of(done := Reconciled(ApiError(403, "Forbidden", "jobs")))
+    sync(operator._caches, "a")
+    deafen(operator._caches._workloads[RAY_CLUSTERS], monkeypatch)
+    with pytest.raises(ApiError):
+        operator._reconcile(("a", "run"))
+    assert done.done == ["reconciled"]
+
+
+def test_a_kind_that_is_no_longer_served_is_no_kind_that_has_nothing() -> None:
+    operator = operator_of(done := Reconciled(ApiError(404, "", "404 page not found")))
+    sync(operator._caches, "a")
+    for reflector in operator._caches._workloads[BATCH_JOBS]:
+        reflector.missing = True
+    with pytest.raises(ApiError):
+        operator._reconcile(("a", "run"))
+    assert done.done == ["reconciled live", ["Job"]]
+
+
+def test_what_cannot_be_read_any_more_is_not_called_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role binding that was pruned: the alerts on it must fire, and nothing was missing at the start."""
+    some = caches("a", "b")
+    for namespace in ("a", "b"):
+        sync(some, namespace)
+    assert all(done for _, done in some.states()) and all(done for *_, done in some.kinds())
+    deafen([one for one in some._pods if one.namespace == "a"], monkeypatch)
+    deafen([one for one in some._workloads[BATCH_JOBS] if one.namespace == "b"], monkeypatch)
+    absent = some._workloads[RAY_CLUSTERS][0]
+    deafen([absent], monkeypatch)
+    absent.missing = True
+    assert dict(some.states()) == {"a": False, "b": True}
+    assert [one for one in some.kinds() if not one[2]] == [("b", "Job", False)]
+    assert some.ready(), "what is led goes on"
+
+
 def controller_that_says(said: list[Report]) -> Controller:
     """One that puts what it writes there."""
     actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
@@ -282,6 +349,10 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     assert report.guard_digest == "v1:a"
     assert (told["GuardSilent"].status, told["GuardSilent"].reason) == ("Unknown", "KindUnread")
     assert told["GuardSilent"].message.startswith("Job, Pod cannot be listed")
+    assert (told["Fired"].status, told["Fired"].reason) == ("Unknown", "KindUnread")
+    assert told["Fired"].message.startswith(
+        "there is no verdict now: Job, Pod cannot be listed; its last verdict"
+    )
     given["status"]["conditions"] = [one.model_dump(mode="json", by_alias=True) for one in report.conditions]
     controller.say_unlisted(given, ["Job", "Pod"])
     assert len(said) == 1, "once"
@@ -290,6 +361,10 @@ def test_a_run_whose_kind_cannot_be_listed_says_so_and_stays_as_it_is(before: st
     given["status"]["conditions"], given["metadata"]["deletionTimestamp"] = [], "2026-01-01T00:00:00Z"
     controller.say_unlisted(given, ["Job", "Pod"])
     assert len(said) == 1, "nor of one that is over, or goes"
+    del given["metadata"]["deletionTimestamp"]
+    given["status"]["conditions"] = [condition("Fired", "Unknown", "NoVerdictYet")]
+    controller.say_unlisted(given, ["Job", "Pod"])
+    assert [one.reason for one in said[-1].conditions] == ["NoVerdictYet", "KindUnread"]
 
 
 def test_why_no_run_begins_under_an_older_crd_is_said_once_and_nothing_is_forgotten() -> None:
@@ -428,6 +503,26 @@ def test_jobs_whose_watch_shows_nothing_are_looked_at(monkeypatch: pytest.Monkey
     monkeypatch.setattr(some._jobs[1], "quiet_for", lambda: DEAF_SECONDS + 1)
     some.look_at_the_unheard()
     assert some._queue.depth() == 1 and some._queue.take() == ("b", "runs")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_jobs_of_whose_parts_a_watch_shows_nothing_are_looked_at(
+    missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kind is not there at all, what was of it has been looked at, and is tried again and again."""
+    some = caches("a")
+    sync(some, "a")
+    show(some._jobs[0], of_kind(*BATCH))
+    while some._queue.depth():
+        some._queue.done(some._queue.take() or ("", ""))
+    deafen(some._workloads[RAY_CLUSTERS], monkeypatch)
+    some.look_at_the_unheard()
+    assert some._queue.depth() == 0, "it is of no RayCluster"
+    deafen(some._workloads[BATCH_JOBS], monkeypatch)
+    some._workloads[BATCH_JOBS][0].missing = missing
+    some._workloads[RAY_CLUSTERS][0].missing = True
+    some.look_at_the_unheard()
+    assert some._queue.depth() == (0 if missing else 1)
 
 
 def condition(kind: str, status: str, reason: str = "R") -> Json:

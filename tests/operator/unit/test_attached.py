@@ -398,7 +398,7 @@ class Cluster:
         assert found is not None
         return found
 
-    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
         self.asked.append(f"get {resource.kind} {name}")
         if resource is JOBS:
             return manifest(self.kind, ref(self.kind))
@@ -665,7 +665,7 @@ def test_a_fire_stops_no_workload_that_is_not_the_recorded_one(written: Json) ->
 class Forbidden(Cluster):
     """Nothing of the target may be read any more."""
 
-    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
         raise ApiError(403, "Forbidden", f"get {resource.kind} {name}")
 
     def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
@@ -827,7 +827,7 @@ class Refusing:
     def __init__(self, error: ApiError) -> None:
         self.error, self.job, self.said = error, manifest(status=ref()), dict[str, Json]()
 
-    def get(self, *_place: object) -> Json:
+    def get(self, *_place: object, **_how: object) -> Json:
         return self.job
 
     def create(self, resource: Resource, *_of: object) -> None:
@@ -883,7 +883,7 @@ class Server:
         self.job = manifest(status=ref())
         self.policy: Json | None = None
 
-    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
         if resource is JOBS:
             return self.job
         assert resource is BATCH_JOBS or name == "run-7"

@@ -164,7 +164,7 @@ class World:
 
     # -- Client ------------------------------------------------------------------------------------------
 
-    def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, _name: str, **_how: object) -> Json | None:
         self.read.append(resource.kind)
         self._asked("get", resource)
         return copy.deepcopy(self.job if resource.kind == JOBS.kind else self.made)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guard_operator.runtime.client import PODS, Client, Resource
+from guard_operator.runtime.errors import ApiError
 from guard_operator.runtime.packing import Packer, compact_json
-from guard_operator.runtime.reflector import FIRST_PAGE, PAGE_BYTES, Reflector, next_page
+from guard_operator.runtime.reflector import FIRST_PAGE, PAGE_BYTES, Reflector, Timing, next_page
 
 Json = dict[str, Any]
 
@@ -132,3 +134,37 @@ def test_what_is_alike_takes_next_to_nothing() -> None:
     packer = Packer()
     first, second = (len(packer.pack(pod(f"run-{n}"))) for n in range(2))
     assert max(first, second) < len(compact_json(pod("run-0"))) / 8
+
+
+class Unserved:
+    """A server of one pod whose second watch says that it has no such kind."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def page(self, *_query: object) -> tuple[Json, int]:
+        self.asked.append("list")
+        return {"metadata": {"resourceVersion": "7"}, "items": [pod("x")]}, 100
+
+    @contextmanager
+    def stream(self, *_query: object) -> Iterator[Iterator[Json]]:
+        self.asked.append("watch")
+        assert len(self.asked) < 9, "it is listed again"
+        if self.asked.count("watch") == 2:
+            raise ApiError(404, "", "404 page not found")
+        yield iter([{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}])
+
+
+def test_a_kind_that_is_served_again_is_listed_again() -> None:
+    """What is there would be taken for gone for as long as the version of before is watched."""
+    server, states = Unserved(), list[tuple[bool, int]]()
+
+    def note(*_change: object) -> None:
+        states.append((made.missing, len(made.items())))
+        if len(states) == 3:
+            made.stop()
+
+    made = Reflector(cast(Client, server), PODS, None, note, timing=Timing(missing_kind=0.0))
+    made.run()
+    assert server.asked[:4] == ["list", "watch", "watch", "list"]
+    assert states == [(False, 1), (True, 0), (False, 1)], "there, not served, there"

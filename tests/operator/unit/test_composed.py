@@ -111,7 +111,7 @@ class Cluster:
         return self.cached.get(resource, [])
 
     # Client
-    def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
+    def get(self, resource: Resource, namespace: str | None, name: str, **_how: object) -> Json | None:
         self.asked.append(f"get {resource.kind} {namespace} {name}")
         if self.refuses is not None and resource in (RUNTIMES, CLUSTER_RUNTIMES):
             raise self.refuses
@@ -361,7 +361,7 @@ def test_what_is_slim_of_a_copy_composes_as_the_whole() -> None:
 
 def test_a_transport_that_fails_is_no_missing_runtime() -> None:
     cluster = with_runtime()
-    cluster.get = lambda *_args: (_ for _ in ()).throw(TransportError("cut"))  # type: ignore[method-assign]
+    cluster.get = lambda *_args, **_how: (_ for _ in ()).throw(TransportError("cut"))  # type: ignore[method-assign]
     with pytest.raises(TransportError):
         cluster.look()
 

@@ -13,8 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.runtime.client import Client
+from guard_operator.runtime.client import PODS, Client, _api_error
 from guard_operator.runtime.decoding import _TEXT_OR_BRACKET, MAX_DEPTH, decoded, depth_of
+from guard_operator.runtime.errors import ApiError
 from tests.operator.unit.test_parse import raw_job, run
 
 Json = dict[str, Any]
@@ -108,6 +109,28 @@ def test_a_watch_and_an_answer_with_a_deep_object_are_read(monkeypatch: pytest.M
     with of(deep + b"\n" + flat + b"\n", monkeypatch).stream("/x", {}, 1.0) as events:
         assert [event["object"]["metadata"]["name"] for event in events] == ["deep", "flat"]
     assert of(deep, monkeypatch).request("GET", "/x")["object"]["metadata"] == {"name": "deep"}
+
+
+GONE, UNSERVED = b'{"kind": "Status", "reason": "NotFound", "message": "x"}', b"404 page not found\n"
+
+
+@pytest.mark.parametrize(("body", "was_there"), [(GONE, True), (GONE, False), (UNSERVED, False)])
+def test_what_is_not_there_is_none(body: bytes, was_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusing(body, monkeypatch).get(PODS, "ns", "x", was_there=was_there) is None
+
+
+def test_a_kind_that_is_not_served_says_nothing_of_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ApiError, match="404: 404 page not found"):
+        refusing(UNSERVED, monkeypatch).get(PODS, "ns", "x", was_there=True)
+
+
+def refusing(body: bytes, monkeypatch: pytest.MonkeyPatch) -> Client:
+    def refuse(*_args: object) -> None:
+        raise _api_error(404, None, body)
+
+    client = Client.__new__(Client)
+    monkeypatch.setattr(client, "_open", refuse, raising=False)
+    return client
 
 
 @pytest.mark.parametrize("levels", [101, 1_000])

@@ -134,7 +134,7 @@ class Fleet:
 
     # -- the API server ----------------------------------------------------------------------------------
 
-    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
         if resource.kind == "GuardedTrainingJob":
             return copy.deepcopy(self._there[name])
         return a_workload(name)

@@ -511,7 +511,7 @@ class Behind:
         return self.cached_between
 
     # Client
-    def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, _name: str, **_how: object) -> Json | None:
         self._ask(f"get {resource.kind}")
         return self.job if resource.kind == "GuardedTrainingJob" else self.workload_there
 
@@ -550,6 +550,34 @@ def test_a_running_job_costs_no_request() -> None:
     snapshot = world.gather()
     assert snapshot is not None and snapshot.heartbeat_age == 0 and not snapshot.live
     assert world.asked == []
+
+
+def test_caches_that_are_behind_are_not_believed() -> None:
+    world = Behind(beat(1), beat(1))
+    assert world.gatherer.gather(parse_job(world.cached), live=True) is not None
+    assert world.asked == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("status", "known"),
+    [({}, True), ({"guard": {"fire": LATCH}}, False), ({"guard": {"halt": LATCH}}, True)],
+    ids=["goes on", "fired", "halts"],
+)
+def test_a_workload_whose_kind_is_no_longer_served_is_not_gone(status: Json, known: bool) -> None:
+    """Its version was taken off the CRD: the workload and its pods are there, and nobody deleted them."""
+    asked: list[Any] = []
+    world = Behind(created(**status), created(**status))
+    world.cached_workload = None
+    world.get = lambda kind, *_args, **how: (  # type: ignore[method-assign,assignment]
+        asked.append(how.get("was_there")) if kind.kind == "PyTorchJob" else created(**status)
+    )
+    world.gather()
+    assert set(asked) == {known}
+    world = Behind(raw_job(), raw_job())
+    world.cached_workload, asked[:] = None, []
+    world.get = lambda *_args, **how: asked.append(how.get("was_there"))  # type: ignore[method-assign]
+    world.gather()
+    assert True not in asked, "of a run that has not begun it is a kind that is not installed"
 
 
 RUNS: Json = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
@@ -929,7 +957,7 @@ def test_a_job_that_is_being_deleted_creates_nothing() -> None:
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     world = Behind(raw)
     world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda *_args: None  # type: ignore[method-assign,assignment]
+    world.get = lambda *_args, **_how: None  # type: ignore[method-assign,assignment]
     snapshot = world.gather()
     assert snapshot is not None and snapshot.job.deleting and snapshot.preparation is None
 
@@ -946,7 +974,7 @@ def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
     raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
     world = Behind(raw)
     world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda kind, *_args: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
+    world.get = lambda kind, *_args, **_how: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
     snapshot = world.gather()
     assert snapshot is not None and snapshot.preparation is not None
     assert snapshot.preparation.reason == "TemplateRefused"
@@ -964,7 +992,7 @@ def to_be_created() -> Behind:
     raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
     world = Behind(raw)
     world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda kind, *_args: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
+    world.get = lambda kind, *_args, **_how: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
     world.create = world.apply = lambda *_args, **_more: {}  # type: ignore[attr-defined]
     return world
 
@@ -1004,7 +1032,7 @@ def test_a_guard_that_is_there_or_cannot_be_made_gets_no_other_digest() -> None:
     """A newer operator would make another one."""
     for world in (Behind(created()), Behind(raw_job()), refused := to_be_created()):
         if world is refused:
-            world.get = lambda *_args: None  # type: ignore[method-assign]
+            world.get = lambda *_args, **_how: None  # type: ignore[method-assign]
         snapshot = world.gather()
         assert snapshot is not None and snapshot.guard_digest is None
 
@@ -1026,7 +1054,7 @@ def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
     world = Behind(raw)
     world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
 
-    def get(kind: Any, _namespace: str, name: str, *_args: Any) -> Any:
+    def get(kind: Any, _namespace: str, name: str, **_how: object) -> Any:
         return claims.get(name, {}) if kind is CLAIMS else None
 
     world.get = get  # type: ignore[method-assign,assignment]

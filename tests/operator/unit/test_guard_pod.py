@@ -1092,7 +1092,7 @@ class Namespace:
         return [one for one in self.sets if "foreign" not in one]
 
     # Client
-    def get(self, resource: Resource, _namespace: str, _name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, _name: str, **_how: object) -> Json | None:
         return self.job if resource.kind == "GuardedTrainingJob" else self.work
 
     def list(self, resource: Resource, _namespace: str, query: Json) -> Json:

@@ -116,6 +116,7 @@ INJECT_OF_JOBSETS = rule("inject.py", "test_jobset_adapter.py")
 APP = Rule("guard_operator", "app.py", HERE / "test_app.py")
 APP_SAYS = rule("controller.py", "test_app.py")
 DECODING = Rule("guard_operator", "runtime/decoding.py", HERE / "test_decoding.py")
+DECODED = Rule("guard_operator", "runtime/client.py", HERE / "test_decoding.py")
 SPEC_DEPTH = Rule("guard_operator", "api/types.py", HERE / "test_decoding.py")
 REFUSED = Rule("guard_operator", "runtime/errors.py", HERE / "test_attached.py")
 HEALTH = Rule("guard_operator", "runtime/health.py", HERE / "test_health.py")
@@ -160,6 +161,14 @@ MUTANTS: list[Mutant] = [
     (REFUSED, "self.permanent or self.status == 403", "self.permanent"),
     # Its name may be looked for where it is given away.
     (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
+    # A kind that is no longer served says nothing of what was there.
+    (GATHER, "was_there=was_there(job)", "was_there=False"),
+    (UNREAD, "job.status.workload_ref is not None and not is_to_stop(job)",
+     "job.status.workload_ref is not None"),
+    (UNREAD, "job.status.workload_ref is not None and not is_to_stop(job)", "not is_to_stop(job)"),
+    (DECODED, 'error.reason == "NotFound" or not was_there', "True"),
+    (DECODED, 'error.reason == "NotFound" or not was_there', "not was_there"),
+    (GATHER, "if not (deaf or live):", "if not deaf:"),
     # Pods without the operator's label.
     (GATHER, "if to_look and uid is not None and _may_hide_pods(job, workload, pods):", "if False:"),
     (UNLABELLED, "own = (raw for raw in found.pods if controller_of(raw) is not None)", "own = found.pods"),
@@ -238,8 +247,8 @@ MUTANTS: list[Mutant] = [
     (ATTACHED_DECIDES, "    if is_attached(job):  # no event", "    if False:  # no event"),
     (ATTACHED_CONDITIONS, "name=job.workload_name", "name=job.name"),
     (ATTACHED_ENDINGS, "if snapshot.workload is not None and not snapshot.workload.ours:", "if False:"),
-    (ATTACHED_SEES, "job.namespace, job.workload_name)",
-     "job.namespace, job.name)"),
+    (ATTACHED_SEES, "job.namespace, job.workload_name, was_there",
+     "job.namespace, job.name, was_there"),
     (TARGETS, "if adapter.name_label or controller_of(raw) == uid]", "if controller_of(raw) == uid]"),
     (ATTACHED_SEES, "sorted((*raw_pods, *target.pods), key=_age)", "sorted((*raw_pods,), key=_age)"),
     (ATTACHED_SEES, "made_or_taken = workload is not None and job.spec.target_ref is None",
@@ -400,6 +409,9 @@ MUTANTS: list[Mutant] = [
     (BEATS, "one.since > this.since and one.said <= this.said + AT_ONCE_SECONDS", "one.since > this.since"),
     (BEATS, "(known.beat, known.pod) != (beat, pod)", "known.beat != beat"),
     (BEATS, "and known.beat != beat:\n", "and True:\n"),
+    (CACHE, "self._version, self.missing = None, True", "self.missing = True"),
+    (CACHE, "self._version, self.missing = None, True", "self._version = None"),
+    (CACHE, "        self.missing = False\n        self._replace", "        self._replace"),
     (CACHE, "max(1, min(fits, 2 * limit))", "max(1, fits)"),
     (CACHE, "max(1, min(fits, 2 * limit))", "min(fits, 2 * limit)"),
     (CACHE, "min(self._page, next_page(limit, len(items), size))", "next_page(limit, len(items), size)"),
@@ -412,7 +424,19 @@ MUTANTS: list[Mutant] = [
     (FLEET_DECIDES, "        return HELD_BACK_SECONDS\n", "        return RUNNING_SECONDS\n"),
     (FLEET_DECIDES, "min(RUNNING_SECONDS, left + 0.1) if left >= 0 else", ""),
     (APP, "        if is_only_a_report(old, new):\n            return\n", ""),
-    (APP, "reflector.synced and reflector.quiet_for() > DEAF_SECONDS", "reflector.synced"),
+    (APP, "one.synced and not one.missing and _is_deaf(one)", "one.synced and _is_deaf(one)"),
+    (APP, "(_is_deaf(reflector) or self.unheard(raw))", "self.unheard(raw)"),
+    (APP, "(_is_deaf(reflector) or self.unheard(raw))", "_is_deaf(reflector)"),
+    (APP, "if one.missing or _is_deaf(one)}", "if _is_deaf(one)}"),
+    (APP, "if one.missing or _is_deaf(one)}", "if one.missing}"),
+    (APP, "live=bool(unheard)", "live=False"),
+    (APP, "            if unheard:\n", "            if True:\n"),
+    (APP, "(raw, unheard)\n            raise", "(raw, unheard)"),
+    (APP, "self._readable(scope) and scope not in deaf)", "self._readable(scope))"),
+    (APP_SAYS, 'if fired is not None and fired.status == "False":', "if False:"),
+    (APP_SAYS, 'if fired is not None and fired.status == "False":', "if fired is not None:"),
+    (APP, "one.synced and (one.missing or not _is_deaf(one))", "one.synced"),
+    (APP, "one.synced and (one.missing or not _is_deaf(one))", "one.synced and not _is_deaf(one)"),
     # A kind that cannot be listed holds up its own jobs alone, and no latch.
     (APP, "return any(self._readable(scope) for", "return any(self.synced(scope) for"),
     (APP, "if raw is None or is_latched(raw):", "if raw is None:"),
@@ -467,13 +491,13 @@ MUTANTS: list[Mutant] = [
     (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):',
      "if False:"),
     (APP_SAYS, 'if "deletionTimestamp" in raw["metadata"] or any(', "if any("),
-    (APP_SAYS, "sorted((condition, *kept), key", "sorted((condition,), key"),
+    (APP_SAYS, "sorted((*said, *kept), key", "sorted(said, key"),
     (APP_SAYS, "(old.reason, old.message) == (reason, message)", "False"),
     (APP_SAYS, "replace(as_it_is(status), conditions=conditions)", "Report(Phase.RUNNING, conditions)"),
     (APP_SAYS, "replace(noted, phase=Phase.REFUSED, conditions=(unsaid,))",
      "Report(Phase.REFUSED, (unsaid,))"),
-    (APP, "in (*self._jobs, *self._pods) if", "in self._jobs if"),
-    (APP, "if not is_over(raw):\n                        self", "if True:\n                        self"),
+    (APP, "in (*self._jobs, *self._pods) if one.names", "in self._jobs if one.names"),
+    (APP, "if not is_over(raw) and (", "if ("),
     (APP, 'job["metadata"]["uid"] != _job_uid(pod) or ', ""),
     (APP, " or not is_over(job)", ""),
     (GATHER, "if not is_latched(cached) and not any(", "if not any("),

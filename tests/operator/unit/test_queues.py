@@ -255,7 +255,7 @@ class Requests:
         metadata = {"name": "run", "uid": "w" if self.owned else "y", "ownerReferences": owner}
         return {"metadata": metadata, "spec": {"suspend": True}}
 
-    def get(self, resource: Any, *_of: str) -> Json:
+    def get(self, resource: Any, *_of: str, **_how: object) -> Json:
         return self.raw_job if resource is JOBS else self.workload()
 
     def pods(self, *_of: str) -> list[Json]:

@@ -52,7 +52,7 @@ class Cluster:
         self.status = status
         self.done: list[str] = []
 
-    def get(self, resource: Resource, _namespace: str, name: str) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
         self.asked = f"{resource.kind} {name}"
         return self.child
 
