@@ -74,7 +74,9 @@ class GuardProcess:
         self._client: httpx.Client | None = None
         self._listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
         self.url = "http://{}:{}".format(*self._listener.getsockname())
-        self._popen = self._start()
+        if died := self._start():
+            self.stop()
+            raise GuardProcessLostError(f"{died}: see {self._log}")
 
     @property
     def session(self) -> int:
@@ -87,7 +89,7 @@ class GuardProcess:
         """The verdict now, or None if the guard did not respond this time; starts a dead guard again.
 
         Raises:
-            GuardLostError: it died more often than it may.
+            GuardProcessLostError: it died more often than it may.
         """
         if self._popen.poll() is not None:
             self._restart(f"the guard died ({_exit_words(self._popen.returncode)})")
@@ -112,12 +114,15 @@ class GuardProcess:
         self._listener.close()  # from the guard's end on a trainer that is left is refused at once
         self._end(signal.SIGTERM)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> str:
         """Start a guard and wait until it is ready.
+
+        Returns:
+            How it died before it was; "" if it is ready.
 
         Raises:
             CliError: it refused its settings.
-            GuardLostError: it did not become ready.
+            GuardProcessLostError: it lives, and did not become ready.
         """
         descriptor = self._listener.fileno()
         settings = self._settings.model_copy(update={"listen_fd": descriptor})
@@ -136,7 +141,7 @@ class GuardProcess:
         try:
             while not self._ready():
                 if self._popen.poll() is not None:
-                    raise self._refusal()
+                    return self._death()
                 if self._cancelled():
                     raise GuardProcessLostError("interrupted while the guard was starting")
                 if time.monotonic() > end:
@@ -149,7 +154,7 @@ class GuardProcess:
             self._end()
             raise
         self._last_answer = time.monotonic()
-        return self._popen
+        return ""
 
     def _ready(self) -> bool:
         if self._client is None and not self._connect():
@@ -175,12 +180,14 @@ class GuardProcess:
         return True
 
     def _restart(self, why: str) -> None:
-        if self._restarts == MAX_RESTARTS:
-            self.stop()
-            raise GuardProcessLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
-        self._restarts += 1
-        self._end()
-        self._start()
+        """Start another guard, and one more if that dies while it starts, as long as restarts are left."""
+        while why:
+            if self._restarts == MAX_RESTARTS:
+                self.stop()
+                raise GuardProcessLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
+            self._restarts += 1
+            self._end()
+            why = self._start()
 
     def _end(self, number: int = signal.SIGKILL) -> None:
         """End the guard, then whatever is left of its session."""
@@ -195,14 +202,18 @@ class GuardProcess:
             os.killpg(self.session, signal.SIGKILL)
         self._popen.wait()
 
-    def _refusal(self) -> CliError:
+    def _death(self) -> str:
+        """How the guard died that was being started.
+
+        Raises:
+            CliError: it refused its settings, and so will the next.
+        """
         code = self._popen.returncode
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         told = [line.removeprefix("rlguard guard: ") for line in lines if line.startswith("rlguard guard: ")]
-        said = told[-1] if told else f"see {self._log}"
         if code == REFUSED:
-            return CliError(said)
-        return GuardProcessLostError(f"the guard did not start ({_exit_words(code)}): {said}")
+            raise CliError(told[-1] if told else f"see {self._log}")
+        return f"the guard did not start ({_exit_words(code)})" + "".join(f": {said}" for said in told[-1:])
 
 
 def write_tokens(directory: Path) -> tuple[Path, Path]:

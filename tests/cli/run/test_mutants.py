@@ -14,7 +14,14 @@ GUARD = Rule("guard_cli", "run/guard.py", HERE / "test_guard_process.py", (HERE 
 MUTANTS: tuple[Mutant, ...] = (
     (GUARD, 'update={"listen_fd": descriptor}', "update={}"),
     (GUARD, "self._listener.close()  # from", "pass  # from"),
-    (GUARD, "            self.stop()\n            raise", "            raise"),
+    (GUARD, "                self.stop()\n                raise", "                raise"),
+    # Who is started again, and how often.
+    (GUARD, "        if died := self._start():", "        if (died := self._start()) and self._restarts:"),
+    (GUARD, "        while why:", "        if why:"),
+    (GUARD, "            self._restarts += 1", "            self._restarts = 1"),
+    (GUARD, "            why = self._start()", "            self._start()"),
+    (GUARD, "if code == REFUSED:", "if code == REFUSED and not self._restarts:"),
+    (GUARD, "for said in told[-1:]", "for said in ()"),
 )
 
 
