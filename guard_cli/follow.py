@@ -13,6 +13,7 @@ import typer
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
+from guard_cli.output import say
 from guard_client.settings import ClientSettings
 from guard_follow.source import framework_of
 from guard_follow.what import What
@@ -111,4 +112,4 @@ def _read_token(file: Path | None) -> str | None:
 
 
 def _say(sentence: str) -> None:
-    typer.echo(f"rlguard follow: {sentence}", err=True)
+    say(f"rlguard follow: {sentence}")

@@ -16,6 +16,7 @@ import typer
 from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task, split_problems
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
+from guard_cli.output import say
 
 if TYPE_CHECKING:
     from guard_cli.run.plan import Finished, Plan
@@ -84,11 +85,11 @@ def demo(
         policy=policy.absolute() if policy is not None else POLICY,
     )
     os.environ.update(ENVIRONMENT)
-    typer.echo(f"rlguard: {_opening(recipe, benign)}", err=True)
-    typer.echo("rlguard: a supervised warm-up comes first; it takes about half a minute", err=True)
+    say(f"rlguard: {_opening(recipe, benign)}")
+    say("rlguard: a supervised warm-up comes first; it takes about half a minute")
     finished = run_guarded(plan)
     for line in summary(plan, finished):
-        typer.echo(f"rlguard: {line}", err=True)
+        say(f"rlguard: {line}")
     raise typer.Exit(exit_code(finished, benign))
 
 

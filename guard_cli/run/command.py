@@ -13,6 +13,7 @@ from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode, exit_code_help
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
+from guard_cli.output import say
 from guard_follow.what import What
 
 if TYPE_CHECKING:
@@ -105,9 +106,9 @@ def run(
         resume_from=options.absolute(resume_from),
     )
     finished = run_guarded(plan)
-    typer.echo(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html", err=True)
+    say(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html")
     if words := how_to_go_on(plan, finished):
-        typer.echo(f"rlguard: {words}", err=True)
+        say(f"rlguard: {words}")
     raise typer.Exit(finished.outcome.code)
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from guard_cli.output import say
 
 if TYPE_CHECKING:
     from guard_cli.run.plan import Finished, Plan
@@ -118,4 +119,4 @@ def _try(what: str, write: Callable[[], None]) -> None:
     try:
         write()
     except Exception as error:
-        print(f"rlguard: {what} could not be written: {type(error).__name__}: {error}", file=sys.stderr)
+        say(f"rlguard: {what} could not be written: {type(error).__name__}: {error}")

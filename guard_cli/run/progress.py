@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
+from guard_cli.output import Output
 from guard_core.wire import Level, Verdict
 
 if TYPE_CHECKING:
@@ -32,15 +33,23 @@ class Progress(Protocol):
 def open_progress(out: Path, show_trainer: bool) -> Iterator[Progress]:
     """The display that suits this terminal; the trainer's output is read from `out/trainer.log`."""
     tail = LogTail(out / "trainer.log") if show_trainer else None
-    if not (sys.stderr.isatty() and sys.stdout.isatty()):
-        yield PlainProgress(tail)
+    note = partial(_note_lost, out / "guard.log")
+    shown = Output(sys.stdout, partial(note, "standard output"))
+    said = Output(sys.stderr, partial(note, "standard error"))
+    if not (said.isatty() and shown.isatty()):
+        yield PlainProgress(shown, said, tail)
         return
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True)
+    console = Console(file=cast("IO[str]", said))
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         yield LiveProgress(console, live, tail)
+
+
+def _note_lost(log: Path, stream: str, why: str) -> None:
+    with suppress(OSError), log.open("a", encoding="utf-8") as file:
+        file.write(f"rlguard run: {stream} takes no more ({why}); the run goes on without it\n")
 
 
 class LogTail:
@@ -51,12 +60,12 @@ class LogTail:
         self._offset = 0
 
     def new(self) -> str:
-        """Text added since the last call; "" while the file does not exist."""
+        """Text added since the last call; "" while the file cannot be read."""
         try:
             with self._path.open("rb") as log:
                 log.seek(self._offset)
                 added = log.read()
-        except FileNotFoundError:
+        except OSError:
             return ""
         self._offset += len(added)
         return added.decode("utf-8", errors="replace")
@@ -65,14 +74,14 @@ class LogTail:
 class PlainProgress:
     """Lines on standard error for evaluations and changes of level; the trainer's on standard output."""
 
-    def __init__(self, tail: LogTail | None) -> None:
-        self._tail = tail
-        self._shown: tuple[object, ...] | None = None
+    def __init__(self, shown: Output, said: Output, tail: LogTail | None) -> None:
+        self._shown, self._said, self._tail = shown, said, tail
+        self._told: tuple[object, ...] | None = None
 
     def note(self, text: str) -> None:
         """Print it."""
         self._pass_on()
-        _write(f"rlguard: {text}\n", "stderr")
+        self._said.write(f"rlguard: {text}\n")
 
     def update(self, verdict: Verdict | None) -> None:
         """Print the verdict if something was evaluated or the level changed."""
@@ -80,23 +89,13 @@ class PlainProgress:
         if verdict is None:
             return
         now = (verdict.level, verdict.code, verdict.last_evaluation)
-        if now != self._shown:
-            self._shown = now
-            _write(f"rlguard: {describe(verdict)}\n", "stderr")
+        if now != self._told:
+            self._told = now
+            self._said.write(f"rlguard: {describe(verdict)}\n")
 
     def _pass_on(self) -> None:
         if self._tail is not None and (text := self._tail.new()):
-            _write(text, "stdout")
-
-
-def _write(text: str, name: Literal["stdout", "stderr"]) -> None:
-    """Write to a standard stream; if its reader has gone (`| head`) the run goes on without it."""
-    stream = getattr(sys, name)
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            self._shown.write(text)
 
 
 class LiveProgress:

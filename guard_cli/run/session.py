@@ -145,14 +145,16 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[
             progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
             following = _start_following(plan, settings, guard, progress)
             trainer = _start_trainer(plan, settings, guard)
-            if plan.resume_from is not None and (words := where_it_starts(plan)):
-                progress.note(words)
-            progress.note(f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}")
-            watch = _Watch(plan, guard, trainer, progress, signals, notifier, following)
             try:
-                return watch.run()
-            finally:
-                trainer.stop(signal.SIGKILL, 0.0)  # nothing is left, unless an error came from here
+                if plan.resume_from is not None and (words := where_it_starts(plan)):
+                    progress.note(words)
+                progress.note(
+                    f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}"
+                )
+                return _Watch(plan, guard, trainer, progress, signals, notifier, following).run()
+            except BaseException:  # of this program: the trainer is as healthy as it was
+                trainer.stop(signal.SIGTERM, plan.grace, hurry=lambda: signals.again)
+                raise
         finally:
             guard.stop()
             notifier.finish()

@@ -114,6 +114,35 @@ def test_a_reader_that_goes_away_does_not_end_the_run(workplace):
     assert "second" in (workplace.out / "trainer.log").read_text()
 
 
+def test_a_full_disk_behind_what_is_shown_does_not_end_the_run(workplace):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            workplace.arguments("say=first", *FINISH), stdout=full, stderr=full, check=False
+        )
+    assert done.returncode == 0
+    assert workplace.json("run.json")["trainer_ended_itself"] is True
+    assert (workplace.out / "report.html").exists()
+    log = (workplace.out / "guard.log").read_text()
+    for stream in ("standard output", "standard error"):
+        assert log.count(f"rlguard run: {stream} takes no more (No space left on device)") == 1
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_run(workplace, until):
+    """Of a run in the background of a shell that has left it no SIGHUP comes."""
+    ours, its = os.openpty()
+    go = workplace.path / "go"
+    arguments = workplace.arguments("say=first", f"await={go}", "say=second", *FINISH)
+    process = subprocess.Popen(arguments, stdin=its, stdout=its, stderr=its, start_new_session=True)
+    os.close(its)
+    seen = bytearray()
+    until(lambda: seen.extend(os.read(ours, 4096)) or b"first" in seen)
+    os.close(ours)
+    go.touch()
+    assert process.wait(120) == 0
+    assert (workplace.out / "report.html").exists()
+    assert "takes no more (Input/output error)" in (workplace.out / "guard.log").read_text()
+
+
 def test_the_trainers_own_code_is_passed_on(workplace):
     done = workplace.run(*FINISH, "exit=7")
     assert done.returncode == 7

@@ -1,0 +1,149 @@
+"""What cannot be shown ends nothing, and changes no exit code."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard_cli.demo import command as demo
+from guard_cli.errors import ExitCode
+from guard_cli.follow import _say
+from guard_cli.main import main
+from guard_cli.output import Output
+from guard_cli.run import folder, session
+from guard_cli.run.outcome import Ending, RunOutcome
+from guard_cli.run.plan import Finished
+from guard_cli.run.progress import LogTail, open_progress
+
+
+def full_disk():
+    return Path("/dev/full").open("w")
+
+
+def closed_terminal():
+    ours, its = os.openpty()
+    os.close(ours)
+    return os.fdopen(its, "w")
+
+
+def reader_gone():
+    ours, its = os.pipe()
+    os.close(ours)
+    return os.fdopen(its, "w")
+
+
+def closed():
+    stream = full_disk()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("opened", "why"),
+    [
+        (full_disk, "No space left on device"),
+        (closed_terminal, "Input/output error"),
+        (reader_gone, "Broken pipe"),
+        (closed, "I/O operation on closed file."),
+    ],
+)
+def test_a_stream_that_takes_no_more_is_told_of_once_and_left_alone(opened, why):
+    lost = []
+    stream = opened()
+    output = Output(stream, lost.append)
+    output.write("one\n")
+    output.write("two\n")
+    assert lost == [why]
+    assert not output.isatty()
+    if not stream.closed:
+        stream.close()  # what its buffer holds, as when Python ends
+
+
+def test_a_stream_that_was_closed_before_the_start_shows_nothing():
+    lost = []
+    output = Output(None, lost.append)
+    output.write("one\n")
+    assert not lost and not output.isatty()
+
+
+def test_what_the_encoding_does_not_have_is_a_question_mark(tmp_path):
+    file = tmp_path / "shown"
+    with file.open("w", encoding="ascii") as stream:
+        Output(stream).write("loss ↑ 3\n")
+        assert file.read_bytes() == b"loss ? 3\n", "and it is shown at once"
+    strange = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    Output(strange).write("f\udcff ↑")  # a name of a file that is no text
+    assert strange.buffer.getvalue().decode() == "f? ↑"
+
+
+def test_the_exit_code_is_not_that_of_a_failing_flush():
+    program = "import sys; from guard_cli.output import Output; Output(sys.stdout).write('x' * 100_000)"
+    with full_disk() as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_live_line_goes_on_without_its_terminal(tmp_path, monkeypatch):
+    """It is drawn in a thread, and once more at the end."""
+    stream = closed_terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(Output, "isatty", lambda _: True)
+    (tmp_path / "trainer.log").write_text("loss 3\n")
+    with open_progress(tmp_path, show_trainer=True) as progress:
+        assert type(progress).__name__ == "LiveProgress"
+        progress.note("here")
+        progress.update(None)
+    assert (tmp_path / "guard.log").read_text() == (
+        "rlguard run: standard error takes no more (Input/output error); the run goes on without it\n"
+    )
+
+
+@pytest.mark.parametrize("log", ["trainer.log", "guard.log"])
+def test_a_log_that_cannot_be_read_or_written_does_not_end_a_run(tmp_path, monkeypatch, log):
+    (tmp_path / log).mkdir()
+    monkeypatch.setattr(sys, "stderr", full_disk())
+    with open_progress(tmp_path, show_trainer=True) as progress:
+        progress.note("here")
+    assert LogTail(tmp_path / log).new() == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda: _say("3 steps reported"),
+        lambda: folder._try("run.json", Path("none/run.json").read_text),
+    ],
+)
+def test_what_is_said_beside_a_run_or_of_its_report_ends_nothing(monkeypatch, said):
+    monkeypatch.setattr(sys, "stderr", full_disk())
+    said()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "--heldout", "heldout.jsonl", "--", "true"], ExitCode.FIRED),
+        (["demo"], 0),
+    ],
+)
+def test_the_exit_code_stays_where_the_end_cannot_be_told(tmp_path, monkeypatch, arguments, code):
+    monkeypatch.chdir(tmp_path)
+    for name in demo.ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # to be as it was afterwards
+    fired = Finished(RunOutcome(ExitCode.FIRED, "fire at step 3"), Ending(None, 143, False), 0.0, 1.0)
+
+    def run_guarded(plan):
+        (plan.out / folder.BEST).mkdir(parents=True)
+        return fired
+
+    monkeypatch.setattr(session, "run_guarded", run_guarded)
+    monkeypatch.setattr(sys, "stderr", full_disk())
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == code
