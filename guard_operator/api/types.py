@@ -940,7 +940,9 @@ class ConditionStatus(StatusModel):
     reason: str = Field(max_length=63, description="See the table of reasons.")
     message: str = Field("", max_length=32768, description="A sentence for people.")
     observed_generation: int | None = Field(None, description="The generation it was computed from.")
-    last_transition_time: Timestamp = Field(description="When `status` last changed.")
+    last_transition_time: Timestamp = Field(
+        description="When `status` last changed, or a queue let a run go that waits on."
+    )
 
 
 class Phase(StrEnum):

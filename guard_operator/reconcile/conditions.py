@@ -45,7 +45,10 @@ _AWAY = {
 
 
 class Conditions:
-    """Builds conditions for one snapshot; `lastTransitionTime` moves only when the status does."""
+    """Builds conditions for one snapshot; `lastTransitionTime` moves only when the status does.
+
+    It moves, too, when a run leaves its queue and waits for something else, for which it has not waited yet.
+    """
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         self._snapshot = snapshot
@@ -59,7 +62,8 @@ class Conditions:
     def make(self, kind: ConditionType, status: str, reason: Reason | str, message: str) -> ConditionStatus:
         """A condition of this generation."""
         before = condition_of(self._job.status, kind)
-        unchanged = before is not None and before.status == status
+        left_queue = before is not None and before.reason == Reason.QUEUED != reason
+        unchanged = before is not None and before.status == status and not left_queue
         return ConditionStatus(
             type=kind,
             status=status,

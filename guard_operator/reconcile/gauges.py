@@ -24,9 +24,12 @@ Kinds = Callable[[], Iterable[tuple[str, str, bool]]]
 _AGES = {
     "rlguard_unstopped_seconds": "Time since it was noted that a run must stop, until it is stopped.",
     "rlguard_pods_overdue_seconds": "The same, once its pods have not ended in their time.",
-    "rlguard_first_evaluation_pending_seconds": "Age of a running job of which nothing was evaluated yet.",
-    "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start.",
-    "rlguard_evaluation_age_seconds": "Time since a running job's last held-out evaluation, if any.",
+    "rlguard_first_evaluation_pending_seconds": "For how long a job has run, of which nothing was evaluated "
+    "yet; the time in a queue does not count.",
+    "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start, without that in "
+    "a queue.",
+    "rlguard_evaluation_age_seconds": "Time since a running job's last held-out evaluation, if any, or since "
+    "it runs again after a queue, if that is later.",
 }
 
 
@@ -54,9 +57,9 @@ class JobGauges(Collector):
             if phase in _ALIVE and silent.get("status") == "True":
                 silences[silent.get("reason", "")] += 1
             for name, since in _ages(status, phase):
-                if (at := _moment(since)) is not None:
+                if since is not None:
                     labels = [metadata["namespace"], metadata["name"]]
-                    ages[name].add_metric(labels, max(0.0, now - at))
+                    ages[name].add_metric(labels, max(0.0, now - since))
         yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced())
 
     def _synced(self) -> Iterator[Metric]:
@@ -115,24 +118,35 @@ _ALIVE = {
 _RUNS = {Phase.STARTING, Phase.RUNNING}
 
 
-def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, str]]:
-    """What of one job is measured as the time since when: (metric, RFC 3339 time)."""
+def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, float | None]]:
+    """What of one job is measured as the time since when: (metric, Unix time, None if that is no time)."""
     guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
     latched = _latched(status)
     if latched and stopped.get("status") != "True":
-        yield "rlguard_unstopped_seconds", latched
+        yield "rlguard_unstopped_seconds", _moment(latched)
         if stopped.get("reason") == Reason.PODS_OVERDUE:
-            yield "rlguard_pods_overdue_seconds", latched
+            yield "rlguard_pods_overdue_seconds", _moment(latched)
     waiting = _condition(status, "Waiting")
     queued = waiting.get("reason") == Reason.QUEUED  # for as long as the queue takes: nobody is called
     if phase in _ALIVE and waiting.get("status") == "True" and not queued:
-        yield "rlguard_waiting_seconds", waiting["lastTransitionTime"]
-    if phase in _RUNS:
-        created = _condition(status, "Guarded").get("lastTransitionTime")
+        yield "rlguard_waiting_seconds", _moment(waiting["lastTransitionTime"])
+    if phase in _RUNS and (runs := _runs_since(status)) is not None:
         if evaluated := guard.get("lastEvaluationTime"):
-            yield "rlguard_evaluation_age_seconds", evaluated
-        elif created:
-            yield "rlguard_first_evaluation_pending_seconds", created
+            at = _moment(evaluated)
+            yield "rlguard_evaluation_age_seconds", None if at is None else max(at, runs)
+        else:
+            yield "rlguard_first_evaluation_pending_seconds", runs
+
+
+def _runs_since(status: dict[str, Any]) -> float | None:
+    """Since when, at least, it has run under a guard that has reported. None: it does not, as in a queue.
+
+    Both conditions are Unknown while rank 0 does not run. `Fired` is so at each start of the guard, too, and
+    `GuardSilent` while the API server shows nothing: the one that has said something for longer counts.
+    """
+    both = (_condition(status, kind) for kind in ("Fired", "GuardSilent"))
+    known = (one for one in both if one.get("status") in {"True", "False"})
+    return min(filter(None, (_moment(one["lastTransitionTime"]) for one in known)), default=None)
 
 
 def _latched(status: dict[str, Any]) -> str | None:

@@ -533,16 +533,39 @@ def condition(kind: str, status: str, reason: str = "R") -> Json:
 GAUGES: dict[str, tuple[Json, set[str]]] = {
     "new": ({}, set()),
     "running, nothing evaluated": (
-        {"phase": "Running", "conditions": [condition("Guarded", "True")]},
+        {"phase": "Running", "conditions": [condition("Fired", "False")]},
         {"rlguard_first_evaluation_pending_seconds"},
     ),
     "starting, nothing evaluated": (
-        {"phase": "Starting", "conditions": [condition("Guarded", "True")]},
+        {"phase": "Starting", "conditions": [condition("GuardSilent", "False")]},
         {"rlguard_first_evaluation_pending_seconds"},
     ),
+    "silent, nothing evaluated": (
+        {"phase": "Running", "conditions": [condition("GuardSilent", "True"), condition("Fired", "Unknown")]},
+        {"rlguard_first_evaluation_pending_seconds"},
+    ),
+    "starting, and its guard has not reported": (
+        {
+            "phase": "Starting",
+            "conditions": [condition(kind, "Unknown") for kind in ("Fired", "GuardSilent")],
+        },
+        set(),
+    ),
     "running": (
-        {"phase": "Running", "guard": {"lastEvaluationTime": "2026-01-01T00:00:00Z"}},
+        {
+            "phase": "Running",
+            "guard": {"lastEvaluationTime": "2026-01-01T00:00:00Z"},
+            "conditions": [condition("Fired", "False")],
+        },
         {"rlguard_evaluation_age_seconds"},
+    ),
+    "suspended": (
+        {
+            "phase": "Suspended",
+            "guard": {"lastEvaluationTime": "2026-01-01T00:00:00Z"},
+            "conditions": [condition("Fired", "False")],
+        },
+        set(),
     ),
     "fired": ({"phase": "Stopping", "guard": {"fire": LATCH}}, {"rlguard_unstopped_seconds"}),
     "halted": (
@@ -620,12 +643,12 @@ def test_a_run_that_must_stop_is_timed_by_the_operators_own_clock(
 )
 def test_a_time_that_is_none_takes_no_gauge_of_another_job(time: str) -> None:
     """The API server takes all of these for a date-time, and whoever writes a guard's status chooses."""
-    fire, fired = LATCH | {"at": time}, [condition("Fired", "True")]
+    fire, fired, runs = LATCH | {"at": time}, [condition("Fired", "True")], [condition("Fired", "False")]
     jobs = [
-        raw("odd", phase="Running", guard={"lastEvaluationTime": time}),
+        raw("odd", phase="Running", guard={"lastEvaluationTime": time}, conditions=runs),
         raw("fires", phase="Stopping", guard={"fire": fire}, conditions=fired),
         raw("halts", phase="Stopping", guard={"fire": fire}, conditions=[condition("Halted", "True")]),
-        raw("run", phase="Running", guard={"lastEvaluationTime": "2026-01-01T00:00:00Z"}),
+        raw("run", phase="Running", guard={"lastEvaluationTime": "2026-01-01T00:00:00Z"}, conditions=runs),
     ]
     metrics = OperatorMetrics()
     metrics.registry.register(JobGauges(lambda: jobs, list, list))

@@ -81,9 +81,9 @@ CONFLICTS = Rule("guard_operator", "runtime/manager.py", HERE / "test_conflicts.
 EVIDENCE = rule("evidence.py", "test_evidence_and_events.py")
 COMPOSED_READS = rule("targets.py", "test_composed.py")
 COMPOSED_RBAC = Rule("guard_operator", "rbac.py", HERE / "test_trainjob_adapter.py")
-QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES = (
+QUEUES, QUEUE_DECIDES, QUEUE_SEES, QUEUE_ACTS, QUEUE_SLIM, QUEUE_GAUGES, QUEUE_CONDITIONS = (
     rule(f"{name}.py", "test_queues.py")
-    for name in ("queues", "decide", "gather", "actuate", "slim", "gauges")
+    for name in ("queues", "decide", "gather", "actuate", "slim", "gauges", "conditions")
 )
 ATTACHED, ATTACHED_DECIDES, ATTACHED_SEES, ATTACHED_ACTS, ATTACHED_LEAKS, ATTACHED_REVIEW, ATTACHED_PARSE = (
     rule(f"{name}.py", "test_attached.py")
@@ -532,11 +532,24 @@ MUTANTS: list[Mutant] = [
     (QUEUE_ACTS, '{"metadata": {"uid": action.uid}, "spec"', '{"metadata": {}, "spec"'),
     (QUEUE_SLIM, '("queueName", "active")', '("queueName",)'),
     (QUEUE_GAUGES, '== "True" and not queued:', '== "True":'),
+    # What alerts count: no time in a queue, and all of a guard that is started again.
+    (QUEUE_GAUGES, "max(at, runs)", "at"),
+    (QUEUE_GAUGES, "max(at, runs)", "runs"),
+    (QUEUE_GAUGES, "return min(filter", "return max(filter"),
+    (QUEUE_GAUGES, 'in ("Fired", "GuardSilent"))', 'in ("Fired",))'),
+    (QUEUE_GAUGES, 'in ("Fired", "GuardSilent"))', 'in ("GuardSilent",))'),
+    (QUEUE_GAUGES, ' if one.get("status") in {"True", "False"})', ")"),
+    (GAUGES, 'in {"True", "False"})', 'in {"False"})'),
+    (GAUGES, "None if at is None else max(at, runs)", "runs if at is None else max(at, runs)"),
+    (GAUGES, "if phase in _RUNS and", "if"),
+    (QUEUE_CONDITIONS, " and not left_queue", ""),
+    (QUEUE_CONDITIONS, "before.reason == Reason.QUEUED != reason", "before.reason != reason"),
+    (QUEUE_CONDITIONS, "before.reason == Reason.QUEUED != reason", "before.reason == Reason.QUEUED"),
     # A time that is none, as any guard may write it.
     (GAUGES, "except (ValueError, OverflowError):", "except OverflowError:"),
     (GAUGES, "if said and _moment(said) is not None:", "if said:"),
     # A guard's clock that is off, and a guard that judges what its trainer left.
-    (GAUGES, "max(0.0, now - at)", "now - at"),
+    (GAUGES, "max(0.0, now - since)", "now - since"),
     (GAUGES, 'if fired.get("status") == "True":', "if False:"),
     (GAUGES, "    Phase.JUDGING,\n", ""),
     (APP, " and self.job(key) is not None:", ":"),

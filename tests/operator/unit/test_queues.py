@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from guard_operator.adapters import WorkloadState
+from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Phase, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
@@ -20,7 +21,7 @@ from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
-from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Workload
+from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Waiting, Workload, condition_of
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
@@ -218,6 +219,82 @@ def test_a_run_that_waits_says_so_and_is_not_silent(
     assert found["GuardSilent"].status == "Unknown" and "Halted" not in found and "Failed" not in found
     raw = [c.model_dump(mode="json", by_alias=True) for c in report.conditions]
     assert not [*_ages({"conditions": raw}, report.phase)], "nobody is called for a queue"
+
+
+class Life:
+    """One job, look by look: what is said at each goes into the next."""
+
+    def __init__(self, **guard: Any) -> None:
+        self._job = job({"guard": guard})
+
+    def look(
+        self, hours: float, state: WorkloadState, *pods: Pod, beat: float | None = None, **seen: Any
+    ) -> Json:
+        """What is measured after a look `hours` from now: since how many hours from now. `beat`: a report."""
+        at = NOW + timedelta(hours=hours)
+        status = self._job.status
+        if beat is not None:
+            assert status.guard is not None
+            guard = status.guard.model_copy(update={"heartbeat": NOW + timedelta(hours=beat)})
+            status = status.model_copy(update={"guard": guard})
+        report = decide(Snapshot(replace(self._job, status=status), workload(state), pods, **seen), at).report
+        said = {"phase": report.phase, "conditions": [*report.conditions]}
+        status = status.model_copy(update=said)
+        self._job = replace(self._job, status=status)
+        raw = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        found = {name: since for name, since in _ages(raw, report.phase) if since is not None}
+        return {name: (since - NOW.timestamp()) / 3600 for name, since in found.items()}
+
+    @property
+    def waits_since(self) -> float:
+        """Since how many hours from now it says that it waits."""
+        said = condition_of(self._job.status, ConditionType.WAITING)
+        assert said is not None
+        return (said.last_transition_time - NOW) / timedelta(hours=1)
+
+
+def with_guard(since: float) -> Pod:
+    started = NOW + timedelta(hours=since)
+    return Pod("run-0", "p", guarded=True, phase="Running", rank0=True, guard_since=started)
+
+
+NEVER, STALE = "rlguard_first_evaluation_pending_seconds", "rlguard_evaluation_age_seconds"
+
+
+def test_a_run_that_was_never_evaluated_is_as_old_as_the_reports_of_its_guard() -> None:
+    """Not as its time in a queue, which may be days."""
+    life, guarded = Life(), with_guard(3)
+    assert life.look(0, SUSPENDED, queued=ACTIVE) == life.look(2.9, SUSPENDED, queued=ACTIVE) == {}
+    assert life.look(3, RUNNING, guarded, heartbeat_age=0.0) == {}, "its guard has not reported yet"
+    assert life.look(3.5, RUNNING, guarded, beat=3.5, heartbeat_age=0.0) == {NEVER: 3.5}
+    assert life.look(6, RUNNING, guarded, beat=6, heartbeat_age=0.0) == {NEVER: 3.5}
+
+
+def test_a_night_without_quota_makes_no_evaluation_stale() -> None:
+    life = Life(lastEvaluationTime=NOW.isoformat())
+    assert life.look(-2, RUNNING, with_guard(-3), beat=-2, heartbeat_age=0.0) == {STALE: 0}
+    assert life.look(1, RUNNING, with_guard(-3), beat=1, heartbeat_age=0.0) == {STALE: 0}
+    assert life.look(1.5, SUSPENDED, queued=ACTIVE) == {}
+    assert life.look(10, RUNNING, with_guard(10), heartbeat_age=0.0) == {STALE: 10}
+    assert life.look(10.5, RUNNING, with_guard(10), beat=10.5, heartbeat_age=0.0) == {STALE: 10}
+    # A guard that is started again makes it no younger, and a watch without news then only as old as that.
+    assert life.look(11, RUNNING, with_guard(10.9), heartbeat_age=1.0) == {STALE: 10}
+    assert life.look(11.1, RUNNING, with_guard(10.9), beat=11.1, heartbeat_age=0.0) == {STALE: 10}
+    assert life.look(11.2, RUNNING, with_guard(10.9), deaf=True) == {STALE: 11.1}
+    assert life.look(11.3, RUNNING, with_guard(10.9), beat=11.3, heartbeat_age=0.0) == {STALE: 11.1}
+
+
+def test_a_pod_that_waits_for_a_node_has_not_waited_since_its_run_was_queued() -> None:
+    life, waiting = Life(), "rlguard_waiting_seconds"
+    stuck = Waiting(Reason.UNSCHEDULABLE, "0/3 nodes: insufficient gpu")
+    pod = Pod("run-0", "p", guarded=True, phase="Pending", rank0=True, waiting=stuck)
+    assert life.look(0, SUSPENDED, queued=ACTIVE) == life.look(1, SUSPENDED, queued=ACTIVE) == {}
+    assert life.waits_since == 0
+    assert life.look(3, RUNNING, pod, queued=ACTIVE) == life.look(4, RUNNING, pod) == {waiting: 3}
+    another = replace(pod, waiting=Waiting(Reason.CONTAINER_WAITING, "no such image"))
+    assert life.look(5, RUNNING, another) == {waiting: 3}, "it has not been able to start since then"
+    assert life.look(6, SUSPENDED, queued=ACTIVE) == {}
+    assert life.look(7, RUNNING, pod) == {waiting: 7}
 
 
 @pytest.mark.parametrize("state", [RUNNING, WorkloadState.PENDING])
