@@ -73,7 +73,7 @@ def status(
         return
     for one in found:
         typer.echo(plain(f"{one['name']}: {one['state']}"))
-        for line in verdict_lines(one["verdict"]):
+        for line in job_lines(one) if "now" in one else verdict_lines(one["verdict"]):
             typer.echo(f"  {line}")
     if not found:
         typer.echo("there is no GuardedTrainingJob in this namespace")
@@ -92,14 +92,29 @@ def _refuse_what_goes_to_nobody(
         raise CliError(f"--namespace, --kubeconfig and --context are of a cluster, and {url or job} is none")
 
 
-def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
-    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
+def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
+    """What `_job` found, in lines for people. A verdict that is none of now is told with its time."""
+    now, verdict = job["now"], job["verdict"]
+    if (now["level"], now["reason"]) == (verdict.get("level"), verdict.get("reason")):
+        yield from verdict_lines(verdict)
+    else:
+        yield plain(f"{now['level']}: {now['reason']}")
+        yield from verdict_lines(verdict, f"last verdict, of {verdict.get('heartbeat', 'an unknown time')}: ")
+    for one in job["conditions"]:
+        if one["type"] in _PROTECTS and one["status"] != "True" and one["message"] != now["reason"]:
+            yield plain(f"{one['type']}={one['status']} ({one['reason']}): {one['message']}")
+
+
+def verdict_lines(verdict: Mapping[str, Any] | None, before: str = "") -> Iterator[str]:
+    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out.
+
+    `before` stands before its level.
+    """
     if not verdict:
         yield "no verdict yet"
         return
-    yield plain(
-        f"{verdict.get('level', 'unknown')} ({verdict.get('code', 'unknown')}): {verdict.get('reason', '')}"
-    )
+    level, code = verdict.get("level", "unknown"), verdict.get("code", "unknown")
+    yield plain(f"{before}{level} ({code}): {verdict.get('reason', '')}")
     if verdict.get("step") is not None:
         yield plain(f"step {verdict['step']} of attempt {verdict.get('attempt', 0)}")
     counts = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
@@ -194,18 +209,25 @@ def _of_cluster(
 
 #: Fields of `status.guard` that say nothing to people: the one is opaque, the other `rlguard report` draws.
 _FOR_PROGRAMS = frozenset({"detectorState", "keptSteps"})
+#: Conditions that are told where they are not True: then something of the run's protection is missing.
+_PROTECTS = frozenset({"Guarded", "Isolated"})
+_OF_A_CONDITION = ("type", "status", "reason", "message")
 
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a job: `verdict` is the last one, `now` what is known now, as on the page."""
+    from guard_operator.page.rows import verdict_now  # of an extra, as the cluster's client
+
     status = found.get("status") or {}
     conditions = [
-        f"{c.get('type')}: {c.get('reason')}"
-        for c in status.get("conditions") or ()
-        if c.get("status") == "True"
+        {key: str(one.get(key, "")) for key in _OF_A_CONDITION} for one in status.get("conditions") or ()
     ]
-    guard = {k: v for k, v in (status.get("guard") or {}).items() if k not in _FOR_PROGRAMS}
+    hold = [f"{one['type']}: {one['reason']}" for one in conditions if one["status"] == "True"]
+    level, reason = verdict_now(status)
     return {
         "name": str(found["metadata"]["name"]),
-        "state": " | ".join([str(status.get("phase", "new")), *conditions]),
-        "verdict": guard,
+        "state": " | ".join([str(status.get("phase", "new")), *hold]),
+        "verdict": {k: v for k, v in (status.get("guard") or {}).items() if k not in _FOR_PROGRAMS},
+        "now": {"level": level, "reason": reason},
+        "conditions": conditions,
     }

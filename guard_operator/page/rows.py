@@ -37,7 +37,7 @@ def row(raw: Json) -> Json:
     """One job in the list: some 500 bytes."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     guard = status.get("guard") or {}
-    state, sentence = _verdict(status, guard)
+    state, sentence = verdict_now(status)
     return {
         "namespace": metadata["namespace"],
         "name": metadata["name"],
@@ -74,8 +74,12 @@ def details(raw: Json) -> Json:
     }
 
 
-def _verdict(status: Json, guard: Json) -> tuple[str, str]:
-    """The state of a run and the sentence for it. Without a guard that reports there is no verdict now."""
+def verdict_now(status: Json) -> tuple[str, str]:
+    """The state of a run and the sentence for it. Without a guard that reports there is no verdict now.
+
+    `rlguard status` says the same.
+    """
+    guard = status.get("guard") or {}
     conditions = {one.get("type"): one for one in status.get("conditions") or []}
     for kind in _TELLING:
         one = conditions.get(kind, {})

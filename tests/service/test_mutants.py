@@ -27,6 +27,8 @@ REPORT = Rule("guard_cli", "report/page.py", REPORTED)
 OF_A_CLUSTER = REPORTED.parents[1] / "report" / "test_report_command.py"
 EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name in ("evidence", "page"))
 
+STATUS = Rule("guard_cli", "status.py", REPORTED.parents[1] / "test_status.py")
+
 ALLOWANCE = Rule("guard_service", "engine/allowance.py", DAMAGE.with_name("test_allowance.py"))
 
 STORES_LATCHES, READS_LATCHES = (
@@ -174,6 +176,18 @@ MUTANTS: list[Mutant] = [
     (REPORT, "if not of_latch:", "if of_latch is None:"),
     (REPORT, 'return "<td>—</td>"', 'return "<td>0</td>"'),
     (KEPT, 'if content.history.get("cut_off"):', "if False:"),
+    # What is known now of a job, and what of it is history.
+    (STATUS, '(verdict.get("level"), verdict.get("reason"))', '(verdict.get("level"), now["reason"])'),
+    (STATUS, '(verdict.get("level"), verdict.get("reason"))', '(now["level"], verdict.get("reason"))'),
+    (STATUS, """        yield plain(f"{now['level']}: {now['reason']}")\n""", ""),
+    (STATUS, 'job_lines(one) if "now" in one else verdict_lines', "verdict_lines"),
+    (STATUS, 'yield plain(f"{before}{level}', 'yield plain(f"{level}'),
+    (STATUS, ' and one["message"] != now["reason"]', ""),
+    (STATUS, ' and one["status"] != "True" and', " and"),
+    (STATUS, ' and one["status"] != "True" and', ' and one["status"] == "False" and'),
+    (STATUS, 'frozenset({"Guarded", "Isolated"})', 'frozenset({"Guarded"})'),
+    (STATUS, 'frozenset({"Guarded", "Isolated"})', 'frozenset({"Isolated"})'),
+    (STATUS, """if one["status"] == "True"]""", "]"),
     (EVIDENCE, "cut_off=verdict.rounds > len(rounds)", "cut_off=False"),
     (EVIDENCE, "latch = fire or halt", "latch = fire"),
     (EVIDENCE, '"of_rounds": steps is None', '"of_rounds": True'),

@@ -1,0 +1,125 @@
+"""`rlguard status` of a job: what is known now, and the last verdict as history where nobody judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from guard_cli import status
+from guard_cli.status import _job, job_lines
+from guard_operator.page.rows import row
+
+Json = dict[str, Any]
+AT = "2026-01-01T00:00:00Z"
+HEALTHY = {"level": "healthy", "code": "ok", "reason": "no rule has found anything", "heartbeat": AT}
+
+
+def condition(type_: str, status: str, reason: str, message: str = "") -> Json:
+    return {
+        "type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": AT
+    }  # fmt: skip
+
+
+NOT_FIRED = condition("Fired", "False", "NotFired", "The guard reports and has not fired.")
+ISOLATED = condition("Isolated", "True", "StrictIsolation")
+
+
+def a_job(*conditions: Json, phase: str = "Running", **guard: Any) -> Json:
+    status = {"phase": phase, "conditions": list(conditions), "guard": HEALTHY | guard}
+    return {"metadata": {"name": "run", "namespace": "ns", "uid": "u"}, "status": status}
+
+
+def lines(raw: Json) -> list[str]:
+    return [*job_lines(_job(raw))]
+
+
+def test_a_verdict_of_now_is_told_as_it_is() -> None:
+    assert lines(a_job(NOT_FIRED, ISOLATED, step=7)) == [
+        "healthy (ok): no rule has found anything",
+        "step 7 of attempt 0",
+    ]
+
+
+def test_a_level_that_nobody_knows_is_none_of_now() -> None:
+    told = lines(a_job(NOT_FIRED, level="splendid"))
+    assert told[0].startswith("unknown: ") and told[1].startswith(f"last verdict, of {AT}: splendid (ok): ")
+
+
+UNGUARDED = condition("Guarded", "False", "GuardMissing", "rank 0 runs in pod run-0 without its guard")
+AWAY = condition("Fired", "Unknown", "GuardNotRunning", "there is no verdict now: no guard runs")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "now"),
+    [
+        ([UNGUARDED, AWAY], f"unknown: {UNGUARDED['message']}"),
+        ([AWAY], f"unknown: {AWAY['message']}"),
+        (
+            [NOT_FIRED, condition("GuardSilent", "True", "GuardSilent", "no heartbeat")],
+            "unknown: no heartbeat",
+        ),
+        ([NOT_FIRED, condition("Halted", "True", "GuardSilent", "no heartbeat")], "halted: no heartbeat"),
+        ([NOT_FIRED, condition("Failed", "True", "WorkloadFailed", "exit 1")], "unknown: exit 1"),
+        ([NOT_FIRED, condition("Succeeded", "True", "NotJudged", "2 failed")], "unknown: 2 failed"),
+        ([NOT_FIRED, condition("Succeeded", "True", "WorkloadSucceeded", "done")], "healthy: done"),
+        ([condition("Fired", "True", "HackingGap", "step 4: gap")], "fired: step 4: gap"),
+        ([], "unknown: the operator has not looked at it yet"),
+    ],
+    ids=str,
+)
+def test_where_nobody_judges_the_last_verdict_is_history(conditions: list[Json], now: str) -> None:
+    """It says the same as the operator's page."""
+    raw = a_job(*conditions)
+    assert lines(raw) == [now, f"last verdict, of {AT}: healthy (ok): no rule has found anything"]
+    assert now == f"{row(raw)['state']}: {row(raw)['verdict']}"
+
+
+def test_a_job_without_a_verdict() -> None:
+    raw = a_job(UNGUARDED)
+    del raw["status"]["guard"]
+    assert lines(raw) == [f"unknown: {UNGUARDED['message']}", "no verdict yet"]
+    del raw["status"]
+    assert lines(raw) == ["unknown: the operator has not looked at it yet", "no verdict yet"]
+    assert _job(raw)["state"] == "new"
+
+
+def test_what_does_not_protect_the_run_is_told_too() -> None:
+    exposed = condition("Isolated", "False", "Attached", "not protected: nobody checked the pods")
+    changed = condition("Guarded", "False", "GuardChanged", "the guard differs")
+    unread = condition("Guarded", "Unknown", "UnsupportedKind", "a Thing cannot be guarded")
+    assert lines(a_job(NOT_FIRED, exposed))[1:] == [
+        "Isolated=False (Attached): not protected: nobody checked the pods"
+    ]
+    silent = condition("GuardSilent", "True", "GuardSilent", "no heartbeat")
+    assert lines(a_job(silent, changed))[2:] == ["Guarded=False (GuardChanged): the guard differs"]
+    assert lines(a_job(NOT_FIRED, unread))[1:] == [
+        "Guarded=Unknown (UnsupportedKind): a Thing cannot be guarded"
+    ]
+    assert lines(a_job(changed, NOT_FIRED))[2:] == [], "it is said once"
+
+
+def test_the_command_prints_these_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = a_job(UNGUARDED, ISOLATED)
+    monkeypatch.setattr(status, "_of_cluster", lambda *_: [_job(raw)])
+    status.status("run")
+    shown = ["run: Running | Isolated: StrictIsolation", *(f"  {line}" for line in lines(raw))]
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_json_has_what_it_had_and_what_is_known_now() -> None:
+    found = _job(a_job(NOT_FIRED, ISOLATED, UNGUARDED, detectorState="x", keptSteps="{}"))
+    assert (found["name"], found["state"]) == ("run", "Running | Isolated: StrictIsolation")
+    assert found["verdict"] == HEALTHY
+    assert found["now"] == {"level": "unknown", "reason": UNGUARDED["message"]}
+    assert found["conditions"][2] == {
+        "type": "Guarded", "status": "False", "reason": "GuardMissing", "message": UNGUARDED["message"]
+    }  # fmt: skip
+
+
+def test_what_could_steer_a_terminal_is_not_printed() -> None:
+    hostile = condition("Isolated", "False", "\x1b[31m", "a\nb")
+    raw = a_job(hostile, condition("Halted", "True", "GuardHalt", "\x1b[2J\n"), heartbeat="\x07")
+    assert all(line.isprintable() for line in lines(raw))
