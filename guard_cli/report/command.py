@@ -19,10 +19,10 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_cli.report.ending import how_it_ended
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, read_object
-from guard_core.ending import fired_at
-from guard_core.wire import Level, Verdict
+from guard_core.terminal import plain
 
 EXIT_CODES = {
     0: "the page is written",
@@ -61,7 +61,7 @@ def report(
         out.write_text(_page(evidence) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"--out {out} cannot be written: {error.strerror or error}") from None
-    typer.echo(f"{out}: {_headline(evidence.verdict)}")
+    typer.echo(plain(f"{out}: {how_it_ended(evidence).headline}"))
 
 
 def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None = None) -> Any:
@@ -108,16 +108,15 @@ def _page(evidence: Evidence) -> str:
 def _banner(evidence: Evidence) -> Any:
     from guard_service.dashboard.page import Banner
 
-    verdict = evidence.verdict
-    state = Level.FIRED if verdict.fire else Level.WARNING if verdict.halt else verdict.level
+    verdict, ended = evidence.verdict, how_it_ended(evidence)
     latched = f"Step {verdict.latch_step} of attempt {verdict.latch_attempt}. " if verdict.stop else ""
     return Banner(
         name=evidence.job or "a run",
         when=f"report · evidence of {evidence.collected_at or 'a time that is not known'}",
-        state=state,
-        word="halted" if verdict.halt else state.value,
-        headline=_headline(verdict),
-        reason=verdict.reason,
+        state=ended.state,
+        word=ended.word,
+        headline=ended.headline,
+        reason=ended.reason,
         since=f"{latched}A run on a cluster: what follows is {_what_follows(evidence)}.",
     )
 
@@ -127,15 +126,6 @@ def _what_follows(evidence: Evidence) -> str:
         return "its evaluation rounds; its steps were not kept"
     kept, total = len(evidence.steps.steps), evidence.steps.total
     return f"its evaluation rounds and {'its' if kept == total else f'{kept:,} of its {total:,}'} steps"
-
-
-def _headline(verdict: Verdict) -> str:
-    if verdict.fire:
-        fired = fired_at(verdict.latch_step, verdict.code)
-        return f"{fired[0].upper()}{fired[1:]}"
-    if verdict.halt:
-        return f"Halted at step {verdict.latch_step}"
-    return f"Not stopped; last verdict {verdict.level.value}"
 
 
 def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,17 @@ MAX_DEPTH = 16
 _CAPITAL = re.compile("[A-Z]")
 _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
 POLICY, ROLLOUTS, STEPS, COLLECTED = "policy.yaml", "rollouts.json", "steps.jsonl", "collected-at"
+CONDITIONS = "conditions.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What the operator said of the job when its evidence was collected."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class Evidence:
     Fields:
         job: name of the job, for people; "" if it is not known.
         collected_at: when it was collected, as the operator wrote it.
+        conditions: none where an older operator did not keep them.
         history: for `ReportContent`; its steps are rounds where no steps were kept.
         lines: steps and rounds, for `plot.draw`.
         steps: what was kept of them; None where the guard had not told them.
@@ -47,6 +59,7 @@ class Evidence:
     job: str
     collected_at: str
     verdict: Verdict
+    conditions: tuple[Condition, ...]
     history: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
     steps: KeptSteps | None
@@ -73,6 +86,7 @@ def read_evidence(config_map: Any) -> Evidence:
         job=_words(_object(metadata.get("labels")).get("rlguard.dev/job")),
         collected_at=_words(data.get(COLLECTED)),
         verdict=verdict,
+        conditions=tuple(_conditions(_json(data.get(CONDITIONS)))),
         history=_history(rounds, steps, cut_off=verdict.rounds > len(rounds)),
         lines=_lines(rounds, steps),
         steps=steps,
@@ -115,6 +129,12 @@ def _verdict(status: Mapping[str, Any], best: Any) -> Verdict:
             wrong = str(error.errors()[0]["loc"][0])
             del known[wrong]
             known.setdefault("level", Level.UNKNOWN)
+
+
+def _conditions(kept: Any) -> Iterator[Condition]:
+    for one in kept if isinstance(kept, list) else ():
+        of = _object(one)
+        yield Condition(*(_words(of.get(key)) for key in ("type", "status", "reason", "message")))
 
 
 def _rounds(text: Any) -> Iterator[Mapping[str, Any]]:

@@ -48,7 +48,7 @@ from guard_operator.reconcile.inject import (
 from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of
+from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of, with_conditions
 from guard_operator.runtime.client import (
     KUEUE_WORKLOADS,
     PODS,
@@ -357,8 +357,12 @@ class Actuator:
     def _capture(
         self, snapshot: Snapshot, action: CaptureEvidence, report: Report
     ) -> tuple[Report, list[Transition]]:
-        """What was collected meanwhile goes into the report; nothing is waited for."""
-        if (name := self._evidence.collect(snapshot, action.final)) is None:
+        """What was collected meanwhile goes into the report; nothing is waited for.
+
+        The status may not say yet how the run ended, so what is decided goes with it.
+        """
+        decided = replace(snapshot, job=with_conditions(snapshot.job, report.conditions))
+        if (name := self._evidence.collect(decided, action.final)) is None:
             return report, []
         message = f"verdict, history, log tails and last good checkpoint are in ConfigMap {name}"
         return replace(report, evidence=name), [Transition("Normal", Reason.EVIDENCE_CAPTURED, message)]

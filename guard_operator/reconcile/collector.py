@@ -19,7 +19,7 @@ from guard_core.policy import Policy
 from guard_operator.api import names
 from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence, evidence_name
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
-from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, with_conditions
 from guard_operator.runtime.client import CONFIG_MAPS, Client, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
@@ -101,9 +101,14 @@ class EvidenceCollector:
         return evidence_name(job)
 
     def _whole(self, job: Job) -> tuple[Job, Policy | None]:
-        """The job with its history, which no cache has, and its policy; as it is known if it is gone."""
+        """The job with its history, which no cache has, and its policy; as it is known if it is gone.
+
+        Its conditions are those that came with it: they may not have been written yet.
+        """
         raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        return (job, None) if raw is None else (parse_job(raw), read_policy(raw))
+        if raw is None:
+            return job, None
+        return with_conditions(parse_job(raw), job.status.conditions), read_policy(raw)
 
     def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str | ClusterError]:
         """Ends of the logs of trainer and guard, or why one cannot be read now."""

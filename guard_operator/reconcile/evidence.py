@@ -2,10 +2,10 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the evaluation rounds of the status, the policy of the run, the last good checkpoint,
-what the model wrote, the ends of the logs of the trainer and of the guard, and a part of the steps, which
-takes the room that all else leaves; `rlguard report` turns it into a page. The object is written once; a
-later attempt finds it and leaves it.
+It holds the verdict, the job's conditions, by which it ended, the evaluation rounds of the status, the policy
+of the run, the last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the
+guard, and a part of the steps, which takes the room that all else leaves; `rlguard report` turns it into a
+page. The object is written once; a later attempt finds it and leaves it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from guard_operator.runtime.client import CONFIG_MAPS, Json
 #: steps have what is left of `EVIDENCE_BYTES`.
 LOG_BYTES = 64 * 1024
 HISTORY_BYTES = 32 * 1024
+#: Bytes kept of the message of one condition.
+CONDITION_BYTES = 1024
 EVIDENCE_BYTES = 248 * 1024
 
 
@@ -41,7 +43,7 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
     """The ConfigMap.
 
     Args:
-        job: the job that is being stopped, or has ended.
+        job: the job that is being stopped, or has ended, with the conditions that say so.
         policy: that of the run; None if it is not known.
         logs: log tails by file name.
         now: when it was collected, UTC.
@@ -53,6 +55,7 @@ def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
+        "conditions.json": _conditions(job),
         "history.jsonl": _tail(rounds, HISTORY_BYTES),
         **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
@@ -81,9 +84,22 @@ def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None)
     return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
 
 
+def _conditions(job: Job) -> str:
+    """How the run ended, which no verdict says, and what else was said of it then."""
+    conditions = [
+        {"type": one.type, "status": one.status, "reason": one.reason, "message": _head(one.message)}
+        for one in job.status.conditions
+    ]
+    return json.dumps(conditions, indent=2, ensure_ascii=False)
+
+
 def _rollouts(guard: GuardStatus) -> str:
     """What the policy wrote, for people: as JSON, so that no text of it can look like another field."""
     return json.dumps([_json(one) for one in guard.rollouts], indent=2, ensure_ascii=False)
+
+
+def _head(message: str) -> str:
+    return message.encode("utf-8", "replace")[:CONDITION_BYTES].decode("utf-8", "ignore")
 
 
 def _tail(text: str, limit: int) -> str:

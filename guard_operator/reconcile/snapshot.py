@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum, StrEnum, auto
@@ -247,6 +247,11 @@ def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
     """The job with another spec of its workload."""
     template = job.spec.made_from.model_copy(update={"spec": spec})
     return replace(job, spec=job.spec.model_copy(update={"template": template}))
+
+
+def with_conditions(job: Job, conditions: Iterable[ConditionStatus]) -> Job:
+    """The job with these conditions in its status."""
+    return replace(job, status=job.status.model_copy(update={"conditions": list(conditions)}))
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -25,7 +25,9 @@ PAGE = Rule("guard_service", "dashboard/page.py", REPORTED)
 REPORT = Rule("guard_cli", "report/page.py", REPORTED)
 
 OF_A_CLUSTER = REPORTED.parents[1] / "report" / "test_report_command.py"
-EVIDENCE, KEPT = (Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name in ("evidence", "page"))
+EVIDENCE, KEPT, ENDED = (
+    Rule("guard_cli", f"report/{name}.py", OF_A_CLUSTER) for name in ("evidence", "page", "ending")
+)
 
 STATUS = Rule("guard_cli", "status.py", REPORTED.parents[1] / "test_status.py")
 
@@ -176,6 +178,21 @@ MUTANTS: list[Mutant] = [
     (REPORT, "if not of_latch:", "if of_latch is None:"),
     (REPORT, 'return "<td>—</td>"', 'return "<td>0</td>"'),
     (KEPT, 'if content.history.get("cut_off"):', "if False:"),
+    # How it ended, which no verdict says.
+    (
+        EVIDENCE,
+        "    for one in kept if isinstance(kept, list) else ():\n        of =",
+        "    for one in kept or ():\n        of =",
+    ),
+    (ENDED, "    if verdict.fire:\n", "    if False:\n"),
+    (ENDED, "    if verdict.halt:\n", "    if False:\n"),
+    (ENDED, ' if one.status == "True"}', "}"),
+    (ENDED, "for kind in _ENDS if kind in true), None)", "for kind in true if kind in _ENDS), None)"),
+    (ENDED, """    "Halted": (Level.WARNING, "halted", "Halted ({reason})"),\n""", ""),
+    (ENDED, 'if noted.reason == "WorkloadSucceeded":', "if True:"),
+    (ENDED, 'if noted.reason == "WorkloadSucceeded":', "if False:"),
+    (ENDED, 'return Ended(Level.UNKNOWN, "unknown", _with', 'return Ended(verdict.level, "unknown", _with'),
+    (ENDED, "reason=noted.reason)), noted.message)", "reason=noted.reason)), verdict.reason)"),
     # What is known now of a job, and what of it is history.
     (STATUS, '(verdict.get("level"), verdict.get("reason"))', '(verdict.get("level"), now["reason"])'),
     (STATUS, '(verdict.get("level"), verdict.get("reason"))', '(now["level"], verdict.get("reason"))'),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
+from guard_cli.report.ending import how_it_ended
 from guard_cli.report.evidence import read_evidence
 from guard_cli.run.report import page as page_of_one_machine
 from guard_cli.saved import read_object
@@ -120,17 +121,25 @@ def with_steps(total: int = 40) -> dict[str, Any]:
     return kept(policy=Policy(), steps=written_steps(lines, FIGURES, total))
 
 
+def condition(kind: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
+    said = {"type": kind, "status": status, "reason": reason, "message": message}
+    return said | {"lastTransitionTime": NOW.isoformat()}
+
+
 def kept(
     verdict: Verdict = FIRED,
     latches: tuple[Latch, ...] = (LATCH,),
     policy: Policy | None = None,
     steps: str | None = None,
+    ended: tuple[str, str, str] | None = None,
 ) -> dict[str, Any]:
-    """The ConfigMap that the operator keeps of what the guard reported."""
+    """The ConfigMap that the operator keeps of what the guard reported. `ended`: type, reason and message."""
     from guard_core.judge import Judge
 
     known = Known(verdict, latches, Judge(Policy()).to_state(), ROUNDS, kept_steps=steps)
-    status = Status.model_validate({"guard": guard_status(known, {}, NOW)})
+    conditions = [condition("Guarded", "WorkloadCreated", "its guard"), condition("Failed", "x", "", "False")]
+    conditions += [condition(*ended)] if ended else []
+    status = Status.model_validate({"guard": guard_status(known, {}, NOW), "conditions": conditions})
     job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
     body: dict[str, Any] = json.loads(json.dumps(build_evidence(job, policy, {"trainer.log": "bye"}, NOW)))
     return body
@@ -259,6 +268,83 @@ def test_a_halt_and_a_run_that_ended_well() -> None:
         | {"level": Level.HEALTHY, "reason": "fine"}
     )
     assert read_evidence(kept(well, ())).verdict == well
+
+
+WELL = FIRED.model_copy(
+    update={"fire": False, "stop": False, "latch_step": None, "latch_attempt": None, "code": Code.OK}
+    | {"level": Level.HEALTHY, "reason": "no rule has found anything"}
+)
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "word", "headline"),
+    [
+        (("Halted", "GuardSilent", "no heartbeat"), "warning", "halted", "Halted (GuardSilent)"),
+        (("Failed", "WorkloadFailed", "exit 137"), "unknown", "failed", "The trainer failed by itself"),
+        (("Disrupted", "Evicted", "pod run-0"), "unknown", "disrupted", "Disrupted (Evicted)"),
+        (
+            ("Succeeded", "NotJudged", "2 of 5"),
+            "unknown",
+            "not judged",
+            "The trainer finished, but NOT JUDGED",
+        ),
+        (
+            ("Succeeded", "CheckpointsLeft", "2"),
+            "unknown",
+            "not judged",
+            "The trainer finished, but NOT JUDGED",
+        ),
+        (
+            ("Succeeded", "WorkloadSucceeded", "all judged"),
+            "healthy",
+            "finished",
+            "The trainer finished without a fire, and all of it was judged",
+        ),
+        (("Fired", "HackingGap", "step 4: gap"), "fired", "fired", "Fired (HackingGap)"),
+    ],
+    ids=str,
+)
+def test_how_it_ended_comes_before_the_last_verdict(
+    ended: tuple[str, str, str], state: str, word: str, headline: str
+) -> None:
+    """A run that was halted for its guard's silence has a healthy verdict, and was not well."""
+    evidence = read_evidence(kept(WELL, (), ended=ended))
+    page = _page(evidence)
+    said = f"{headline}; last verdict healthy"
+    assert (how_it_ended(evidence).headline, how_it_ended(evidence).state) == (said, state)
+    assert f'data-state="{state}"' in page and f'<p class="level" id="level">{word}</p>' in page
+    assert f">{said}</" in page and f">{ended[2]}</" in page
+    assert "(<code>ok</code>): no rule has found anything" in page, "the verdict is told as one of a row"
+
+
+def test_a_fire_comes_before_however_it_ended_else() -> None:
+    for ended in (("Halted", "GuardSilent", "x"), ("Succeeded", "WorkloadSucceeded", "x"), None):
+        evidence = read_evidence(kept(ended=ended))
+        assert how_it_ended(evidence).headline == "Fired at step 40: evidence of reward hacking"
+        assert how_it_ended(evidence).reason == FIRED.reason
+    both = kept(WELL, (), ended=("Halted", "GuardSilent", "x"))
+    said = [condition("Failed", "WorkloadFailed", "y"), *json.loads(both["data"]["conditions.json"])]
+    both["data"]["conditions.json"] = json.dumps(said)
+    assert how_it_ended(read_evidence(both)).word == "halted"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "{}", "[]", "7", "[1]", '[{"type": ["Failed"], "status": "True"}]', "[" * 100_000],
+    ids=str,
+)
+def test_evidence_that_does_not_say_how_it_ended_is_not_healthy(text: str | None) -> None:
+    """That of an older operator has no conditions."""
+    body = kept(WELL, ())
+    del body["data"]["conditions.json"]
+    if text is not None:
+        body["data"]["conditions.json"] = text
+    evidence = read_evidence(body)
+    page = _page(evidence)
+    said = how_it_ended(evidence)
+    assert said.headline == "How it ended is not kept; last verdict healthy" and said.state is Level.UNKNOWN
+    assert f">{said.headline}</" in page
+    assert ">no rule has found anything</" in page
 
 
 def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

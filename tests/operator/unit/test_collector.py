@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.types import ConditionStatus, Phase, Spec, Status
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.collector import EvidenceCollector, seconds_of_try
+from guard_operator.reconcile.decision import CaptureEvidence, Report
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import TransportError
 
 Json = dict[str, Any]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
     "template": {
         "apiVersion": "batch/v1",
@@ -43,11 +49,12 @@ class Cluster:
 
     def __init__(self, *silent: str) -> None:
         self.made: list[Json] = []
+        self.job: Json | None = None
         self._silent = silent
         self._both = threading.Barrier(2, timeout=30)
 
-    def get(self, *_place: Any) -> None:
-        return None
+    def get(self, *_place: Any) -> Json | None:
+        return self.job
 
     def log_tail(self, namespace: str, pod: str, container: str, *_bounds: Any) -> str:
         self._both.wait()
@@ -144,3 +151,37 @@ def test_a_guard_apart_that_waits_for_a_node_hides_no_log_of_the_trainer() -> No
     snapshot = replace(SNAPSHOT, pods=(waits, trains))
     assert EvidenceCollector(cast(Client, cluster))._write(snapshot, False, 1.0) is not None
     assert cluster.made[0]["data"]["trainer.log"] == "ns run-0 train"
+
+
+END = ConditionStatus(
+    type="Disrupted", status="True", reason="WorkloadDeleted", message="m", last_transition_time=NOW
+)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_how_it_ended_is_kept_as_it_was_decided(there: bool) -> None:
+    """The end of a run that nobody stopped is written into its status after the evidence is asked for."""
+    cluster, asked = Cluster(), list[tuple[Snapshot, bool]]()
+    status = {"guard": {"reason": "of now"}, "conditions": []}
+    metadata = {
+        "name": "run",
+        "namespace": "ns",
+        "uid": "0123456789",
+        "resourceVersion": "2",
+        "generation": 1,
+    }
+    cluster.job = {"metadata": metadata, "spec": SPEC, "status": status} if there else None
+
+    class Asked:
+        def collect(self, snapshot: Snapshot, final: bool) -> None:
+            asked.append((snapshot, final))
+
+    none = cast(Any, None)
+    acts = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, cast(Any, Asked()), none, none)
+    acts._capture(SNAPSHOT, CaptureEvidence(final=True), Report(Phase.DISRUPTED, (END,)))
+    [(snapshot, final)] = asked
+    assert EvidenceCollector(cast(Client, cluster))._write(snapshot, final, 1.0) is not None
+    data = cluster.made[0]["data"]
+    assert [one["reason"] for one in json.loads(data["conditions.json"])] == ["WorkloadDeleted"]
+    assert ("of now" in data["verdict.json"]) is there
+    assert SNAPSHOT.job.status.conditions == []

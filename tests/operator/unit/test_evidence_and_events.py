@@ -13,9 +13,10 @@ import yaml
 from guard_core.apply_body import apply_body
 from guard_core.policy import Policy
 from guard_core.thinning import MAX_KEPT_STEPS
+from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import ConditionStatus, Spec, Status
 from guard_operator.reconcile.events import transitions
-from guard_operator.reconcile.evidence import LOG_BYTES, build_evidence
+from guard_operator.reconcile.evidence import CONDITION_BYTES, LOG_BYTES, build_evidence
 from guard_operator.reconcile.snapshot import Job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -53,6 +54,19 @@ def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
     assert data["trainer.log"] == "bye"
 
 
+def ended(of: Job, *conditions: ConditionStatus) -> Job:
+    return replace(of, status=of.status.model_copy(update={"conditions": list(conditions)}))
+
+
+def test_evidence_says_how_the_run_ended() -> None:
+    """The verdict of a run that was halted, failed or was taken away is that of one that is well."""
+    one = ended(job(reason="r"), condition("Halted", "True", "GuardSilent"), condition("Fired", "Unknown"))
+    assert json.loads(build_evidence(one, None, {}, NOW)["data"]["conditions.json"]) == [
+        {"type": "Halted", "status": "True", "reason": "GuardSilent", "message": "m"},
+        {"type": "Fired", "status": "Unknown", "reason": "R", "message": "m"},
+    ]
+
+
 ROLLOUT = {"moments": ["start"], "attempt": 0, "step": 1, "prompt": "6*7=", "completion": "42", "reward": 1.0}
 
 
@@ -71,8 +85,14 @@ def test_evidence_can_be_read_by_people_of_any_language() -> None:
         bestCheckpoint=CHECKPOINT | {"path": "/模型"},
         rollouts=[ROLLOUT | {"prompt": "六"}],
     )
-    body = build_evidence(one, None, {}, NOW)
-    for name, word in (("verdict", "奖励上升"), ("last-good-checkpoint", "/模型"), ("rollouts", '"六"')):
+    said = condition("Failed", "True").model_copy(update={"message": "内存"})
+    body = build_evidence(ended(one, said), None, {}, NOW)
+    for name, word in (
+        ("verdict", "奖励上升"),
+        ("last-good-checkpoint", "/模型"),
+        ("rollouts", '"六"'),
+        ("conditions", "内存"),
+    ):
         assert word in body["data"][f"{name}.json"]
     assert yaml.safe_load(apply_body(body)) == body
 
@@ -103,9 +123,13 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
         fire=latch,
         halt=latch,
     )
+    longest = [condition(kind, "Unknown", "R" * 63) for kind in ConditionType]
+    full = ended(full, *(one.model_copy(update={"message": "é" * 32768}) for one in longest))
     body = build_evidence(full, Policy(), {"trainer.log": text, "guard.log": text}, NOW)
     assert body["data"]["trainer.log"].endswith("end")
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
+    kept = json.loads(body["data"]["conditions.json"])
+    assert {len(one["message"]) for one in kept} == {CONDITION_BYTES // 2}
 
     steps = "\n".join(["head", *(f"{n:03}" + "é" * 61 for n in range(1, 257))])
     assert MAX_KEPT_STEPS - 600 < len(steps.encode()) <= MAX_KEPT_STEPS
@@ -114,7 +138,7 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
     assert len(json.dumps(told, ensure_ascii=False).encode()) < 256 * 1024
     fewer = told["data"].pop("steps.jsonl").split("\n")
     assert told["data"] == more, "steps go before all else"
-    assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) == 129
+    assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) == 33
 
 
 def build(of: Job, steps: str, logs: dict[str, str]) -> Any:

@@ -76,7 +76,7 @@ COMPOSED_SEES, COMPOSED_MADE, COMPOSED_ACTS = (
 COMPOSED_REVIEWED, COMPOSED_REFUSED = (
     rule(f"{name}.py", "test_trainjob_adapter.py") for name in ("review", "refusals")
 )
-COLLECTS = rule("collector.py", "test_collector.py")
+COLLECTS, COLLECTS_FOR = (rule(f"{name}.py", "test_collector.py") for name in ("collector", "actuate"))
 CONFLICTS = Rule("guard_operator", "runtime/manager.py", HERE / "test_conflicts.py")
 EVIDENCE = rule("evidence.py", "test_evidence_and_events.py")
 COMPOSED_READS = rule("targets.py", "test_composed.py")
@@ -1001,6 +1001,10 @@ MUTANTS: list[Mutant] = [
     (SLIM, "*(label for adapter in ADAPTERS for label in adapter.pod_labels)", ""),
     (SLIM, '"detectorState", "historyTail"', '"detectorState", "historyTail", "step"'),
     (SLIM, '"rollouts", "keptSteps"})', '"rollouts"})'),
+    (EVIDENCE, '"message": _head(one.message)', '"message": one.message'),
+    (EVIDENCE, '        "conditions.json": _conditions(job),\n', ""),
+    (COLLECTS, "return with_conditions(parse_job(raw), job.status.conditions)", "return parse_job(raw)"),
+    (COLLECTS_FOR, "job=with_conditions(snapshot.job, report.conditions))", ")"),
     (EVIDENCE, "EVIDENCE_BYTES - size(*data.values())", "EVIDENCE_BYTES"),
     (EVIDENCE, "if steps else {}", "if False else {}"),
     (EVIDENCE, ', "rollouts", "kept_steps"}', ', "rollouts"}'),

@@ -1,0 +1,58 @@
+"""How a run on a cluster ended, in the words of its report. Pure.
+
+What the operator noted comes before the last verdict: a run that was halted for its guard's silence, that
+failed or that was taken away may have a healthy one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guard_cli.report.evidence import Condition, Evidence
+from guard_core.ending import fired_at
+from guard_core.wire import Level, Verdict
+
+#: By the type of the condition, the one that counts most first; which success it is says its reason.
+_ENDS = {
+    "Fired": (Level.FIRED, "fired", "Fired ({reason})"),
+    "Halted": (Level.WARNING, "halted", "Halted ({reason})"),
+    "Disrupted": (Level.UNKNOWN, "disrupted", "Disrupted ({reason})"),
+    "Failed": (Level.UNKNOWN, "failed", "The trainer failed by itself"),
+    "Succeeded": (Level.UNKNOWN, "not judged", "The trainer finished, but NOT JUDGED"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """For the top of the page: the colour, the word above the headline, the headline, and the reason."""
+
+    state: Level
+    word: str
+    headline: str
+    reason: str
+
+
+def how_it_ended(evidence: Evidence) -> Ended:
+    """The first that holds: a fire, a halt, another end, and that nobody kept how it ended."""
+    verdict = evidence.verdict
+    if verdict.fire:
+        fired = fired_at(verdict.latch_step, verdict.code)
+        return Ended(Level.FIRED, "fired", f"{fired[0].upper()}{fired[1:]}", verdict.reason)
+    if verdict.halt:
+        return Ended(Level.WARNING, "halted", f"Halted at step {verdict.latch_step}", verdict.reason)
+    true = {one.type: one for one in evidence.conditions if one.status == "True"}
+    noted = next((true[kind] for kind in _ENDS if kind in true), None)
+    if noted is None:
+        return Ended(Level.UNKNOWN, "unknown", _with(verdict, "How it ended is not kept"), verdict.reason)
+    state, word, headline = _of_success(noted) if noted.type == "Succeeded" else _ENDS[noted.type]
+    return Ended(state, word, _with(verdict, headline.format(reason=noted.reason)), noted.message)
+
+
+def _of_success(noted: Condition) -> tuple[Level, str, str]:
+    if noted.reason == "WorkloadSucceeded":
+        return Level.HEALTHY, "finished", "The trainer finished without a fire, and all of it was judged"
+    return _ENDS["Succeeded"]
+
+
+def _with(verdict: Verdict, headline: str) -> str:
+    return f"{headline}; last verdict {verdict.level.value}"
