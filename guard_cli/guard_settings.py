@@ -18,6 +18,7 @@ import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra, missing_vllm
+from guard_core.service_links import without_service_links
 
 if TYPE_CHECKING:
     from guard_core.wording import Named, Place
@@ -355,8 +356,8 @@ def is_set(name: str, config: Mapping[str, Any]) -> bool:
     """Whether the file, or the environment, has this setting."""
     from guard_service.settings import ENV_PREFIX
 
-    variable = ENV_PREFIX + name.upper()
-    return name in config or any(one == variable or one.startswith(f"{variable}__") for one in os.environ)
+    variable, own = ENV_PREFIX + name.upper(), without_service_links(os.environ)
+    return name in config or any(one == variable or one.startswith(f"{variable}__") for one in own)
 
 
 def to_environment(settings: GuardSettings) -> dict[str, str]:

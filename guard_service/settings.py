@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 from pydantic_settings import SettingsError as SourceError
 
 from guard_core.feed import Feed
 from guard_core.loopback import is_loopback
 from guard_core.policy import Policy
+from guard_core.service_links import is_service_link, without_service_links
 from guard_core.wording import Named, Place, sentences, unknown
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import SettingsError
@@ -133,6 +139,23 @@ class GuardSettings(BaseSettings):
         None, description="The job to report to on a cluster; the operator sets it."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """As ever, but of the environment nothing that Kubernetes made of a Service."""
+        assert isinstance(env_settings, EnvSettingsSource)
+        found = env_settings.env_vars.items()  # with names in lower case
+        env_settings.env_vars = {
+            name: value for name, value in found if not is_service_link(name.upper(), value or "")
+        }
+        return init_settings, env_settings, dotenv_settings, file_secret_settings
+
     @model_validator(mode="after")
     def _one_source_per_token(self) -> Self:
         for name in ("ingest_token", "read_token"):
@@ -218,10 +241,10 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
     Raises:
         SettingsError: naming every setting that is wrong or unknown.
     """
-    known = list(GuardSettings.model_fields)
+    known, own = list(GuardSettings.model_fields), without_service_links(os.environ)
     wrong = [
         unknown(place, [variable((name,)) for name in known], lambda place: place[0])
-        for place in sorted((name,) for name in os.environ if name.startswith(ENV_PREFIX))
+        for place in sorted((name,) for name in own if name.startswith(ENV_PREFIX))
         if place[0].removeprefix(ENV_PREFIX).lower().split("__")[0] not in known
     ]
     # What reads the environment minds no case: `Port` would win over `port`.

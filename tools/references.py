@@ -545,7 +545,9 @@ def settings() -> Iterator[str]:
     yield "## The guard process"
     yield ""
     yield "`python -m guard_service` (and `rlguard serve`) read environment variables. `__` separates the"
-    yield "levels of a nested setting; an empty variable counts as not set; an unknown one is an error."
+    yield "levels of a nested setting; an empty variable counts as not set; an unknown one is an error. Those"
+    yield "that Kubernetes makes of the Services of a namespace, such as `RLGUARD_GUARD_PORT=tcp://10.0.0.7:8470`"
+    yield "of one named `rlguard-guard`, are passed over."
     yield ""
     yield from _table(
         _SETTING_COLUMNS,

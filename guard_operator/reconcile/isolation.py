@@ -65,10 +65,14 @@ POD: Decisions = {
     ),
     **_each(
         Says.ALLOWED,
-        "dnsConfig dnsPolicy enableServiceLinks hostAliases hostname hostnameOverride setHostnameAsFQDN "
-        "subdomain",
+        "dnsConfig dnsPolicy hostAliases hostname hostnameOverride setHostnameAsFQDN subdomain",
         "a wrong name leads the guard nowhere: what it calls, API server and https endpoint, shows a "
         "certificate",
+    ),
+    **_each(
+        Says.ALLOWED,
+        "enableServiceLinks",
+        "no variable that Kubernetes makes of a Service is a setting of the guard, whatever it is called",
     ),
     **_each(
         Says.ALLOWED,

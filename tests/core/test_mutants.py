@@ -28,6 +28,9 @@ COUNT = rule("step_count.py", "test_judge.py")
 EVALUATION = rule("evaluation.py", "test_evaluation.py")
 NOTICES = rule("notices.py", "test_notices.py")
 WIRE = rule("wire.py", "test_evaluation.py")
+LINKS = Rule(
+    "guard_core", "service_links.py", HERE / "test_service_links.py", (HERE.parent / "service_links.py",)
+)
 ENDING = rule("ending.py", "test_ending.py")
 BASELINE = rule("detectors/baseline.py", "test_dispersion.py")
 FAST = rule("detectors/fast.py", "test_dispersion.py")
@@ -714,6 +717,25 @@ MUTANTS: list[Mutant] = [
     (ATTEMPTS, "former is None or made < 1", "former is None or not made"),
     (ATTEMPTS, "self.taken >= MOST_STARTS", "self.taken > MOST_STARTS"),
     (ATTEMPTS, "        self.taken += 1\n", ""),
+    # What Kubernetes makes of a Service.
+    (LINKS, r'_ADDRESS = r"[\da-fA-F.:]+"', r'_ADDRESS = r"[\d.]+"'),
+    (LINKS, r'_ADDRESS = r"[\da-fA-F.:]+"', r'_ADDRESS = r"\S+"'),
+    (LINKS, '"tcp|udp|sctp"', '"tcp|udp"'),
+    (LINKS, r"://\S+:\d+", r"://\S+"),
+    (LINKS, r'rf"(?:{_PROTOCOL})://', r'rf"\w+://'),
+    (LINKS, r"PORT_\d+_(?:{_PROTOCOL.upper()})", r"PORT_\d+_TCP"),
+    (LINKS, 'rf"[A-Z0-9_]+_{name}"', 'rf"[A-Z0-9_]*_?{name}"'),
+    (LINKS, 'rf"[A-Z0-9_]+_{name}"', 'rf"[A-Z_]+_{name}"'),
+    (LINKS, 'SERVICE_PORT(?:_[A-Z0-9_]+)?"', 'SERVICE_PORT"'),
+    (LINKS, r'(?:_[A-Z0-9_]+)?", r"\d+"', r'(?:_[A-Z0-9_]+)?", r"\S+"'),
+    (LINKS, '        (rf"{_NUMBERED}_PROTO", _PROTOCOL),\n', ""),
+    (LINKS, '_PROTO", _PROTOCOL)', '_PROTO", ".+")'),
+    (LINKS, '_PORT", r"\\d+")', '_PORT", r".+")'),
+    (LINKS, '_ADDR", _ADDRESS)', '_ADDR", ".+")'),
+    (LINKS, " and what.fullmatch(value) for", " for"),
+    (LINKS, "what.fullmatch(value)", "what.match(value)"),
+    (LINKS, "of.fullmatch(name)", "of.match(name)"),
+    (LINKS, "if not is_service_link(name, value)}", "}"),
 ]
 
 

@@ -66,7 +66,18 @@ METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.p
 FOLLOWED = DAMAGE.with_name("test_following.py")
 FEED, FEED_MODEL = Rule("guard_service", "feed.py", FOLLOWED), Rule("guard_core", "feed.py", FOLLOWED)
 
+LINKED = Rule(
+    "guard_service",
+    "settings.py",
+    DAMAGE.with_name("test_settings.py"),
+    (DAMAGE.parents[1] / "service_links.py",),
+)
+
 MUTANTS: list[Mutant] = [
+    # What Kubernetes makes of a Service.
+    (LINKED, "without_service_links(os.environ)", "os.environ"),
+    (LINKED, ' if not is_service_link(name.upper(), value or "")', ""),
+    (LINKED, "is_service_link(name.upper(), ", "is_service_link(name, "),
     # What is skipped where only the newest is wanted.
     (KEEP_BEST, "shutil.copytree(staged, new, copy_function=_linked)", "shutil.move(staged, new)"),
     (KEEP_BEST, "        with contextlib.suppress(OSError):\n            _put_back(old, best)\n", ""),
