@@ -209,10 +209,19 @@ class Ingest:
         return True
 
     async def _renew(self, store: Store, report: CheckpointReport, found: _Found) -> None:
-        """Note what the files are now, if it was saved again by a trainer that was started again."""
-        waiting = {CheckpointKey.of(waiting) for waiting in self._ledger.queue}
-        if found.manifest is not None and CheckpointKey.of(report) in waiting:
-            await self._ledger.call(store.renew_manifest, report, found.manifest)
+        """Note what the files are now, if it was saved again by a trainer that was started again.
+
+        Raises:
+            Problem: 507 if there is no room for it. It is not scored then: its files were changed.
+        """
+        key, waiting = CheckpointKey.of(report), map(CheckpointKey.of, self._ledger.queue)
+        if found.manifest is None or key not in waiting:
+            return
+        if found.manifest == await self._ledger.call(store.manifest, key):
+            return
+        if (full := self._allowance.refuses_announcement(store.size)) is not None:
+            raise full
+        await self._ledger.call(store.renew_manifest, key, found.manifest)
 
     async def _check_new(self, path: str, found: _Found) -> None:
         """Raises `Problem` 422 if there is nothing that can be scored, now or ever."""

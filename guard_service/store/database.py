@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from guard_service.errors import StoreCorruptError, StoreError, damaged
-from guard_service.store.chain import Chain, still
+from guard_service.store.chain import Chain, noted, still
 from guard_service.store.witness import Head, HeadFile, read_head, sync_directory
 
 FILE_NAME = "guard.db"
@@ -97,7 +97,8 @@ class Database:
                 about = self.path.stat()
                 self._file = (about.st_dev, about.st_ino)
                 self._chain, self._seal = _verified(self.connection, self.path, head)
-                self._still = still(self.connection)
+                self._noted, self._still = noted(self.connection), still(self.connection)
+                self._notes = False  # whether the transaction under way has written a row of `meta`
                 head = Head(self._chain.seq, self._chain.digest)
                 # Closed before the database, which holds the lock: what is flushed late may hit no other's.
                 self._head = opened.enter_context(closing(HeadFile(state_dir, head)))
@@ -123,11 +124,13 @@ class Database:
             if (now.st_dev, now.st_ino) != self._file:  # SQLite would go on writing to a file without a name
                 raise StoreCorruptError(f"{self.path} was replaced while it was open: restore it")
             self.connection.execute("BEGIN IMMEDIATE")
+            self._notes = False
             try:
                 yield
                 chain = self._chain.grown(self.connection)
+                noting = noted(self.connection) if self._notes else self._noted
                 unchanging = still(self.connection) if snapshot else self._still
-                seal = chain.sealed(self.connection, unchanging)
+                seal = chain.sealed(noting, unchanging)
                 if seal != self._seal:  # else nothing was written
                     self.connection.execute("UPDATE head SET digest = ?", (seal,))
                 self.connection.execute("COMMIT")
@@ -137,7 +140,7 @@ class Database:
                 raise
             if chain.seq != self._chain.seq:
                 self._head.write(Head(chain.seq, chain.digest))
-            self._chain, self._still, self._seal = chain, unchanging, seal
+            self._chain, self._noted, self._still, self._seal = chain, noting, unchanging, seal
             self.size = self._measured()
 
     def set_meta(self, key: str, value: str) -> None:
@@ -148,6 +151,7 @@ class Database:
     def put_meta(self, key: str, value: str) -> None:
         """The same in a transaction that has begun."""
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._notes = True
 
     def first_meta(self, key: str, value: str) -> str:
         """The value on disk of `key`; `value` is written there if it had none."""
@@ -274,7 +278,7 @@ def _verified(db: sqlite3.Connection, path: Path, head: Head | None) -> tuple[Ch
     if chain.digest != known.digest:
         raise damaged(path, "its events are not those that were acknowledged")
     chain = chain.grown(db)
-    seal = chain.sealed(db, still(db))
+    seal = chain.sealed(noted(db), still(db))
     written = db.execute("SELECT digest FROM head").fetchone()[0]
     if written == UNSEALED:
         db.execute("UPDATE head SET digest = ?", (seal,))

@@ -165,11 +165,9 @@ class Store(StoredHistory):
         with self._database.transaction():
             self._insert("checkpoint", report.attempt, report.step, 0, json.dumps(body))
 
-    def renew_manifest(self, report: CheckpointReport, manifest: str) -> None:
+    def renew_manifest(self, key: CheckpointKey, manifest: str) -> None:
         """Note what the files of a known checkpoint are now that it was announced again."""
-        key = CheckpointKey.of(report)
-        if manifest != self.manifest(key):
-            self._database.set_meta(manifest_key(key), manifest)
+        self._database.set_meta(manifest_key(key), manifest)
 
     def pin(self, pins: Mapping[str, str]) -> None:
         """Remember the files that every further checkpoint must have, too; the first call counts."""

@@ -73,7 +73,17 @@ LINKED = Rule(
     (DAMAGE.parents[1] / "service_links.py",),
 )
 
+AGAIN = Rule("guard_service", "engine/ingest.py", DAMAGE.with_name("test_announced_again.py"))
+
 MUTANTS: list[Mutant] = [
+    # What a trainer announces again is written, too.
+    (
+        AGAIN,
+        "    raise full\n        await self._ledger.call(store.renew",
+        "    pass\n        await self._ledger.call(store.renew",
+    ),
+    (AGAIN, "if found.manifest == await self._ledger.call(store.manifest, key):", "if False:"),
+    (AGAIN, "        await self._ledger.call(store.renew_manifest, key, found.manifest)\n", ""),
     # What Kubernetes makes of a Service.
     (LINKED, "without_service_links(os.environ)", "os.environ"),
     (LINKED, ' if not is_service_link(name.upper(), value or "")', ""),
@@ -258,7 +268,23 @@ MUTANTS: list[Mutant] = [
     ),
     (EVENTS, "write_latches(self._state_dir, (*self._latches(), *latches))", "pass"),
     (CHAIN, "UNION ALL SELECT seq, state FROM snapshot", ""),
-    (CHAIN, "_of_pairs(db, _META) + still", "still"),
+    (CHAIN, "noted + still", "still"),
+    (CHAIN, " or size <= PAGE_BYTES:", " or size:"),
+    (CHAIN, "ORDER BY seq) / ?", "ORDER BY seq) / 9223372036854775807 / ?"),
+    (CHAIN, "ORDER BY seq) / ?", "ORDER BY seq) % ?"),
+    (CHAIN, "ORDER BY page", "ORDER BY page DESC"),
+    (CHAIN, "min(last + PAGE, until)", "last + PAGE"),
+    (CHAIN, "                last = end\n", "                last = ends[-1]\n"),
+    (CHAIN, 'events.update(b"\\x1e")', "pass"),
+    (DATABASE, "noted(self.connection) if self._notes else self._noted", "self._noted"),
+    (DATABASE, "noted(self.connection) if self._notes else self._noted", "noted(self.connection)"),
+    (DATABASE, "            self._notes = False\n            try", "            try"),
+    (DATABASE, "        self._notes = True\n", ""),
+    (
+        DATABASE,
+        "            self._chain, self._noted, self._still, self._seal = chain, noting, unchanging, seal",
+        "            self._chain, self._still, self._seal = chain, unchanging, seal",
+    ),
     (CHAIN, "self._events.digest() + self._outcomes.digest()", "self._events.digest()"),
     (CHAIN, "step || char(31) || pass", "pass"),
     (WITNESS, "if content != _signed(text):", "if False:"),

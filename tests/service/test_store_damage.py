@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import pytest
 
 from guard_core.judge import Latch
 from guard_core.policy import Policy
-from guard_core.wire import StepReport
+from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
 from guard_service.inspection import summarize_store
-from guard_service.store import SCHEMA_VERSION, Store, database
+from guard_service.store import SCHEMA_VERSION, Store, chain, database
 from guard_service.store.database import APPLICATION_ID
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, Head, read_head, read_latches
 from tests.service.filled_store import FIRE, POLICY, content, fill, steps
@@ -244,3 +246,82 @@ def test_a_store_of_schema_5_is_read_by_inspect(tmp_path: Path) -> None:
     fill(tmp_path / "state", fire=True).close()
     as_schema_5(tmp_path / "state")
     assert summarize_store(tmp_path / "state")["verdict"]["fire"] is True
+
+
+def full_of_names(directory: Path, announcements: int, size: int = 300_000) -> Store:
+    """A store with so many announcements of checkpoints, of which each has many files; left open."""
+    store = fill(directory, fire=True)
+    for number in range(announcements):
+        names = f"{number:08}" * (size // 8)
+        store.append_checkpoint(CheckpointReport(attempt=1, step=number, path="/c"), names)
+        store.append_steps([[StepReport(attempt=1, step=number, reward=0.5)]])
+    return store
+
+
+@pytest.mark.parametrize("page_bytes", [1, 1_000, chain.PAGE_BYTES, 10 * chain.PAGE_BYTES])
+def test_the_digest_is_of_each_event_in_turn_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int
+) -> None:
+    """A store that an earlier release has written is verified, too."""
+    monkeypatch.setattr(chain, "PAGE_BYTES", page_bytes)
+    full_of_names(tmp_path, 20).close()
+    with closing(sqlite3.connect(tmp_path / "guard.db")) as db:
+        events = db.execute("SELECT seq, attempt, step, pass, kind, body FROM events ORDER BY seq").fetchall()
+        outcomes = db.execute(
+            "SELECT seq, items, ifnull(proxy_items, '') FROM outcomes ORDER BY seq"
+        ).fetchall()
+        digests = b"".join(
+            blake2b(
+                "".join("\x1f".join(map(str, row)) + "\x1e" for row in rows).encode(), digest_size=16
+            ).digest()
+            for rows in (events, outcomes)
+        )
+        assert read_head(tmp_path) == Head(len(events), blake2b(digests, digest_size=16).hexdigest())
+        some = chain.Chain.empty().grown(db, 30)
+        assert some.seq == 30 and some.grown(db).digest == read_head(tmp_path).digest
+    assert content(tmp_path).verdict.fire
+
+
+def test_a_store_is_verified_in_little_memory(tmp_path: Path) -> None:
+    """Five thousand of its events at once were 1.6 GB, and three copies of it."""
+    full_of_names(tmp_path, 100).close()
+    tracemalloc.start()
+    try:
+        Store(tmp_path, POLICY).close()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20 < (tmp_path / "guard.db").stat().st_size
+
+
+def test_what_no_transaction_has_written_is_not_read_in_it(
+    tmp_path: Path,
+) -> None:
+    """A trainer may have a large part of the store beside the events, and each step would read it all."""
+    store = fill(tmp_path, fire=False)
+    read: list[str] = []
+    store._db.set_trace_callback(read.append)
+    store.append_steps([steps(44, 45)])
+    assert read and not [one for one in read if "FROM meta" in one]
+    store.note_end(EndReport(attempt=0, step=44))
+    assert [one for one in read if "FROM meta ORDER BY" in one]
+    store.append_steps([steps(45, 46)])
+    store.close()
+    told = Store(tmp_path, POLICY)
+    assert told.told_end() == EndReport(attempt=0, step=44)
+    told.close()
+
+
+def test_what_was_taken_back_is_not_what_the_next_transaction_seals(tmp_path: Path) -> None:
+    store = fill(tmp_path, fire=False)
+
+    def broken_off() -> None:
+        with store._database.transaction():
+            store._database.put_meta("end", "{}")
+            raise sqlite3.OperationalError("disk I/O error")
+
+    with pytest.raises(StoreError):
+        broken_off()
+    store.append_steps([steps(44, 45)])
+    store.close()
+    assert content(tmp_path).verdict.steps == 45
