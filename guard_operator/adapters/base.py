@@ -134,6 +134,9 @@ class WorkloadAdapter(Protocol):
     undone_by: tuple[str, ...]
     #: The label with the workload's name of what `pod_selector` finds by a UID; "": it names no UID.
     name_label: str
+    #: Labels of a pod that follow the workload's name in that of its controller, if that is one of `between`:
+    #: by it a pod is known when that is gone.
+    maker_labels: tuple[str, ...]
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.

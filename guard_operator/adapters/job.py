@@ -52,6 +52,7 @@ class JobAdapter:
     only_attached = False
     undone_by: tuple[str, ...] = ()
     name_label = NAME_LABEL
+    maker_labels: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""

@@ -65,6 +65,7 @@ class JobSetAdapter:
     only_attached = False
     undone_by: tuple[str, ...] = ("failurePolicy",)
     name_label = SET_NAME_LABEL
+    maker_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""

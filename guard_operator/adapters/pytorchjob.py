@@ -44,6 +44,7 @@ class PyTorchJobAdapter:
     only_attached = False
     undone_by: tuple[str, ...] = ()
     name_label = ""
+    maker_labels: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""

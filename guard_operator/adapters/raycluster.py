@@ -35,6 +35,7 @@ class RayClusterAdapter:
     only_attached = True
     undone_by: tuple[str, ...] = ()
     name_label = ""
+    maker_labels: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Head and groups of workers."""

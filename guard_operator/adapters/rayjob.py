@@ -81,6 +81,7 @@ class RayJobAdapter:
     only_attached = False
     undone_by: tuple[str, ...] = ()
     name_label = ""
+    maker_labels: tuple[str, ...] = ()
     makes: tuple[Resource, ...] = (RAY_CLUSTERS, BATCH_JOBS)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:

@@ -79,6 +79,7 @@ class TrainJobAdapter:
     only_attached = False
     undone_by: tuple[str, ...] = ()
     name_label = ""
+    maker_labels: tuple[str, ...] = ()
     makes: tuple[Resource, ...] = (JOB_SETS,)
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)

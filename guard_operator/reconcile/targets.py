@@ -18,7 +18,7 @@ from guard_operator.api.types import MadeRef
 from guard_operator.reconcile.attached import to_note
 from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, was_there
 from guard_operator.reconcile.snapshot import Between, Job
-from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of
+from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of, controller_ref
 from guard_operator.runtime.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def _belongings(
     reading = _Reading(client, job)
     between = reading.between(adapter, job.workload_name, uid)
     return Belongings(
-        pods=tuple(reading.pods(adapter, job.workload_name, uid)),
+        pods=tuple(reading.pods(adapter, job.workload_name, uid, between)),
         between=between,
         controllers=frozenset(one.uid for one in between) | {uid},
         labelled=bool(between),
@@ -138,13 +138,11 @@ class _Reading:
         """What stands between a workload with pods of its own and them."""
         return controlled(adapter, uid, lambda kind: self._selected(kind, adapter, name, uid))
 
-    def pods(self, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
-        """Those of a workload with pods of its own.
-
-        One with the UID tells enough; one with the name may be of a namesake, so there the owner counts.
-        """
+    def pods(self, adapter: WorkloadAdapter, name: str, uid: str, between: tuple[Between, ...]) -> list[Json]:
+        """Those of a workload with pods of its own."""
+        makers = frozenset({uid} | {one.uid for one in between})
         found = self._selected(PODS, adapter, name, uid)
-        return [raw for raw in found if adapter.name_label or controller_of(raw) == uid]
+        return [raw for raw in found if _is_of(raw, adapter, name, makers)]
 
     def _selected(self, resource: Resource, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
         try:
@@ -183,7 +181,7 @@ def _of_outer(
         if (inner := find_adapter(one.api_version, one.kind)) is None:
             continue
         below = reading.between(inner, one.name, one.uid)
-        of_it = reading.pods(inner, one.name, one.uid)
+        of_it = reading.pods(inner, one.name, one.uid, below)
         labelled = labelled and bool(below or not inner.between)
         between += below
         pods += of_it
@@ -230,6 +228,23 @@ def _there(
             continue
         found = there["metadata"]["uid"]
         yield MadeRef(api_version=api_version, kind=kind, name=name, uid=found), there
+
+
+def _is_of(raw: Json, adapter: WorkloadAdapter, name: str, makers: frozenset[str]) -> bool:
+    """Whether a pod with the labels of the workload of this name is of it: any template may have them.
+
+    One that nothing controls may have been orphaned, and trains on: the UID tells enough of it, the name of a
+    workload does not. What controlled a pod may be gone before it is; its name tells whose it was.
+    """
+    controller = controller_ref(raw)
+    if not controller:
+        return bool(adapter.name_label)
+    if controller.get("uid") in makers:
+        return True
+    labels = at(raw, "metadata", "labels") or {}
+    was = "-".join((name, *(str(labels.get(label)) for label in adapter.maker_labels)))
+    kinds = {(kind.api_version, kind.kind, was) for kind in adapter.between}
+    return tuple(controller.get(key) for key in ("apiVersion", "kind", "name")) in kinds
 
 
 def controlled(

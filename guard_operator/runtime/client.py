@@ -57,8 +57,13 @@ class Resource:
 
 def controller_of(raw: Json) -> str | None:
     """UID of the controller of an object; None if nothing controls it."""
+    return controller_ref(raw).get("uid")
+
+
+def controller_ref(raw: Json) -> Json:
+    """What an object says of its controller; empty if nothing controls it."""
     owners = raw["metadata"].get("ownerReferences") or []
-    return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
+    return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def of_uid(raw: Json | None, uid: str | None) -> Json | None:

@@ -50,8 +50,9 @@ WITH_GUARD, OTHER_GUARD = ({"initContainers": [{"name": "rlguard-guard", "image"
 REPLICA = "training.kubeflow.org/replica-"
 
 
-def owner(uid: str, controller: bool = True) -> Json:
-    return {"apiVersion": "x/v1", "kind": "X", "name": "run", "uid": uid, "controller": controller}
+def owner(uid: str, controller: bool = True, kind: str = "x/v1 X", name: str = "run") -> Json:
+    version, kind = kind.split()
+    return {"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": controller}
 
 
 def seen(raw: Json, workload_uid: str | None = "w") -> Pod:
@@ -617,16 +618,34 @@ def test_what_is_of_others_is_not_taken_for_such_a_pod(hidden: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"), [("Job", ["own", "below"]), ("JobSet", ["own", "below"]), ("PyTorchJob", ["own"])]
+    ("kind", "found"), [("Job", ["own"]), ("JobSet", ["own", "below"]), ("PyTorchJob", ["own"])]
 )
-def test_a_pod_that_nothing_controls_is_none_of_a_workloads(kind: str, found: list[str]) -> None:
-    """Anybody may make one with any labels, and the chart lets the operator delete none that is nobody's."""
+def test_a_pod_that_something_else_controls_or_nothing_is_none_of_a_workloads(
+    kind: str, found: list[str]
+) -> None:
+    """Anybody may make one with any labels, as by the template of a Deployment.
+
+    The chart lets the operator delete none of either, so it would wait for them for ever.
+    """
     world, versions = Behind(created()), {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}
     adapter = find_adapter(versions.get(kind, "kubeflow.org/v1"), kind)
     assert adapter is not None
+    of_it = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "only",
+        "jobset.sigs.k8s.io/job-index": "0",
+    }
+    deployed = owner("rs", kind="apps/v1 ReplicaSet", name="run-only-0")
+    custom, cron = (
+        owner("other", kind=kind, name="run-only-0") for kind in ("example.org/v1 Job", "batch/v1 CronJob")
+    )
     pods = [
         relabelled(owner("w"), name="own"),
-        relabelled(owner("child"), name="below"),
+        relabelled(owner("gone", kind="batch/v1 Job", name="run-only-0"), name="below", labels=of_it),
+        relabelled(owner("j", kind="batch/v1 Job", name="run-only-0-copy"), name="copied", labels=of_it),
+        relabelled(owner("j", kind="batch/v1 Job", name="run-only-0"), name="bare", labels={}),
+        relabelled(deployed, name="web", labels=of_it),
+        relabelled(custom, name="custom", labels=of_it),
+        relabelled(cron, name="cron", labels=of_it),
         relabelled(owner("w", controller=False), name="forged"),
     ]
     world.list = lambda *_query: {"items": pods}  # type: ignore[method-assign]

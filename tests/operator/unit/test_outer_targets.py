@@ -197,7 +197,10 @@ OF_A_RAYJOB = (cluster(), thing("Job", "run-7", "j", "w"), *RAY_PODS)
 def node(name: str, uid: str = "s") -> Json:
     labels = {"jobset-uid": uid, "jobset-name": "run-7", "replicatedjob-name": "node", "job-index": "0"}
     every = {f"jobset.sigs.k8s.io_{key}": value for key, value in labels.items()}
-    return pod(name, "n", **every, **{"batch.kubernetes.io_job-completion-index": name[-1]})
+    made = pod(name, "n", **every, **{"batch.kubernetes.io_job-completion-index": name[-1]})
+    of = {"apiVersion": "batch/v1", "kind": "Job", "name": "run-7-node-0"}
+    made["metadata"]["ownerReferences"][0] |= of
+    return made
 
 
 def child(uid: str = "s") -> Json:
