@@ -167,6 +167,9 @@ class WorkloadAdapter(Protocol):
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """The state and the workload's own message, from its `spec` and `status`."""
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
+        """Whether it has failed, and its own controller may start it again all the same."""
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The merge patch of the workload that stops it this way; None: this way is a delete."""
 

@@ -96,6 +96,10 @@ class JobAdapter:
         """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
         return state_by_conditions(workload, _STATES, at(workload, "status", "ready"))
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """No: a failure is its end."""
+        return False
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The deadline is counted from the start of the job, so 1 s is over."""
         if method is StopMethod.STOP:

@@ -131,6 +131,10 @@ class JobSetAdapter:
         ready = any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
         return state_by_conditions(workload, _STATES, ready)
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """No: a failure is its end."""
+        return False
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """A JobSet itself can be suspended; what stops it for good is a child's deadline."""
         return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None

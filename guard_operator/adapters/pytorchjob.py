@@ -109,6 +109,10 @@ class PyTorchJobAdapter:
         suspended = isinstance(policy, dict) and policy.get("suspend") is True
         return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """No: a failure is its end."""
+        return False
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """All pods go, finished ones too: only then is it certain that none is left."""
         if method is StopMethod.STOP:

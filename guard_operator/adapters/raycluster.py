@@ -79,6 +79,10 @@ class RayClusterAdapter:
         ready = at(workload, "status", "state") == "ready"
         return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """It never fails."""
+        return False
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """Nothing that could be written into it is an end: whatever else is asked for is a delete."""
         return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None

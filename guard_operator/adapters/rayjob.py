@@ -186,6 +186,10 @@ class RayJobAdapter:
         runs = deployment in {"Running", "Suspending", "ValidationFailed"}
         return (WorkloadState.RUNNING if runs else WorkloadState.PENDING), ""
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """No: a failure is its end."""
+        return False
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The deadline is counted from the start of the job, so 1 s is over; the cluster goes at once."""
         end = {"shutdownAfterJobFinishes": True, "deletionStrategy": None}

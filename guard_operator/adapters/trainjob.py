@@ -198,6 +198,12 @@ class TrainJobAdapter:
         )
         return state_by_conditions(workload, _STATES, ready)
 
+    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
+        """Once its JobSet is gone, unless its deadline failed it."""
+        conditions = at(workload, "status", "conditions") or []
+        failed = [one for one in conditions if (one.get("type"), one.get("status")) == ("Failed", "True")]
+        return any(one.get("reason") != "DeadlineExceeded" for one in failed)
+
     def stop_patch(self, method: StopMethod) -> Json | None:
         """The deadline is counted from the start, or from the last resume, so 1 s is over."""
         if method is StopMethod.STOP:

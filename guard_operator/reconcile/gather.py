@@ -650,6 +650,7 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
         ours=controller_of(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
         state=state,
         message=message,
+        starts_again=adapter.may_start_again(raw),
         terminating="deletionTimestamp" in metadata,
         created=_time(metadata.get("creationTimestamp")),
         unread=bool(raw.get(_UNREAD)),

@@ -62,6 +62,7 @@ class Workload:
 
     `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID). No other is
     ever acted on.
+    `starts_again`: it has failed, and its own controller may start it again.
     `created` is by the API server's clock. `unread`: it could not be read live, so it is as it was seen last.
     """
 
@@ -69,6 +70,7 @@ class Workload:
     ours: bool
     state: WorkloadState
     message: str = ""
+    starts_again: bool = False
     terminating: bool = False
     created: datetime | None = None
     unread: bool = False

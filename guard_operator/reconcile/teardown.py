@@ -164,7 +164,15 @@ def _nothing_can_run(snapshot: Snapshot) -> bool:
         if snapshot.queued is not None:  # whoever suspended it, nobody resumes it
             return stop is not None and not snapshot.queued.may_resume
         return stop is not None and stop.method is StopMethod.SUSPEND
-    return workload.state in _ENDED and not any(one.resource in LASTING for one in _makers(snapshot))
+    return _is_over(snapshot) and not any(one.resource in LASTING for one in _makers(snapshot))
+
+
+def _is_over(snapshot: Snapshot) -> bool:
+    """Whether the workload has ended, and is not started again unseen: what a template made is watched."""
+    workload = snapshot.workload
+    if workload is None or (workload.starts_again and is_attached(snapshot.job)):
+        return False
+    return workload.state in _ENDED
 
 
 def _may_be_resumed(snapshot: Snapshot) -> bool:
@@ -195,7 +203,7 @@ def _is_without_effect(snapshot: Snapshot) -> bool:
     """
     workload = snapshot.workload
     if snapshot.pods_unread:
-        return workload is None or workload.unread or workload.state not in _ENDED
+        return workload is None or workload.unread or not _is_over(snapshot)
     unread = workload is not None and (workload.unread or snapshot.makers_unread)
     return not (_is_going(snapshot) or (unread and not snapshot.pods))
 

@@ -692,11 +692,37 @@ def test_the_pods_of_what_cannot_be_read_are_known() -> None:
     assert later.report.stop is not None and later.report.stop.method is StopMethod.SUSPEND
 
 
-def test_what_has_ended_with_its_workload_makes_no_pod() -> None:
+def failed(reason: str) -> Json:
     ended = trainjob()
-    ended["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    ended["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": reason}]}
+    return ended
+
+
+def test_one_that_may_be_started_again_has_not_ended() -> None:
+    """Trainer does so once the failed JobSet is gone, and until then looks at no deadline."""
+    there, stop = (failed("FailedJobs"), jobset(), child()), STOP
+    first = decide(Cluster(*there).gather(job("TrainJob", SET, guard={"fire": FIRE})), NOW)
+    assert StopWorkload(StopMethod.STOP, "w") in first.actions and first.look_again is not None
+    assert says(first, "Stopped") == ("False", "StopRequested")
+    later = NOW + timedelta(seconds=REASSERT_SECONDS)
+    for refused in ((), ("Pod",)):
+        fired = job("TrainJob", SET, guard={"fire": FIRE}, stop=stop)
+        decision = decide(Cluster(*there, refused=refused).gather(fired), later)
+        assert StopWorkload(StopMethod.DELETE, "w") in decision.actions
+    gone = Cluster().gather(job("TrainJob", SET, guard={"fire": FIRE}, stop=stop | {"method": "Delete"}))
+    assert says(decide(gone, later), "Stopped") == ("False", "Settling")
+
+
+def test_one_that_was_made_of_a_template_has_ended_when_it_has_failed() -> None:
+    """Its JobSet stays, and a pod that is made all the same is seen: it has the operator's label."""
+    fired = own_job("TrainJob", guard={"fire": FIRE}, phase="Running")
+    decision = decide(Cluster(failed("FailedJobs"), jobset(), child()).gather(fired), NOW)
+    assert says(decision, "Stopped") == ("False", "Settling")
+
+
+def test_what_has_ended_with_its_workload_makes_no_pod() -> None:
     fired = job("TrainJob", *MADE["TrainJob"], guard={"fire": FIRE})
-    seen = Cluster(ended, jobset(), child()).gather(fired)
+    seen = Cluster(failed("DeadlineExceeded"), jobset(), child()).gather(fired)
     stop = decide(seen, NOW).report.stop
     assert {one.uid for one in seen.between} == {"s", "n"} and stop is not None and stop.empty_since == NOW
 

@@ -570,6 +570,10 @@ def condition(kind: str, status: str = "True") -> Json:
     return {"status": {"conditions": [{"type": kind, "status": status, "reason": "Why", "message": "so"}]}}
 
 
+def failed(reason: str) -> Json:
+    return {"status": {"conditions": [{"type": "Failed", "status": "True", "reason": reason}]}}
+
+
 def ready(name: str, number: int) -> Json:
     return {"status": {"jobsStatus": [{"name": name, "ready": number}]}}
 
@@ -591,6 +595,22 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
 @pytest.mark.parametrize(("workload", "state"), STATES.values(), ids=STATES.keys())
 def test_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER.state(workload)[0] is state
+
+
+@pytest.mark.parametrize(
+    ("workload", "again"),
+    [
+        (failed("FailedJobs"), True),
+        (failed("DeadlineExceeded"), False),
+        (condition("Failed", "False"), False),
+        (condition("Complete"), False),
+        ({}, False),
+    ],
+)
+def test_what_failed_for_another_reason_than_its_deadline_may_be_started_again(
+    workload: Json, again: bool
+) -> None:
+    assert ADAPTER.may_start_again(workload) is again
 
 
 def test_the_message_has_the_reason() -> None:
