@@ -111,7 +111,13 @@ def wrap(
     Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
     decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.wrap.guard import checkpoint_volume, guard_section, metrics_section, unknown_scorer
+    from guard_cli.wrap.guard import (
+        checkpoint_volume,
+        counted_restarts,
+        guard_section,
+        metrics_section,
+        unknown_scorer,
+    )
     from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.source import composed_spec, source_in
@@ -148,14 +154,16 @@ def wrap(
             raise CliError(f"{runtime}: {error}") from None
     source = source_in(texts, job.adapter, given)
     said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None), source)
-    volume = checkpoint_volume(composed_spec(job.adapter, given, source), job.adapter, checkpoints)
+    composed = composed_spec(job.adapter, given, source)
+    volume = checkpoint_volume(composed, job.adapter, checkpoints)
     wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
     if said.reason is not None:
         raise CliError(refusal(said, wrong))
     if wrong:
         raise CliError(plain(wrong))
     _write(wrapped.text)
-    if doubt := unknown_scorer(evaluation["scorer"]):
+    restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
+    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
     for line in told(wrapped, job, volume, said.costs):
         print(line, file=sys.stderr)

@@ -136,6 +136,20 @@ def unknown_scorer(name: str | None) -> str:
     return ""
 
 
+def counted_restarts(spec: Mapping[str, Any], adapter: WorkloadAdapter) -> str:
+    """What restarts of a guard beside rank 0 of a workload with this spec count for; "": for nothing.
+
+    The operator has found nothing to refuse in it.
+    """
+    limit = next(one.limit for one in adapter.pod_templates(spec) if one.guarded)
+    if not limit:
+        return ""
+    return (
+        f"{dotted(limit)} counts restarts of every container, the guard's too: a guard that runs out of "
+        "memory may fail a healthy run (docs/operator.md)"
+    )
+
+
 # -- the checkpoints -------------------------------------------------------------------------------------
 
 

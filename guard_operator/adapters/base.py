@@ -40,7 +40,8 @@ class PodTemplate:
     that trains. `guarded` says whether its pods get a guard. Where one template makes several pods of which
     only the first holds rank 0, `index_field` is the downward-API field with a pod's index, so that the other
     guards know to keep quiet. `between` leads to the templates of what stands between the workload and these
-    pods, if that is made of templates, too: by the operator's labels it is found.
+    pods, if that is made of templates, too: by the operator's labels it is found. `limit` leads to how many
+    restarts of their containers, whichever they are, fail the workload; (): restarts do not.
     """
 
     path: tuple[str | int, ...]
@@ -48,6 +49,7 @@ class PodTemplate:
     guarded: bool
     index_field: str | None = None
     between: tuple[tuple[str | int, ...], ...] = ()
+    limit: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class JobAdapter:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
         check_manager(spec)
         index = INDEX_FIELD if check_ranks(spec) else None
-        return (PodTemplate(("template",), trainer_of(spec), True, index),)
+        return (PodTemplate(("template",), trainer_of(spec), True, index, limit=limit_of(spec)),)
 
     def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
         """Pods have the UID of their job, unless its author chose its selector."""
@@ -138,6 +138,12 @@ def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:
         why = f"must be as many as parallelism ({parallelism}): the pods are one run"
         raise TemplateError(dotted((*where, "completions")), why)
     return indexed
+
+
+def limit_of(spec: Mapping[str, Any], *where: str | int) -> tuple[str | int, ...]:
+    """The limit of restarts of a Job, whose spec stands at `where`, if its pods make containers anew."""
+    counts = at(spec, "template", "spec", "restartPolicy") == "OnFailure"
+    return (*where, "backoffLimit") if counts else ()
 
 
 def trainer_of(spec: Mapping[str, Any], *where: str | int) -> str:

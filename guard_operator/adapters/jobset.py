@@ -32,6 +32,7 @@ from guard_operator.adapters.job import (
     INDEX_LABEL,
     check_manager,
     check_ranks,
+    limit_of,
     trainer_of,
 )
 from guard_operator.api.names import MAX_JOB_NAME
@@ -226,4 +227,5 @@ def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
             "Give rank 0 a replicatedJob of its own, and name it in coordinator",
         )
     index = JOB_FIELD if several else INDEX_FIELD if indexed else None
-    return PodTemplate((*where, "template"), trainer_of(spec, *where), True, index, (place,))
+    trainer, limit = trainer_of(spec, *where), limit_of(spec, *where)
+    return PodTemplate((*where, "template"), trainer, True, index, (place,), limit)

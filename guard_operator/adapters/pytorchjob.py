@@ -22,6 +22,7 @@ CONTAINER = "pytorch"
 INDEX_LABEL = "training.kubeflow.org/replica-index"
 TYPE_LABEL = "training.kubeflow.org/replica-type"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
+_LIMIT = ("runPolicy", "backoffLimit")
 
 _STATES = {
     "Failed": WorkloadState.FAILED,
@@ -67,6 +68,7 @@ class PyTorchJobAdapter:
                 container=CONTAINER,
                 guarded=role == rank0,
                 index_field=INDEX_FIELD if role == rank0 == "Worker" else None,
+                limit=_LIMIT if _counts_restarts(spec, role) else (),
             )
             for role in ("Master", "Worker")
             if role in replicas
@@ -124,6 +126,12 @@ class PyTorchJobAdapter:
     def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
         """None: the workload's own controller ends all of its pods."""
         return ()
+
+
+def _counts_restarts(spec: Mapping[str, Any], role: str) -> bool:
+    """Whether restarts of this replica's containers count: by default they are made anew (OnFailure)."""
+    limited = at(spec, *_LIMIT) is not None
+    return limited and at(spec, "pytorchReplicaSpecs", role, "restartPolicy") != "Never"
 
 
 def _replicas(spec: Mapping[str, Any]) -> Mapping[str, Any]:

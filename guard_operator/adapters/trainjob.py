@@ -26,7 +26,7 @@ from guard_operator.adapters.base import (
     dotted,
     state_by_conditions,
 )
-from guard_operator.adapters.job import INDEX_FIELD, INDEX_LABEL
+from guard_operator.adapters.job import INDEX_FIELD, INDEX_LABEL, limit_of
 from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL, replicated_jobs, spell_out
 from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
@@ -137,7 +137,7 @@ class TrainJobAdapter:
         _check_runtime(spec)
         _check_fields(spec)
         number = _rank0(spec)
-        return tuple(_template(place, place == number) for place in range(len(_jobs(spec))))
+        return tuple(_template(place, job, place == number) for place, job in enumerate(_jobs(spec)))
 
     def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
         """Pods are those of a JobSet."""
@@ -347,11 +347,12 @@ def _rank0(spec: Mapping[str, Any]) -> int:
     return number
 
 
-def _template(number: int, guarded: bool) -> PodTemplate:
+def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
     place = (*_JOB_SET, "replicatedJobs", number, "template")
     between = ((RUNTIME, "template"), place)
+    pods, limit = (*place, "spec", "template"), limit_of(job["template"]["spec"], *place, "spec")
     container, index = (NODE, INDEX_FIELD) if guarded else ("", None)
-    return PodTemplate((*place, "spec", "template"), container, guarded, index, between)
+    return PodTemplate(pods, container, guarded, index, between, limit)
 
 
 # -- both together ---------------------------------------------------------------------------------------

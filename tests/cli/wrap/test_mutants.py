@@ -24,7 +24,30 @@ OPTIONS = Rule("guard_cli", "guard_settings.py", HERE / "test_wrap.py", BESIDE)
 QUEUED = Rule("guard_cli", "wrap/telling.py", HERE / "test_trainjob.py", BESIDE)
 SOURCE = Rule("guard_cli", "wrap/source.py", HERE / "test_trainjob.py", BESIDE)
 
+JOBS, JOB_SETS, PYTORCHJOBS = (
+    Rule("guard_operator", f"adapters/{name}.py", HERE / "test_wrap.py", BESIDE)
+    for name in ("job", "jobset", "pytorchjob")
+)
+TRAINJOBS = Rule("guard_operator", "adapters/trainjob.py", HERE / "test_trainjob.py", BESIDE)
+COMPOSED = Rule("guard_cli", "wrap/command.py", HERE / "test_trainjob.py", BESIDE)
+
 MUTANTS: tuple[Mutant, ...] = (
+    # A limit that counts restarts of the guard.
+    (COMMAND, 'restarts = "" if placement == "Pod" else counted', "restarts = counted"),
+    (COMMAND, 'for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):',
+     'for doubt in filter(None, (unknown_scorer(evaluation["scorer"]),)):'),
+    (COMPOSED, "counted_restarts(composed, job.adapter)", "counted_restarts(given, job.adapter)"),
+    (GUARD, "    if not limit:\n", "    if False:\n"),
+    (JOBS, "True, index, limit=limit_of(spec)),)", "True, index),)"),
+    (JOBS, 'counts = at(spec, "template", "spec", "restartPolicy") == "OnFailure"', "counts = True"),
+    (JOB_SETS, "True, index, (place,), limit)", "True, index, (place,))"),
+    (JOB_SETS, "limit_of(spec, *where)", "limit_of(spec)"),
+    (PYTORCHJOBS, "limited = at(spec, *_LIMIT) is not None", "limited = True"),
+    (PYTORCHJOBS, '"restartPolicy") != "Never"', '"restartPolicy") == "OnFailure"'),
+    (PYTORCHJOBS, 'return limited and at(spec, "pytorchReplicaSpecs", role, "restartPolicy") != "Never"',
+     "return limited"),
+    (TRAINJOBS, "guarded, index, between, limit)", "guarded, index, between)"),
+    (TRAINJOBS, 'limit_of(job["template"]["spec"], *place, "spec")', 'limit_of(job["template"]["spec"])'),
     (MANIFEST, r"(?=\s|\Z)", ""),
     (MANIFEST, "if len(jobs) > 1:", "if False:"),
     (MANIFEST, "return None if adapter.only_attached else (node, adapter)", "return (node, adapter)"),

@@ -141,6 +141,17 @@ def test_a_runtime_that_is_no_file_or_no_yaml(rlguard: Run, wrap: Run, tmp_path:
     assert "none.yaml cannot be read" in refused(rlguard("wrap", "-f", tmp_path / "job.yaml", *options))
 
 
+def test_a_limit_in_the_runtime_that_counts_restarts_of_the_guard_is_warned_of(wrap: Run) -> None:
+    restarts = RUNTIME.replace(
+        "securityContext:", "restartPolicy: OnFailure\n                securityContext:"
+    )
+    limit = "runtime.template.spec.replicatedJobs[0].template.spec.backoffLimit"
+    assert (
+        f"warning: {limit} counts restarts of every container, the guard's too" in wrap(JOB, restarts).stderr
+    )
+    assert "counts restarts" not in wrap(JOB, RUNTIME).stderr
+
+
 def test_a_queue_that_knows_no_trainjob_is_warned_of(wrap: Run) -> None:
     """Kueue v0.11.9 neither suspends nor counts it."""
     queued = JOB.replace("{name: run}", "{name: run, labels: {kueue.x-k8s.io/queue-name: q}}")

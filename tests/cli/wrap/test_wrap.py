@@ -581,6 +581,51 @@ spec:
 """
 
 
+LIMITED = in_spec("runPolicy: {backoffLimit: 0}")
+OF_THE_PODS = JOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
+OF_A_SET = "replicatedJobs[0].template.spec.backoffLimit"
+NEW_SET = JOB_SET.replace(", uid: u", "")
+
+
+def limited(policy: str) -> str:
+    """A PyTorchJob with a limit, whose replica has this restart policy."""
+    return LIMITED.replace("    Worker:\n", f"    Worker:\n      restartPolicy: {policy}\n")
+
+
+@pytest.mark.parametrize(
+    ("job", "limit"),
+    [
+        (LIMITED, "runPolicy.backoffLimit"),
+        (limited("ExitCode"), "runPolicy.backoffLimit"),
+        (limited("Never"), ""),
+        (in_spec("runPolicy: {}"), ""),
+        (OF_THE_PODS, "backoffLimit"),
+        (JOB, ""),
+        (NEW_SET, OF_A_SET),
+        (NEW_SET.replace("            restartPolicy: OnFailure\n", ""), ""),
+        (JOB_SET, ""),
+    ],
+    ids=[
+        "PyTorchJob",
+        "ExitCode",
+        "Never",
+        "no limit",
+        "Job",
+        "Job, Never",
+        "JobSet",
+        "JobSet, as it is",
+        "in a cluster",
+    ],
+)
+def test_a_limit_that_counts_restarts_of_the_guard_is_warned_of(wrap: Run, job: str, limit: str) -> None:
+    done = wrap(job)
+    assert wrapped(done)
+    [*said] = [line for line in done.stderr.splitlines() if "counts restarts" in line]
+    assert [line.split()[:2] for line in said] == ([["warning:", limit]] if limit else [])
+    state = ("--placement", "Pod", "--state-claim", "state")
+    assert "counts restarts" not in wrap(job, *state).stderr, "it is not in that pod"
+
+
 def test_what_a_webhook_wrote_into_a_list_is_left_out_and_the_lines_stay(wrap: Run) -> None:
     done = wrap(JOB_SET)
     assert done.returncode == 0, done.stderr
