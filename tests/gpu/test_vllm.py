@@ -140,11 +140,12 @@ def test_checkpoints_that_alternate_in_one_engine_with_captured_graphs(
     alternate(paired(policies, tmp_path, dtype=dtype), tmp_path)
 
 
+@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "asleep"])
 def test_tied_embeddings_alternate_in_one_engine_with_captured_graphs(
-    policies: tuple[Path, Path], tmp_path: Path
+    policies: tuple[Path, Path], tmp_path: Path, sleeps: bool
 ) -> None:
     first, second = (tied(path, tmp_path / path.name) for path in policies)
-    alternate(paired((first, second), tmp_path), tmp_path)
+    alternate(paired((first, second), tmp_path, release_memory=sleeps), tmp_path)
 
 
 def alternate(pair: Pair, at: Path) -> None:
