@@ -33,6 +33,9 @@ _TOLD_IN_FULL = frozenset(
 #: Codes that are about the newest failure, of which a trainer is told the kind.
 _OF_A_FAILURE = frozenset({Code.EVALUATION_FAILING, Code.CHECKPOINT_DOUBTFUL})
 
+#: Failures of which `status.guard` has the kind alone: their words may be about an item, or are a library's,
+#: which quotes what it has read.
+TOLD_BY_KIND = frozenset({FailureKind.UNDERWAY, FailureKind.TOKENIZER, FailureKind.CHECKPOINT})
 
 #: Of an evaluation, what is made of items beside its score.
 _SHARES = ("truncated", "unanswered", "timed_out", "proxy_score")
@@ -54,15 +57,15 @@ def for_trainer(verdict: Verdict) -> Verdict:
 def for_the_status(code: Code, sentence: str, failure: FailureKind | None) -> str:
     """A sentence for `status.guard`, which others than the split's owner may read.
 
-    What can depend on an item is told by its kind; the guard's log and the read token have the item.
+    What can quote an item, or a file, is told by its kind; the guard's log and the read token have the words.
 
     Args:
         code: whose sentence it is.
         sentence: as the judge says it.
         failure: kind of the newest failure; None where it is not known of which the sentence was made.
     """
-    depends_on_items = failure in (None, FailureKind.UNDERWAY)
-    return _said(code, sentence, failure) if code in _OF_A_FAILURE and depends_on_items else sentence
+    may_quote = failure is None or failure in TOLD_BY_KIND
+    return _said(code, sentence, failure) if code in _OF_A_FAILURE and may_quote else sentence
 
 
 def _said(code: Code, sentence: str, failure: FailureKind | None) -> str:

@@ -22,7 +22,7 @@ from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
-from guard_core.trainer_view import for_the_status
+from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
 from guard_core.wire import Code, EvaluationSummary, FailureKind, Level, MomentRollouts, Verdict
 from guard_service.heldout.identity import as_one
 
@@ -232,10 +232,10 @@ def detector_state(state: Mapping[str, Any], pins: Mapping[str, str] | None = No
 
 
 def _failure(kind: str | None, words: str) -> str:
-    """The newest failure, in full unless it may depend on an item; nothing once an evaluation succeeded."""
+    """The newest failure, in full unless its words may quote something; "" once an evaluation succeeded."""
     if kind is None:
         return ""
-    return FailureKind.UNDERWAY.words if kind == FailureKind.UNDERWAY else _text(words)
+    return FailureKind(kind).words if kind in TOLD_BY_KIND else _text(words)
 
 
 def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:

@@ -51,6 +51,10 @@ TOLD = Rule("guard_service", "heldout/errors.py", HERE / "test_staging.py")
 ENDS = Rule("guard_service", "heldout/evaluators/codec.py", HERE / "test_checkpoint.py")
 BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
 STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
+NAMED_FILES, CLEANED = (
+    Rule("guard_service", f"heldout/{name}.py", HERE / "test_named_files.py")
+    for name in ("named_files", "evaluators/local")
+)
 
 SCORERS_FILE, WORKER_FILE, CHILD_FILE = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_worker.py")
@@ -285,6 +289,30 @@ MUTANTS: list[Mutant] = [
     (ENDS, "if type(one) is not int]", "if one and type(one) is not int]"),
     (ENDS, " if one is not None]", "]"),
     (ENDS, "if said is not None and type(said) is not int:", "if False:"),
+    # What a checkpoint names outside itself.
+    (CLEANED, "        drop_named_files(staged.path)  # not before", "        # not before"),
+    (
+        CLEANED,
+        "    with failing_as(FailureKind.CHECKPOINT):\n        target",
+        "    drop_named_files(request.path)\n    with failing_as(FailureKind.CHECKPOINT):\n        target",
+    ),
+    (NAMED_FILES, '"config.json", "tokenizer_config.json"', '"tokenizer_config.json"'),
+    (NAMED_FILES, '"tokenizer_config.json", "special_tokens_map.json"', '"special_tokens_map.json"'),
+    (NAMED_FILES, ', "special_tokens_map.json")', ")"),
+    (NAMED_FILES, "    _rewrite(copy / _TOKENIZER, _with_its_own_vocabulary)\n", ""),
+    (
+        NAMED_FILES,
+        "if (changed := change(content)) != content:",
+        "if (changed := change(content)) is not None:",
+    ),
+    (NAMED_FILES, "(FileNotFoundError, ValueError)", "FileNotFoundError"),
+    (NAMED_FILES, "[without_files(one) for one in value]", "[*value]"),
+    (NAMED_FILES, "{k: without_files(v) for", "{k: v for"),
+    (NAMED_FILES, "    if isinstance(value, int | float):\n        return False\n", ""),
+    (NAMED_FILES, "key.endswith(_ENDINGS) or ", ""),
+    (NAMED_FILES, " or key == _POSITIONS or", " or"),
+    (NAMED_FILES, " and isinstance(value, str))", ")"),
+    (NAMED_FILES, "not isinstance(tokenizer, dict) or not", "not"),
     (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),

@@ -719,19 +719,22 @@ def test_latches(status: dict[str, Any], expected: tuple[Latch, ...]) -> None:
 OF_AN_ITEM = "item 'canary-1': 2004 prompt tokens exceed the model's 64 positions"
 
 
+@pytest.mark.parametrize("kind", [FailureKind.UNDERWAY, FailureKind.TOKENIZER, FailureKind.CHECKPOINT])
 @pytest.mark.parametrize("action", ["warn", "stop"])
-def test_a_failure_that_may_depend_on_an_item_is_told_by_its_kind(action: str) -> None:
-    """Its words stay in the guard's log and with the read token; also once an evaluation has succeeded."""
+def test_a_failure_that_may_depend_on_an_item_is_told_by_its_kind(action: str, kind: FailureKind) -> None:
+    """Its words stay in the guard's log and with the read token; also once an evaluation has succeeded. A
+    library quotes what it has read, which should be the checkpoint's own files, and may be the split.
+    """
     policy = Policy.model_validate({"evaluation_failing": {"after_failures": 1, "action": action}})
     judge = Judge(policy)
     judge.fold_step(StepReport(attempt=0, step=1, reward=0.5))
     judge.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/ckpt/1"))
-    judge.fold_failure(OF_AN_ITEM)
+    judge.fold_failure(OF_AN_ITEM, kind=kind)
     assert judge.verdict().code is Code.EVALUATION_FAILING and "canary-1" in judge.verdict().reason
     known = Known(judge.verdict(), judge.latches, judge.to_state())
     status = guard_status(known, {}, NOW)
     assert "canary" not in json.dumps(status) and "2004" not in json.dumps(status)
-    assert FailureKind.UNDERWAY.words in status["reason"]
+    assert kind.words in status["reason"]
     assert ("halt" in status) is (action == "stop")
     back, _ = resumed(policy, status)
     assert back is not None and back.verdict().code is Code.EVALUATION_FAILING
@@ -742,12 +745,10 @@ def test_a_failure_that_may_depend_on_an_item_is_told_by_its_kind(action: str) -
     assert "canary" not in json.dumps(guard_status(Known(judge.verdict(), (), judge.to_state()), {}, NOW))
 
 
-def test_a_failure_of_the_checkpoint_alone_is_told_in_full() -> None:
+def test_a_failure_that_the_guard_itself_has_words_for_is_told_in_full() -> None:
     policy = Policy.model_validate({"evaluation_failing": {"after_failures": 1}})
     judge = Judge(policy)
     judge.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/ckpt/1"))
-    judge.fold_failure("config.json is no JSON", kind=FailureKind.CHECKPOINT)
+    judge.fold_failure("no other weights", kind=FailureKind.WEIGHTS)
     status = guard_status(Known(judge.verdict(), (), judge.to_state()), {}, NOW)
-    assert (
-        "config.json is no JSON" in status["reason"] and "config.json is no JSON" in status["detectorState"]
-    )
+    assert "no other weights" in status["reason"] and "no other weights" in status["detectorState"]

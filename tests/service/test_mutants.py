@@ -20,6 +20,7 @@ IDENTITY, STAGING = (
 )
 FITNESS = Rule("guard_service", "heldout/fitness.py", IDENTITY_TESTS.with_name("test_fitness.py"))
 MAPPING = Rule("guard_service", "cluster/mapping.py", DAMAGE.with_name("test_cluster_mapping.py"))
+TOLD_TO_THE_STATUS = Rule("guard_core", "trainer_view.py", DAMAGE.with_name("test_cluster_mapping.py"))
 REPORTED = DAMAGE.parents[1] / "cli" / "run" / "test_report.py"
 PAGE = Rule("guard_service", "dashboard/page.py", REPORTED)
 REPORT = Rule("guard_cli", "report/page.py", REPORTED)
@@ -338,11 +339,16 @@ MUTANTS: list[Mutant] = [
     (MAPPING, "_text(for_the_status(Code(latch.code), latch.message, None))", "_text(latch.message)"),
     (
         MAPPING,
-        "return FailureKind.UNDERWAY.words if kind == FailureKind.UNDERWAY else _text(words)",
+        "return FailureKind(kind).words if kind in TOLD_BY_KIND else _text(words)",
         "return _text(words)",
     ),
     (MAPPING, '    if kind is None:\n        return ""\n', ""),
-    (MAPPING, 'halt["message"], None)}', 'halt["message"], FailureKind.CHECKPOINT)}'),
+    (MAPPING, 'halt["message"], None)}', 'halt["message"], FailureKind.WEIGHTS)}'),
+    (TOLD_TO_THE_STATUS, "{FailureKind.UNDERWAY, FailureKind.TOKENIZER, ", "{FailureKind.TOKENIZER, "),
+    (TOLD_TO_THE_STATUS, "FailureKind.UNDERWAY, FailureKind.TOKENIZER, ", "FailureKind.UNDERWAY, "),
+    (TOLD_TO_THE_STATUS, ", FailureKind.CHECKPOINT})", "})"),
+    (TOLD_TO_THE_STATUS, "failure is None or failure in TOLD_BY_KIND", "failure in TOLD_BY_KIND"),
+    (TOLD_TO_THE_STATUS, "failure is None or failure in TOLD_BY_KIND", "True"),
     (MAPPING, "return closed | former | summary", "return former | summary"),
     (MAPPING, "return closed | former | summary", "return former | closed | summary"),
     (IDENTITY, "\\0{about.st_ctime_ns}", ""),

@@ -18,6 +18,7 @@ from guard_service.heldout.evaluators import Completion, Completions, timed
 from guard_service.heldout.evaluators.codec import Codec, CompletionJob
 from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
+from guard_service.heldout.named_files import drop_named_files
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest
@@ -36,6 +37,7 @@ def taken(request: EvaluationRequest, scratch: Path, base: Path | None = None) -
         target = scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
         staged = stage(request.path, target, base, request.expected.manifest)
         refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
+        drop_named_files(staged.path)  # not before: the pins are of what the trainer has saved
     return staged
 
 

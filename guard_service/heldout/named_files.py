@@ -1,0 +1,62 @@
+"""What a checkpoint's configuration names outside the checkpoint, which a loader would open. No torch here.
+
+transformers hands all keys of these files to the class of a tokenizer or a configuration, which opens what
+some of them name, wherever it lies. That is pinned by nobody, and may be the split. Checkpoints of earlier
+releases have such keys, too, and loading needs none of them; so they are dropped from the copy, not refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_ARGUMENTS = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER = "tokenizer.json"
+#: What keys end with that name files or directories: `vocab_file`, `source_spm`, `sudachi_config_path`.
+_ENDINGS = ("_file", "_files", "_path", "_dir", "_spm")
+#: By its place, and not by its name, an argument may be any of these.
+_POSITIONS = "init_inputs"
+#: Keys that may have the thing itself, which is a list or an object, or the name of a file with it.
+_THINGS = frozenset(
+    {"vocab", "merges", "entity_vocab", "rewriting_rules", "mecab_option", "backbone", "transformers_weights"}
+)
+
+
+def drop_named_files(copy: Path) -> None:
+    """Drop from the copy of a checkpoint what names a file; its own files are found by their names."""
+    for name in _ARGUMENTS:
+        _rewrite(copy / name, without_files)
+    _rewrite(copy / _TOKENIZER, _with_its_own_vocabulary)
+
+
+def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
+    """Write what this makes of a file's content over it, if it is another."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):  # transformers reads it by the same means
+        return
+    if (changed := change(content)) != content:
+        path.write_text(json.dumps(changed))
+
+
+def without_files(value: Any) -> Any:
+    """A configuration without what names a file, at any depth."""
+    if isinstance(value, dict):
+        return {k: without_files(v) for k, v in value.items() if not names_a_file(k, v)}
+    return [without_files(one) for one in value] if isinstance(value, list) else value
+
+
+def names_a_file(key: str, value: object) -> bool:
+    """Whether a class may take this for a file to open. A number is none: it is a token's, or a rate."""
+    if isinstance(value, int | float):
+        return False
+    return key.endswith(_ENDINGS) or key == _POSITIONS or (key in _THINGS and isinstance(value, str))
+
+
+def _with_its_own_vocabulary(tokenizer: Any) -> Any:
+    """A `tokenizer.json` whose vocabulary is in it; its other keys reach no class, and may be tokens."""
+    if not isinstance(tokenizer, dict) or not isinstance(model := tokenizer.get("model"), dict):
+        return tokenizer
+    return tokenizer | {"model": {k: v for k, v in model.items() if not names_a_file(k, v)}}
