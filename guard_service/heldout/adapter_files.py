@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from guard_core.adapter import (
     CONFIG,
+    MAX_MODULES,
     WEIGHTS,
     AdapterConfig,
     AdapterError,
@@ -27,6 +28,9 @@ from guard_core.adapter import (
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 24
+#: In a header, which the guard reads itself: two factors for each module, copies, and some room. Each is an
+#: object with five commas and two lists.
+MAX_TENSORS = 4 * MAX_MODULES
 _LENGTH_BYTES = 8  # of the header, in front of it, little-endian: the format of safetensors
 _FLOATS = ("F16", "BF16", "F32", "F64")
 
@@ -65,7 +69,11 @@ def _open(path: Path) -> BinaryIO:
 def _tensors(file: BinaryIO) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    header = _json(WEIGHTS, file.read(min(length, MAX_HEADER_BYTES + 1)), MAX_HEADER_BYTES)
+    data = file.read(min(length, MAX_HEADER_BYTES + 1))
+    # What has no more commas and brackets has no more values, and so takes no more memory once it is read.
+    if data.count(b"{") > MAX_TENSORS + 2 or data.count(b",") + data.count(b"[") > 8 * MAX_TENSORS:
+        raise AdapterError(f"{WEIGHTS} has more than {MAX_TENSORS} tensors: save the adapter again")
+    header = _json(WEIGHTS, data, MAX_HEADER_BYTES)
     if not isinstance(header, dict):
         raise AdapterError(f"{WEIGHTS} is not a safetensors file: save the adapter again")
     header.pop("__metadata__", None)

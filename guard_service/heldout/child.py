@@ -1,8 +1,8 @@
 """The evaluation process: reads requests as JSON lines from stdin, responds on stdout, ends with the guard.
 
 `EvaluationWorker` starts it as `python -m guard_service.heldout.child`. The first line gives the settings and
-gets the split's size and digest; each further line is one evaluation. An error that nobody
-foresaw is told by its type only, and ends the process: what it left behind is not trusted.
+gets the split's size and digest; each further line is one evaluation, or asks for a checkpoint's pins. An
+error that nobody foresaw is told by its type only, and ends the process: what it left behind is not trusted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +45,8 @@ from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Limits
 from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
-from guard_service.heldout.worker import EvaluationRequest
+from guard_service.heldout.staging import pins_of
+from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest
 
 NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.
@@ -71,7 +73,7 @@ class HeldoutEvaluation:
             settings.scorer_concurrency,
         )
         self._scoring = SplitScorers(self._split, settings.scorer, limits)
-        self._settings = settings.evaluator
+        self._settings, self._scratch = settings.evaluator, scratch
         self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer, limits)
         self._base = None if settings.base_model is None else look_at(settings.base_model)
         self._evaluator = _evaluator(settings.evaluator, scratch, self._base)
@@ -109,6 +111,17 @@ class HeldoutEvaluation:
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
         self._evaluator.warm_up()
+
+    def pins(self, request: EvaluationRequest) -> dict[str, Any]:
+        """See `EvaluationWorker.pins`.
+
+        Raises:
+            EvaluationError: it cannot be scored.
+        """
+        base = None if self._base is None else self._base.path
+        with tempfile.TemporaryDirectory(prefix=STAGE_PREFIX, dir=self._scratch) as folder:
+            target = Path(folder) / "checkpoint"
+            return {PINS: pins_of(request.path, target, base, request.expected.manifest)}
 
     def run(self, request: EvaluationRequest) -> dict[str, Any]:
         """One evaluation.
@@ -214,8 +227,9 @@ def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None
     evaluation.warm_up()
     while True:
         message = json.loads(lines.get())
+        respond = evaluation.pins if message.get(PINS) else evaluation.run
         try:
-            response = evaluation.run(EvaluationRequest.from_json(message))
+            response = respond(EvaluationRequest.from_json(message))
         except Exception as error:
             over = isinstance(error, _LAST) or not isinstance(error, HeldoutError) or evaluation.over
             _send(responses, _told(error, over=over))

@@ -129,7 +129,7 @@ def _lines(directory: Path | int) -> set[str] | None:
     lines = set()
     for entry in named:
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-            if _matters(entry.name):
+            if matters(entry.name):
                 lines.add(_line(entry))
     return lines
 
@@ -140,7 +140,8 @@ def _line(entry: os.DirEntry[str]) -> str:
     return hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).hexdigest() + "\n"
 
 
-def _matters(name: str) -> bool:
+def matters(name: str) -> bool:
+    """Whether a score may depend on a file of this name."""
     return name.endswith(_WEIGHTS) or name in _CONFIGS or _is_pinned(name)
 
 
@@ -179,12 +180,8 @@ def gone(source: Path) -> CheckpointGoneError:
 
 
 def pinned(staged: Path) -> dict[str, str]:
-    """Digests, by name, of what must stay the same. The copy loses what no score may depend on."""
-    paths = sorted(staged.iterdir())
-    for path in paths:
-        if not _matters(path.name):
-            path.unlink()
-    found = {path.name: _pin(path) for path in paths if _is_pinned(path.name)}
+    """Digests, by name, of what must stay the same."""
+    found = {path.name: _pin(path) for path in sorted(staged.iterdir()) if _is_pinned(path.name)}
     return {_CONFIG: _NONE, **found}
 
 

@@ -25,15 +25,18 @@ from guard_core.adapter import AdapterError
 from guard_service.heldout.adapter_files import Adapter, read_adapter
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.fitness import INDEX, NEEDED_SUFFIXES, WEIGHTS, instead, is_adapter, why_unfit
-from guard_service.heldout.identity import gone, pinned, refuse_changed
+from guard_service.heldout.identity import gone, matters, pinned, refuse_changed
 
 CHUNK_BYTES = 1 << 22
 #: Of configuration and tokenizer: for each file, and for all. The largest tokenizers have 35 MB.
 MAX_SMALL_BYTES = 64 << 20
 MAX_SMALL_BYTES_IN_ALL = 256 << 20
 MAX_SMALL_FILES = 1_000
+#: Of JSON that is no vocabulary: read, it takes up to thirty times as much memory. The largest have 2 MB.
+MAX_CONFIG_BYTES = 8 << 20
 MAX_TOLD = 200  # characters of a name in a file, in a message
-_NOT_NEEDED = {"trainer_state.json"}
+#: How JSON begins to be called that is a vocabulary, or has an entry for each tensor, and names no code.
+_LARGE = ("tokenizer.json", "vocab", "tekken", INDEX)
 T = TypeVar("T")
 #: Errors of a file that was there when the directory was listed; ESTALE is what NFS says.
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
@@ -158,10 +161,11 @@ def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> l
     if reason := why_unfit(names, base):
         raise EvaluationError(f"checkpoint {source}: {reason}")
     # Beside whole weights transformers would load what an adapter's configuration names.
-    not_needed = _NOT_NEEDED if is_adapter(names) else _NOT_NEEDED | {adapter.CONFIG}
+    not_needed = set() if is_adapter(names) else {adapter.CONFIG}
     if WEIGHTS in names:  # an index beside it is of an earlier save, and names shards that are not taken
         not_needed = not_needed | {INDEX}
-    small = _sizes(directory, [n for n in names if n.endswith(NEEDED_SUFFIXES) and n not in not_needed])
+    needed = [n for n in names if n.endswith(NEEDED_SUFFIXES) and matters(n) and n not in not_needed]
+    small = _sizes(directory, needed)
     if reason := _why_not_small(small):
         raise EvaluationError(f"checkpoint {source}: {reason}")
     _refuse_too_large(source, target, "its configuration and tokenizer need", small)
@@ -192,9 +196,9 @@ def _sizes(directory: int, names: list[str]) -> dict[str, int]:
 
 def _why_not_small(sizes: Mapping[str, int]) -> str:
     """Why these files are too large for configuration and tokenizer, in one clause; "" if they are not."""
-    if large := next((name for name, size in sizes.items() if size > MAX_SMALL_BYTES), None):
+    if large := next((name for name, size in sizes.items() if size > _most(name)), None):
         return (
-            f"{large} has {sizes[large]} bytes, and of such a file at most {MAX_SMALL_BYTES} are taken: "
+            f"{large} has {sizes[large]} bytes, and of such a file at most {_most(large)} are taken: "
             "remove it, or save the tokenizer again"
         )
     if len(sizes) > MAX_SMALL_FILES or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL:
@@ -203,6 +207,15 @@ def _why_not_small(sizes: Mapping[str, int]) -> str:
             f"{MAX_SMALL_FILES} with {MAX_SMALL_BYTES_IN_ALL} are taken: save it into a directory of its own"
         )
     return ""
+
+
+def _most(name: str) -> int:
+    """Bytes that a file of this name may have, which is no weights."""
+    return MAX_CONFIG_BYTES if _is_configuration(name) else MAX_SMALL_BYTES
+
+
+def _is_configuration(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(_LARGE)
 
 
 def _refuse_too_large(source: Path, target: Path, what: str, sizes: Mapping[str, int]) -> None:
@@ -275,7 +288,7 @@ def _copy(source: Path, directory: int, name: str, target: Path, most: int) -> s
 
 
 def _refuse_remote_code(source: Path, path: Path) -> None:
-    if path.suffix != ".json" or path.name in {"tokenizer.json", "vocab.json", INDEX, adapter.CONFIG}:
+    if not _is_configuration(path.name) or path.name == adapter.CONFIG:
         return
     try:
         names_code = _has_key(json.loads(path.read_bytes()), "auto_map")

@@ -1,9 +1,9 @@
 """The guard's side of held-out evaluation: one child process that loads models, asks servers and scores.
 
 The child (`guard_service.heldout.child`) gets requests as JSON lines on its stdin and responds on its stdout.
-It is the only process that imports torch or a user's scorer, so ingest never waits for either, and a crash,
-an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh child is started for the
-next request.
+It is the only process that imports torch or a user's scorer, or reads a tokenizer, so ingest waits for none of
+them, and a crash, an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh child
+is started for the next request.
 
 The child's stderr goes to `worker.log` in the scratch directory, readable by the guard only, and not to the
 guard's log: what a library or a scorer prints may quote a prompt (invariant 8).
@@ -19,7 +19,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
@@ -42,7 +41,6 @@ from guard_service.heldout.errors import (
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.parent import ENDING_SECONDS, end_with_its_group, ended_within
-from guard_service.heldout.staging import pins_of
 
 __all__ = [
     "CheckpointGoneError",
@@ -59,6 +57,7 @@ log = logging.getLogger("rlguard.guard")
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 STAGE_PREFIX = "stage-"
+PINS = "pins"  # asks the child for them, and names them in its response
 #: What the child calls its errors.
 _KINDS = {
     "split": SplitError,
@@ -247,13 +246,10 @@ class EvaluationWorker:
         """
         if not self._settings.takes_checkpoints:
             return None
-        with failing_as(FailureKind.CHECKPOINT):
-            return await asyncio.to_thread(self._pins, request)
-
-    def _pins(self, request: EvaluationRequest) -> Mapping[str, str]:
-        with tempfile.TemporaryDirectory(prefix=STAGE_PREFIX, dir=self._scratch) as folder:
-            target = Path(folder) / "checkpoint"
-            return pins_of(request.path, target, self._settings.base_model, request.expected.manifest)
+        async with self._lock:
+            with failing_as(FailureKind.CHECKPOINT):
+                response = await self._ask(await self._running(), request.to_json() | {PINS: True})
+        return dict(response[PINS])
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         """Score one checkpoint.

@@ -18,7 +18,7 @@ from guard_core.adapter import AdapterError
 from guard_core.policy import Policy
 from guard_core.wire import Adapters, FailureKind
 from guard_service.errors import ChangedRunError
-from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES, read_adapter
+from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES, MAX_TENSORS, read_adapter
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
@@ -250,6 +250,10 @@ def header_of(data: bytes) -> Change:
     return lambda path: (path / "adapter_model.safetensors").write_bytes(data)
 
 
+def says(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
 def piped_config(path: Path) -> None:
     (path / "adapter_config.json").unlink()
     os.mkfifo(path / "adapter_config.json")
@@ -276,6 +280,8 @@ def piped_config(path: Path) -> None:
         (header_of(b""), "adapter_model.safetensors cannot be read"),
         (header_of(b"\xff" * 64), "adapter_model.safetensors cannot be read"),
         (header_of(b"\x02" + b"\0" * 7 + b"[]"), "is not a safetensors file"),
+        (header_of(says(b'{"":0},' * MAX_TENSORS + b"{},{},{}")), "has more than 80000 tensors"),
+        (header_of(says(b"[]," * 4 * MAX_TENSORS + b"[]")), "has more than 80000 tensors"),
         (piped_config, "adapter_config.json is not a plain file"),
     ],
 )

@@ -51,6 +51,7 @@ TOLD = Rule("guard_service", "heldout/errors.py", HERE / "test_staging.py")
 ENDS = Rule("guard_service", "heldout/evaluators/codec.py", HERE / "test_checkpoint.py")
 BASE = Rule("guard_service", "heldout/base_model.py", HERE / "test_base_model.py")
 STARTS = Rule("guard_service", "__main__.py", HERE / "test_base_model.py")
+HEADER = Rule("guard_service", "heldout/adapter_files.py", HERE / "test_adapters.py")
 NAMED_FILES, CLEANED = (
     Rule("guard_service", f"heldout/{name}.py", HERE / "test_named_files.py")
     for name in ("named_files", "evaluators/local")
@@ -296,6 +297,20 @@ MUTANTS: list[Mutant] = [
         "    with failing_as(FailureKind.CHECKPOINT):\n        target",
         "    drop_named_files(request.path)\n    with failing_as(FailureKind.CHECKPOINT):\n        target",
     ),
+    # What is read where.
+    (STAGING, "matters(n) and n not in not_needed", "n not in not_needed"),
+    (STAGING, "return MAX_CONFIG_BYTES if", "return MAX_SMALL_BYTES if"),
+    (STAGING, "if _is_configuration(name) else MAX_SMALL_BYTES", "if True else MAX_SMALL_BYTES"),
+    (STAGING, 'name.endswith(".json") and not', "not"),
+    (STAGING, " and not name.startswith(_LARGE)", ""),
+    (STAGING, '("tokenizer.json", "vocab", ', '("vocab", '),
+    (STAGING, '"tokenizer.json", "vocab", ', '"tokenizer.json", '),
+    (STAGING, '"vocab", "tekken", ', '"vocab", '),
+    (CHILD_FILE, "evaluation.pins if message.get(PINS) else evaluation.run", "evaluation.run"),
+    (HEADER, 'data.count(b"{") > MAX_TENSORS + 2 or ', ""),
+    (HEADER, 'data.count(b"{") > MAX_TENSORS + 2 or ', 'data.count(b"{") > MAX_TENSORS + 3 or '),
+    (HEADER, ' or data.count(b",") + data.count(b"[") > 8 * MAX_TENSORS:', ":"),
+    (HEADER, 'data.count(b",") + data.count(b"[")', 'data.count(b",")'),
     (NAMED_FILES, '"config.json", "tokenizer_config.json"', '"tokenizer_config.json"'),
     (NAMED_FILES, '"tokenizer_config.json", "special_tokens_map.json"', '"special_tokens_map.json"'),
     (NAMED_FILES, ', "special_tokens_map.json")', ")"),

@@ -279,9 +279,13 @@ def one_too_large(path: Path) -> None:
     sparse(path / "tokenizer.model", staging.MAX_SMALL_BYTES + 1)
 
 
+def one_configuration_too_large(path: Path) -> None:
+    sparse(path / "tokenizer_config.json", staging.MAX_CONFIG_BYTES + 1)
+
+
 def too_large_together(path: Path) -> None:
     for number in range(5):
-        sparse(path / f"{number}.txt", staging.MAX_SMALL_BYTES)
+        sparse(path / f"vocab-{number}.txt", staging.MAX_SMALL_BYTES)
 
 
 def too_many(path: Path) -> None:
@@ -293,6 +297,10 @@ def too_many(path: Path) -> None:
     ("spoil", "told"),
     [
         (one_too_large, "tokenizer.model has 67108865 bytes, and of such a file at most 67108864 are taken"),
+        (
+            one_configuration_too_large,
+            "tokenizer_config.json has 8388609 bytes, and of such a file at most 8388608 are taken",
+        ),
         (
             too_large_together,
             r"it has 10 files with 3355\d+ bytes, and at most 1000 with 268435456 are taken",
@@ -311,6 +319,24 @@ def test_what_is_too_large_for_a_tokenizer_is_refused_before_anything_is_copied(
     with pytest.raises(EvaluationError, match=told) as refused:
         look(checkpoint)
     assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model"])
+def test_a_vocabulary_may_be_larger_than_a_configuration(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    content = "[" + " " * staging.MAX_CONFIG_BYTES + "]"
+    (checkpoint / name).write_text(content)
+    assert (stage(checkpoint, tmp_path / "stage").path / name).read_text() == content
+
+
+def test_what_no_score_depends_on_is_not_read_and_may_be_of_any_size(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Such as completions that a trainer saves beside its model."""
+    (checkpoint / "completions.json").write_text("no JSON")
+    sparse(checkpoint / "rollouts.json", staging.MAX_SMALL_BYTES_IN_ALL + 1)
+    (checkpoint / "processor_config.json").write_text('{"auto_map": {}}')
+    staged = stage(checkpoint, tmp_path / "stage")
+    assert not {"completions.json", "rollouts.json", "processor_config.json"} & {*os.listdir(staged.path)}
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])

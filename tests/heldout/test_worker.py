@@ -23,6 +23,7 @@ from guard_core.policy import Policy
 from guard_core.preflight import evaluations_needed
 from guard_core.wire import EvaluationsNeeded, FailureKind
 from guard_service.heldout import child as child_module
+from guard_service.heldout import staging
 from guard_service.heldout import worker as worker_module
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import (
@@ -518,6 +519,47 @@ def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path
     assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
     local = settings(evaluator={"kind": "checkpoint"})
     assert run(local, tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    checkpoint = tmp_path / "checkpoint-10"
+    checkpoint.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (checkpoint / name).write_text("{}")
+    return checkpoint
+
+
+def test_no_file_of_a_checkpoint_is_read_by_the_guard_itself(
+    settings, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON of some MiB may become gigabytes once it is read, and the guard does nothing else meanwhile."""
+    expected = staging.pins_of(saved, tmp_path / "pins", None, None)
+    monkeypatch.setattr(staging, "_with_directory", lambda *_: pytest.fail("read in this process"))
+
+    async def pins(worker: EvaluationWorker) -> tuple[Any, bool]:
+        found = await worker.pins(replace(REQUEST, path=saved))
+        return found, worker._child is not None and worker._child.returncode is None
+
+    local = settings(evaluator={"kind": "checkpoint"})
+    assert run(local, tmp_path / "scratch", pins) == (expected, True)
+    assert not [*(tmp_path / "scratch").glob("stage-*")]
+
+
+def test_what_has_no_pins_is_told_as_it_is_of_an_evaluation(settings, tmp_path: Path, saved: Path) -> None:
+    (saved / "tokenizer.json").unlink()
+
+    async def failures(worker: EvaluationWorker) -> list[str]:
+        told = []
+        for path in (saved, tmp_path / "nowhere"):
+            with pytest.raises(EvaluationError) as caught:
+                await worker.pins(replace(REQUEST, path=path))
+            told.append(f"{type(caught.value).__name__} {caught.value.kind}")
+        return told
+
+    local = settings(evaluator={"kind": "checkpoint"})
+    told = run(local, tmp_path / "scratch", failures)
+    assert told == ["EvaluationError checkpoint", "CheckpointGoneError checkpoint"]
 
 
 def test_of_an_unforeseen_error_only_that_it_was_one_is_told() -> None:
