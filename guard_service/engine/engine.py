@@ -151,6 +151,8 @@ class Engine:
             self._ingest.give_up()
             if self._worker is not None:
                 await self._worker.close()
+            if self._evaluations is not None:
+                await self._evaluations.give_up()
             await self._rollouts.save(now=True)
             await self._figures.save(now=True)
             await self._ledger.close()

@@ -17,16 +17,18 @@ from guard_core.judge import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
 from guard_service.engine.ledger import Ledger
 from guard_service.engine.scoring import ScoringWorker
-from guard_service.errors import GuardError, SettingsError
+from guard_service.errors import GuardError, SettingsError, StoreError
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.metrics import GuardMetrics
-from guard_service.store import Failure, Store
+from guard_service.store import Begun, Failure, Store
 
 log = logging.getLogger("rlguard.guard")
 
 GATE_RETRY_SECONDS = 10.0
+#: Guards that may end in the midst of one evaluation. Of two, a node may have been lost under each.
+MOST_BEGUN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Evaluations:
         self._ledger, self._worker, self._metrics = ledger, worker, metrics
         self._best, self._newest_only, self._on_fatal = best, newest_only, on_fatal
         self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
+        self._begun: Begun | None = None  # what this guard has begun last
 
     @property
     def gate(self) -> GateClosed | None:
@@ -82,6 +85,13 @@ class Evaluations:
             queue = self._ledger.queue
             if queue and request == self._of_queue(queue[0]):
                 queue.popleft()
+
+    async def give_up(self) -> None:
+        """Note that this guard does not end of the evaluation under way; whoever calls has the lock."""
+        if self._begun is not None:
+            before = replace(self._begun, times=self._begun.times - 1)
+            with contextlib.suppress(StoreError):
+                await self._ledger.call(self._ledger.open_store().note_begun, before)
 
     async def _wait_for_a_checkpoint(self) -> None:
         """Or until it is time to try the gate again: on a cluster no trainer starts before it is passed."""
@@ -141,6 +151,7 @@ class Evaluations:
     async def _score(self, request: EvaluationRequest) -> Failure | None:
         """Have one checkpoint scored and judged; how that failed, if it did."""
         try:
+            await self._begin(request)
             result = await self._result(request)
             await self._judge(request, result)
         except Exception as error:
@@ -150,6 +161,19 @@ class Evaluations:
                 request.attempt, request.step, request.pass_index, _reason(error), gone=gone, kind=kind
             )
         return None
+
+    async def _begin(self, request: EvaluationRequest) -> None:
+        """Note on disk what begins: a guard that it ends with its whole container can note nothing."""
+        before = begun_before(request, await self._ledger.persist(self._newest_begun))
+        refuse_once_more(request, before)
+        self._begun = Begun(CheckpointKey.of(request), request.pass_index, before + 1)
+        await self._ledger.persist(partial(self._note_begun, self._begun))
+
+    async def _newest_begun(self, store: Store) -> Begun | None:
+        return await self._ledger.call(store.begun)
+
+    async def _note_begun(self, begun: Begun, store: Store) -> None:
+        await self._ledger.call(store.note_begun, begun)
 
     async def _result(self, request: EvaluationRequest) -> EvaluationResult:
         """What the worker says, if it is of this checkpoint and no other."""
@@ -239,6 +263,27 @@ class Evaluations:
         announced = await self._ledger.call(store.manifest, CheckpointKey.of(request))
         last = self._ledger.verdict.last_evaluation
         return Expected(announced, pins, None if last is None else last.sha256)
+
+
+def begun_before(request: EvaluationRequest, newest: Begun | None) -> int:
+    """How many guards have begun this very evaluation, and did not live to say what became of it. Pure."""
+    if newest is None or (newest.key, newest.pass_index) != (CheckpointKey.of(request), request.pass_index):
+        return 0
+    return newest.times
+
+
+def refuse_once_more(request: EvaluationRequest, before: int) -> None:
+    """Leave what ends guards, of which none can tell why: that may depend on an item. Pure.
+
+    Raises:
+        EvaluationError: so many have ended in the midst of it.
+    """
+    if before >= MOST_BEGUN:
+        raise EvaluationError(
+            f"the guard ended {before} times in the midst of evaluating step {request.step}, so it is not "
+            "begun once more: see how its container ended; if it was out of memory, give it more, lower "
+            "batch_size, or see what the checkpoint has beside its weights"
+        )
 
 
 def is_passed_over(

@@ -1,9 +1,10 @@
 """The guard's side of held-out evaluation: one child process that loads models, asks servers and scores.
 
 The child (`guard_service.heldout.child`) gets requests as JSON lines on its stdin and responds on its stdout.
-It is the only process that imports torch or a user's scorer, or reads a tokenizer, so ingest waits for none of
-them, and a crash, an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh child
-is started for the next request.
+It is the only process that imports torch or a user's scorer, or reads a tokenizer, so ingest waits for none
+of them, and a crash, an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh
+child is started for the next request. Where the kernel ends the whole container instead (cgroup v2), the next
+guard begins that evaluation again, a few times (`guard_service.engine.evaluations`).
 
 The child's stderr goes to `worker.log` in the scratch directory, readable by the guard only, and not to the
 guard's log: what a library or a scorer prints may quote a prompt (invariant 8).

@@ -3,7 +3,7 @@
 Schema 6, `application_id` "RLGD", version in `user_version`; schema 5 is taken over when it is opened:
 
     meta       policy, split digest and evaluation of the run: a changed one is another run and is refused;
-               and the last step that the trainer said it made
+               the last step that the trainer said it made, and the evaluation that was begun last
     events     every event in the order in which it was folded; triggers refuse UPDATE and DELETE. `pass` is
                above 0 for the further evaluations of one checkpoint, and for a refusal after it was taken
     outcomes   per-item outcomes of an evaluation, and what the training grader gave. They stay here and in
@@ -23,7 +23,7 @@ A `Store` is used from one thread at a time and knows neither the network nor th
 from guard_service.store.database import FILE_NAME, SCHEMA_VERSION, lost, open_ended
 from guard_service.store.events import Store
 from guard_service.store.history import BEFORE_ALL, STAYS_HERE, export_history, thinned_history
-from guard_service.store.records import Appended, Conflict, Failure, RefusedCheckpoint, StoredEvent
+from guard_service.store.records import Appended, Begun, Conflict, Failure, RefusedCheckpoint, StoredEvent
 from guard_service.store.shown import FIGURES, ROLLOUTS
 from guard_service.store.terms import stored_policy
 
@@ -35,6 +35,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "STAYS_HERE",
     "Appended",
+    "Begun",
     "Conflict",
     "Failure",
     "RefusedCheckpoint",

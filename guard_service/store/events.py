@@ -20,7 +20,15 @@ from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import StoreCorruptError
 from guard_service.store.database import FILE_NAME, Database, errors
 from guard_service.store.history import LATCHED_AT, StoredHistory, dump_times, manifest_key
-from guard_service.store.records import MANIFEST, Appended, Conflict, Failure, contradiction, dump_pay
+from guard_service.store.records import (
+    MANIFEST,
+    Appended,
+    Begun,
+    Conflict,
+    Failure,
+    contradiction,
+    dump_pay,
+)
 from guard_service.store.terms import check_evaluation, check_policy
 from guard_service.store.witness import read_latches, write_latches
 
@@ -178,6 +186,11 @@ class Store(StoredHistory):
         """Remember what a server of weights that nobody has hashed said of this checkpoint, as a digest."""
         with errors(self.path, "written"):
             self._database.set_meta("said", json.dumps([*key, said]))
+
+    def note_begun(self, begun: Begun) -> None:
+        """Remember which evaluation begins, in case this guard does not survive it."""
+        with errors(self.path, "written"):
+            self._database.set_meta("begun", json.dumps([*begun.key, begun.pass_index, begun.times]))
 
     def append_refused(self, key: CheckpointKey) -> None:
         """Store that a checkpoint was refused; once before it is taken, and once after."""

@@ -17,6 +17,7 @@ from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.store.database import FILE_NAME, errors, meta, open_ended
 from guard_service.store.records import (
     MANIFEST,
+    Begun,
     Conflict,
     StoredEvent,
     announcement,
@@ -176,6 +177,15 @@ class StoredHistory:
             return None
         attempt, step, said = json.loads(noted)
         return CheckpointKey(attempt, step), said
+
+    def begun(self) -> Begun | None:
+        """With what `note_begun` was called last."""
+        with errors(self.path, "read"):
+            noted = meta(self._db, "begun")
+        if noted is None:
+            return None
+        attempt, step, pass_index, times = json.loads(noted)
+        return Begun(CheckpointKey(attempt, step), pass_index, times)
 
     def told_end(self) -> EndReport | None:
         """The latest step that a trainer has said was its last, and of which attempt."""

@@ -50,6 +50,15 @@ class Failure:
     kind: FailureKind = FailureKind.UNDERWAY
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The evaluation that a guard has begun last, and how many guards have begun it."""
+
+    key: CheckpointKey
+    pass_index: int
+    times: int
+
+
 StoredEvent = StepReport | CheckpointReport | RefusedCheckpoint | Evaluation | Failure | Latch
 """One stored event, for a replay."""
 

@@ -328,7 +328,7 @@ MUTANTS: list[Mutant] = [
     (NAMED_FILES, " or key == _POSITIONS or", " or"),
     (NAMED_FILES, " and isinstance(value, str))", ")"),
     (NAMED_FILES, "not isinstance(tokenizer, dict) or not", "not"),
-    (STAGING, "if size > MAX_SMALL_BYTES)", "if False)"),
+    (STAGING, "if size > _most(name))", "if False)"),
     (STAGING, "if len(sizes) > MAX_SMALL_FILES or", "if"),
     (STAGING, "or sum(sizes.values()) > MAX_SMALL_BYTES_IN_ALL", ""),
     (STAGING, "if left < 0:", "if False:"),

@@ -61,6 +61,10 @@ UNPROVEN, NOTED = (
     Rule("guard_service", name, DAMAGE.with_name("test_unproven.py"))
     for name in ("engine/evaluations.py", "store/events.py")
 )
+BEGUN, BEGUN_HERE, BEGUN_ENDED = (
+    Rule("guard_service", name, DAMAGE.with_name("test_ended_in_an_evaluation.py"))
+    for name in ("engine/evaluations.py", "store/events.py", "engine/engine.py")
+)
 NAMED = Rule("guard_service", "engine/ingest.py", DAMAGE.with_name("test_names.py"))
 METRICS = Rule("guard_service", "metrics.py", DAMAGE.with_name("test_open_page.py"))
 
@@ -344,6 +348,26 @@ MUTANTS: list[Mutant] = [
     ),
     (MAPPING, '    if kind is None:\n        return ""\n', ""),
     (MAPPING, 'halt["message"], None)}', 'halt["message"], FailureKind.WEIGHTS)}'),
+    # A guard that ends in the midst of an evaluation.
+    (BEGUN, "            await self._begin(request)\n            result", "            result"),
+    (BEGUN, "    if before >= MOST_BEGUN:\n", "    if before > MOST_BEGUN:\n"),
+    (BEGUN, "    if before >= MOST_BEGUN:\n", "    if before >= MOST_BEGUN - 1:\n"),
+    (BEGUN, "        refuse_once_more(request, before)\n", ""),
+    (BEGUN, "request.pass_index, before + 1)", "request.pass_index, 1)"),
+    (BEGUN, "(newest.key, newest.pass_index) != (CheckpointKey.of(request), request.pass_index)", "False"),
+    (
+        BEGUN,
+        "(newest.key, newest.pass_index) != (CheckpointKey.of(request), request.pass_index)",
+        "newest.key != CheckpointKey.of(request)",
+    ),
+    (BEGUN, "times=self._begun.times - 1)", "times=0)"),
+    (BEGUN, "times=self._begun.times - 1)", "times=self._begun.times)"),
+    (
+        BEGUN_HERE,
+        '"begun", json.dumps([*begun.key, begun.pass_index, begun.times])',
+        '"begun", json.dumps([*begun.key, 0, begun.times])',
+    ),
+    (BEGUN_ENDED, "                await self._evaluations.give_up()\n", "                pass\n"),
     (TOLD_TO_THE_STATUS, "{FailureKind.UNDERWAY, FailureKind.TOKENIZER, ", "{FailureKind.TOKENIZER, "),
     (TOLD_TO_THE_STATUS, "FailureKind.UNDERWAY, FailureKind.TOKENIZER, ", "FailureKind.UNDERWAY, "),
     (TOLD_TO_THE_STATUS, ", FailureKind.CHECKPOINT})", "})"),
