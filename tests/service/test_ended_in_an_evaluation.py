@@ -6,6 +6,7 @@ process alone. What is on the disk at that moment is what the next guard starts 
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from guard_service.store import Begun
 from tests.service.test_engine import QUICK, FakeEvaluator, Run, calibrated, run, step, stored, until
 
 __all__ = ["run"]
-of_an_engine = pytest.mark.asyncio
 
 
 async def end_in(run: Run, asked: tuple[int, int], *, announced: int = 0, **options: Any) -> None:
@@ -42,69 +42,80 @@ def of(worker: FakeEvaluator) -> list[tuple[int, int]]:
     return [(request.step, request.pass_index) for request in worker.asked]
 
 
-@of_an_engine
-async def test_a_checkpoint_that_ends_guards_is_given_up_and_those_behind_it_are_scored(run: Run) -> None:
-    await end_in(run, (0, 0), announced=2)
-    for _ in range(MOST_BEGUN - 1):
-        await end_in(run, (0, 0))
-    worker = FakeEvaluator([[1.0, 0.0]])
-    async with run.engine(worker) as engine:
-        await until(lambda: engine.queue_length == 0)
-        verdict = engine.verdict
-        assert of(worker) == [(1, 0)] and (verdict.failed, verdict.evaluated) == (1, 1)
-        assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.metrics.render()
-    ((message,),) = stored(run, "SELECT body ->> 'message' FROM events WHERE kind = 'failure'")
-    assert f"ended {MOST_BEGUN} times in the midst of" in message
-
-
-@of_an_engine
-async def test_it_is_a_failure_like_any_other_and_says_nothing_of_an_item(run: Run) -> None:
-    failing = EvaluationFailingPolicy(after_failures=1, action="stop")
-    policy = QUICK.model_copy(update={"evaluation_failing": failing})
-    for number in range(MOST_BEGUN):
-        await end_in(run, (0, 0), announced=1 if number == 0 else 0, policy=policy)
-    async with run.engine(FakeEvaluator(), policy) as engine:
-        await until(lambda: engine.queue_length == 0)
-        verdict = engine.verdict
-        assert verdict.halt and not verdict.fire and verdict.code is Code.EVALUATION_FAILING
-        assert verdict.failure is FailureKind.UNDERWAY and b"in the midst" not in engine.trainer_json
-
-
-@of_an_engine
-async def test_two_nodes_that_are_lost_in_one_evaluation_cost_no_checkpoint(run: Run) -> None:
-    for number in range(MOST_BEGUN - 1):
-        await end_in(run, (0, 0), announced=1 if number == 0 else 0)
-    worker = FakeEvaluator([[1.0, 0.0]])
-    async with run.engine(worker) as engine:
-        await until(lambda: engine.queue_length == 0)
-        assert of(worker) == [(0, 0)] and (engine.verdict.failed, engine.verdict.evaluated) == (0, 1)
-
-
-@of_an_engine
-async def test_a_guard_that_is_asked_to_end_has_not_ended_of_its_evaluation(run: Run) -> None:
-    """A drained node, a queue that suspends the run: any number of them."""
-    await end_in(run, (0, 0), announced=1)
-    for _ in range(MOST_BEGUN + 1):
-        worker = FakeEvaluator()
+def test_a_checkpoint_that_ends_guards_is_given_up_and_those_behind_it_are_scored(run: Run) -> None:
+    async def act() -> None:
+        await end_in(run, (0, 0), announced=2)
+        for _ in range(MOST_BEGUN - 1):
+            await end_in(run, (0, 0))
+        worker = FakeEvaluator([[1.0, 0.0]])
         async with run.engine(worker) as engine:
-            await until(lambda worker=worker: of(worker) == [(0, 0)])
-    for _ in range(MOST_BEGUN - 1):
-        await end_in(run, (0, 0))
-    async with run.engine(FakeEvaluator()) as engine:
-        await until(lambda: engine.queue_length == 0)
-        assert engine.verdict.failed == 1, "those that it did not survive still count"
+            await until(lambda: engine.queue_length == 0)
+            verdict = engine.verdict
+            assert of(worker) == [(1, 0)] and (verdict.failed, verdict.evaluated) == (1, 1)
+            assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.metrics.render()
+        ((message,),) = stored(run, "SELECT body ->> 'message' FROM events WHERE kind = 'failure'")
+        assert f"ended {MOST_BEGUN} times in the midst of" in message
+
+    asyncio.run(act())
 
 
-@of_an_engine
-async def test_a_pass_of_the_baseline_that_ends_guards_is_given_up_too(run: Run) -> None:
-    await end_in(run, (0, 1), announced=1, outcomes=[[0.0, 1.0]], policy=calibrated(3))
-    for _ in range(MOST_BEGUN - 1):
-        await end_in(run, (0, 1), policy=calibrated(3))
-    worker = FakeEvaluator([[1.0, 0.0]])
-    async with run.engine(worker, calibrated(3)) as engine:
-        await until(lambda: len(worker.asked) == 2)
-        assert of(worker)[0] == (0, 2), "and no score that is there is lost"
-        assert not engine.latches and engine.verdict.evaluated == 1
+def test_it_is_a_failure_like_any_other_and_says_nothing_of_an_item(run: Run) -> None:
+    async def act() -> None:
+        failing = EvaluationFailingPolicy(after_failures=1, action="stop")
+        policy = QUICK.model_copy(update={"evaluation_failing": failing})
+        for number in range(MOST_BEGUN):
+            await end_in(run, (0, 0), announced=1 if number == 0 else 0, policy=policy)
+        async with run.engine(FakeEvaluator(), policy) as engine:
+            await until(lambda: engine.queue_length == 0)
+            verdict = engine.verdict
+            assert verdict.halt and not verdict.fire and verdict.code is Code.EVALUATION_FAILING
+            assert verdict.failure is FailureKind.UNDERWAY and b"in the midst" not in engine.trainer_json
+
+    asyncio.run(act())
+
+
+def test_two_nodes_that_are_lost_in_one_evaluation_cost_no_checkpoint(run: Run) -> None:
+    async def act() -> None:
+        for number in range(MOST_BEGUN - 1):
+            await end_in(run, (0, 0), announced=1 if number == 0 else 0)
+        worker = FakeEvaluator([[1.0, 0.0]])
+        async with run.engine(worker) as engine:
+            await until(lambda: engine.queue_length == 0)
+            assert of(worker) == [(0, 0)] and (engine.verdict.failed, engine.verdict.evaluated) == (0, 1)
+
+    asyncio.run(act())
+
+
+def test_a_guard_that_is_asked_to_end_has_not_ended_of_its_evaluation(run: Run) -> None:
+    """A drained node, a queue that suspends the run: any number of them."""
+
+    async def act() -> None:
+        await end_in(run, (0, 0), announced=1)
+        for _ in range(MOST_BEGUN + 1):
+            worker = FakeEvaluator()
+            async with run.engine(worker) as engine:
+                await until(lambda worker=worker: of(worker) == [(0, 0)])
+        for _ in range(MOST_BEGUN - 1):
+            await end_in(run, (0, 0))
+        async with run.engine(FakeEvaluator()) as engine:
+            await until(lambda: engine.queue_length == 0)
+            assert engine.verdict.failed == 1, "those that it did not survive still count"
+
+    asyncio.run(act())
+
+
+def test_a_pass_of_the_baseline_that_ends_guards_is_given_up_too(run: Run) -> None:
+    async def act() -> None:
+        await end_in(run, (0, 1), announced=1, outcomes=[[0.0, 1.0]], policy=calibrated(3))
+        for _ in range(MOST_BEGUN - 1):
+            await end_in(run, (0, 1), policy=calibrated(3))
+        worker = FakeEvaluator([[1.0, 0.0]])
+        async with run.engine(worker, calibrated(3)) as engine:
+            await until(lambda: len(worker.asked) == 2)
+            assert of(worker)[0] == (0, 2), "and no score that is there is lost"
+            assert not engine.latches and engine.verdict.evaluated == 1
+
+    asyncio.run(act())
 
 
 @pytest.mark.parametrize(
