@@ -42,17 +42,18 @@ def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def without_files(value: Any) -> Any:
-    """A configuration without what names a file, at any depth."""
+    """A configuration without what names a file, at any depth but in a vocabulary, whose keys are tokens."""
     if isinstance(value, dict):
-        return {k: without_files(v) for k, v in value.items() if not names_a_file(k, v)}
+        kept = {k: v for k, v in value.items() if not names_a_file(k, v)}
+        return {k: v if k in _THINGS else without_files(v) for k, v in kept.items()}
     return [without_files(one) for one in value] if isinstance(value, list) else value
 
 
 def names_a_file(key: str, value: object) -> bool:
-    """Whether a class may take this for a file to open. A number is none: it is a token's, or a rate."""
-    if isinstance(value, int | float):
-        return False
-    return key.endswith(_ENDINGS) or key == _POSITIONS or (key in _THINGS and isinstance(value, str))
+    """Whether a class may take this for a file to open: a text, or the number of one that is open."""
+    if key in _THINGS:
+        return not isinstance(value, dict | list)
+    return key == _POSITIONS or (key.endswith(_ENDINGS) and not isinstance(value, float))
 
 
 def _with_its_own_vocabulary(tokenizer: Any) -> Any:

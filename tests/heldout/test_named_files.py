@@ -156,7 +156,7 @@ def test_the_pins_are_of_what_was_announced(outside: Outside, tmp_path: Path) ->
 
 
 def test_a_configuration_that_names_no_file_is_left_to_the_byte(tmp_path: Path) -> None:
-    text = '{ "tokenizer_class" : "x", "_file": 3, "vocab": {"x_file": 1}, "n": NaN }'
+    text = '{ "tokenizer_class" : "x", "drop_path": 0.1, "vocab": {"x_file": 1}, "n": NaN }'
     checkpoint = saved(tmp_path, tokenizer_config=text, tokenizer=tokenizer_json(WORDS))
     staged = taken(EvaluationRequest(0, 10, checkpoint), tmp_path)
     assert (staged.path / "tokenizer_config.json").read_text() == text
@@ -188,7 +188,10 @@ def test_a_configuration_that_is_none_ends_nothing(tmp_path: Path, name: str, co
         ("vocab", {"x": 1}, False),
         ("merges", [["a", "b"]], False),
         ("vocab", [["a", -1.5]], False),
-        ("a_file", 7, False),
+        ("vocab", {"x_file": 1}, False),
+        ("vocab_file", 5, True),
+        ("vocab", 5, True),
+        ("vocab_file", {"x": 1}, True),
         ("drop_path", 0.1, False),
         ("tokenizer_class", "x", False),
         ("eos_token", "</s>", False),
