@@ -21,7 +21,14 @@ from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.glance import has_begun, heartbeat, is_latched, is_only_a_report, is_over
+from guard_operator.reconcile.glance import (
+    goes_on,
+    has_begun,
+    heartbeat,
+    is_latched,
+    is_only_a_report,
+    is_over,
+)
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
@@ -37,7 +44,6 @@ from guard_operator.reconcile.slim import (
     slim_workload,
 )
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
-from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
@@ -176,17 +182,11 @@ class Operator:
             if self._schema.lacks:
                 self._controller.say_outdated(raw, self._schema.lacks)
             return WAITING_SECONDS
-        return self._as_far_as_heard(raw)
-
-    def _as_far_as_heard(self, raw: Json) -> float | None:
-        """One reconcile; where caches show nothing any more it is live, and what cannot be read is said."""
-        unheard = self._caches.unheard(raw)
-        try:
-            return self._controller.reconcile(raw, live=bool(unheard))
-        except ClusterError:
-            if unheard:
-                self._controller.say_unlisted(raw, unheard)
-            raise
+        # Nothing is read of each run instead: where the watch of all fails, that fails, too, or hangs.
+        if goes_on(raw) and (unheard := self._caches.unheard(raw)):
+            self._controller.say_unlisted(raw, unheard)
+            return UNLISTED_SECONDS
+        return self._controller.reconcile(raw)
 
     def _crd_is_new_enough(self) -> bool:
         """Whether it lacks nothing, or nothing is known of it for so long that it is waited for no longer."""
@@ -325,14 +325,14 @@ class _Caches:
         deaf = {one.namespace for one in (*self._jobs, *self._pods) if _is_deaf(one)}
         return [(scope or "", self._readable(scope) and scope not in deaf) for scope in self._scopes]
 
-    def kinds(self) -> Iterable[tuple[str, str, bool]]:
+    def kinds(self) -> Iterable[tuple[str, str, bool | None]]:
         """(namespace, "" for all; kind; whether it can be read) of what jobs are made of, and of queues.
 
-        One that the cluster does not have can be.
+        None: the API server says that there is no such kind.
         """
         several = {**self._workloads, KUEUE_WORKLOADS: self._queued}
         return [
-            (one.namespace or "", kind.kind, one.synced and (one.missing or not _is_deaf(one)))
+            (one.namespace or "", kind.kind, None if one.missing else one.synced and not _is_deaf(one))
             for kind, many in several.items()
             for one in many
         ]
@@ -392,7 +392,7 @@ class _Caches:
         self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
 
     def look_at_the_unheard(self) -> None:
-        """Have every job looked at of which a watch shows nothing: it is then read live."""
+        """Have every job looked at of which a watch shows nothing: it is read live, or that is said."""
         if not any(one.synced and not one.missing and _is_deaf(one) for one in self.reflectors):
             return  # as nearly always: no job need be unpacked
         for reflector in (one for one in self._jobs if one.synced):

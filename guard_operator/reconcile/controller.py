@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,8 +15,8 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.conditions import as_it_is, last_verdict
-from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
+from guard_operator.reconcile.decide import decide, last_word
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.parse import parse_job, read_status
@@ -40,11 +41,10 @@ class Controller:
         self._clock = clock
         self._stops = StopClock()
 
-    def reconcile(self, raw: Json | None, live: bool = False) -> float | None:
+    def reconcile(self, raw: Json | None) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
 
-        Of a job that is over no spec is cached; it is read where there is something left to do. `live`:
-        caches are far behind, so nothing else of it is taken from them.
+        Of a job that is over no spec is cached; it is read where there is something left to do.
 
         Returns:
             In how many seconds to look again at the latest; None: on the next event.
@@ -61,7 +61,7 @@ class Controller:
         except ValidationError as error:
             self._refuse(raw, error)
             return None
-        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job), live)
+        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job))
         if snapshot is None:
             return None
         snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
@@ -95,7 +95,13 @@ class Controller:
             self._actuator.say(raw, replace(_said_too(read_status(raw), unsaid), phase=Phase.PENDING))
 
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
-        """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is."""
+        """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is.
+
+        A latch that its guard left when it ended is taken all the same: what stands in the status waits for
+        nothing.
+        """
+        if self._take_last_word(raw):
+            return
         status = read_status(raw)
         if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
             return
@@ -104,6 +110,15 @@ class Controller:
         silent = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
         if silent is not None:
             self._actuator.say(raw, _said_too(status, silent, *_no_verdict(status, silent, unlisted)))
+
+    def _take_last_word(self, raw: Json) -> bool:
+        """Have a latch written down that a guard left when it ended; whether there is one."""
+        with suppress(ValidationError):
+            snapshot = self._gatherer.last_words(parse_job(raw))
+            if (decision := last_word(snapshot, Conditions(snapshot, self._clock()))) is not None:
+                self._actuator.actuate(snapshot, decision)
+                return True
+        return False
 
     def _unsaid(
         self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str

@@ -178,23 +178,33 @@ class Gatherer:
             return None
         return of_uid(self._client.get(JOBS, namespace, metadata["name"]), uid)
 
+    def last_words(self, job: Job) -> Snapshot:
+        """The snapshot of a job of which nothing is known but what its guards left when they ended.
+
+        It is of caches alone, so it costs no request where requests fail, or hang.
+        """
+        ref, adapter = job.status.workload_ref, self._adapter(job)
+        uid = None if ref is None else ref.uid
+        own = self._own_guard(job, None, live=False)
+        guard = None if own is None or own.made is None else own.made.uid
+        between = () if adapter is None else self._between(adapter, job, uid, live=False)
+        owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
+        pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
+        return Snapshot(job, pods=tuple(_pod(adapter, raw, owner) for raw in pods))
+
     def gather(
-        self,
-        job: Job,
-        made: tuple[MadeRef, ...] = (),
-        asked: StopStatus | None = None,
-        live: bool = False,
+        self, job: Job, made: tuple[MadeRef, ...] = (), asked: StopStatus | None = None
     ) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
         `made`, `asked`: what its workload has made, and what was asked for to stop it, if more is known of
-        that than the status says. `live`: no cache is believed, because one may be far behind.
+        that than the status says.
 
         Raises:
             ClusterError: a live read failed for now.
         """
         deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
-        if not (deaf or live):
+        if not deaf:
             snapshot = self._look(job, made, asked, live=False)
             if not must_be_live(snapshot):
                 return snapshot
@@ -217,7 +227,7 @@ class Gatherer:
         deaf: bool = False,
     ) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
-        adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
+        adapter = self._adapter(job)
         if adapter is None:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
@@ -277,6 +287,9 @@ class Gatherer:
             late=bool(late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
+
+    def _adapter(self, job: Job) -> WorkloadAdapter | None:
+        return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
 
     def _digest(self, adapter: WorkloadAdapter, job: Job) -> str | None:
         """Of the guard that is made for the job; None: it cannot be, as the one who tries says."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as TallyOf
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from datetime import datetime
 from typing import Any
 
@@ -15,10 +15,10 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Phase
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
-#: (namespace, kind, whether it can be listed) of what jobs are made of.
+#: (namespace, kind, whether it can be listed; None: there is none) of what jobs are made of.
 Jobs = Callable[[], Iterable[dict[str, Any]]]
 Namespaces = Callable[[], Iterable[tuple[str, bool]]]
-Kinds = Callable[[], Iterable[tuple[str, str, bool]]]
+Kinds = Callable[[], Iterable[tuple[str, str, bool | None]]]
 
 #: What is measured of each job for which it is due, seconds.
 _AGES = {
@@ -48,11 +48,14 @@ class JobGauges(Collector):
         }
         counts: TallyOf[str] = TallyOf()
         silences: TallyOf[str] = TallyOf()
+        used = set[str]()
         now = time.time()
         for raw in self._jobs():
             status, metadata = raw.get("status") or {}, raw["metadata"]
             phase = status.get("phase", "Pending")
             counts[phase] += 1
+            if phase in _ALIVE:
+                used.add((status.get("workloadRef") or {}).get("kind", ""))
             silent = _condition(status, "GuardSilent")
             if phase in _ALIVE and silent.get("status") == "True":
                 silences[silent.get("reason", "")] += 1
@@ -60,9 +63,10 @@ class JobGauges(Collector):
                 if since is not None:
                     labels = [metadata["namespace"], metadata["name"]]
                     ages[name].add_metric(labels, max(0.0, now - since))
-        yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced())
+        yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced(used))
 
-    def _synced(self) -> Iterator[Metric]:
+    def _synced(self, used: Set[str]) -> Iterator[Metric]:
+        """`used`: the kinds of runs that go on. One of them that is not there at all cannot be listed."""
         gauge = GaugeMetricFamily(
             "rlguard_namespace_synced",
             "1 while jobs and pods of a watched namespace can be read, else 0; an empty label means all.",
@@ -76,8 +80,8 @@ class JobGauges(Collector):
             "1 while a kind that runs are made of, or Kueue's Workload, can be listed, else 0.",
             labels=["namespace", "kind"],
         )
-        for namespace, kind, done in self._kinds():
-            gauge.add_metric([namespace, kind], float(done))
+        for namespace, kind, listed in self._kinds():
+            gauge.add_metric([namespace, kind], float(kind not in used if listed is None else listed))
         yield gauge
 
 

@@ -29,6 +29,11 @@ def has_begun(raw: Json) -> bool:
     return bool(_status(raw).get("workloadRef"))
 
 
+def goes_on(raw: Json) -> bool:
+    """Whether its run has begun, and has not ended."""
+    return has_begun(raw) and not any(_holds(raw, kind) for kind in OVER)
+
+
 def is_over(raw: Json) -> bool:
     """Whether the run has ended and what is left of it stands in its status, so that it is only shown.
 

@@ -60,7 +60,7 @@ def was_there(job: Job) -> bool:
 
     Of one that is to stop it makes no more pods, and those that there are have the operator's labels.
     """
-    return job.status.workload_ref is not None and not is_to_stop(job)
+    return job.status.workload_ref is not None and not (is_to_stop(job) or ended_before(job))
 
 
 def ended_before(job: Job) -> bool:

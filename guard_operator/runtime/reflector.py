@@ -180,8 +180,9 @@ class Reflector:
 
     def _after(self, error: ApiError, backoff: Backoff) -> float:
         """Seconds to wait after a response that is an error."""
-        if error.status == 404:
-            self._version, self.missing = None, True  # once it is there it is listed
+        self.missing = error.status == 404
+        if self.missing:
+            self._version, self._shown_at = None, time.monotonic()  # once it is there it is listed
             self._replace({})
             self._synced.set()
             return self._timing.missing_kind * random.uniform(0.5, 1.0)  # noqa: S311

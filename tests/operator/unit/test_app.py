@@ -23,8 +23,8 @@ from guard_operator.reconcile.gather import DEAF_SECONDS
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
+from guard_operator.reconcile.snapshot import Snapshot
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client
-from guard_operator.runtime.errors import ApiError
 from guard_operator.runtime.manager import ManagerConfig
 from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue
@@ -166,16 +166,13 @@ def test_a_kind_that_cannot_be_listed_holds_up_its_own_jobs_alone(monkeypatch: p
 
 
 class Reconciled:
-    """Stands in for the controller: what it was asked to do. `error`: what a reconcile ends with."""
+    """Stands in for the controller: what it was asked to do."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.done: list[object] = []
-        self.error = error
 
-    def reconcile(self, raw: Json | None, live: bool = False) -> float | None:
-        self.done.append("reconciled live" if live else "reconciled")
-        if self.error is not None:
-            raise self.error
+    def reconcile(self, raw: Json | None) -> float | None:
+        self.done.append("reconciled")
         return None
 
     def say_unlisted(self, _raw: Json, kinds: list[str]) -> None:
@@ -270,44 +267,48 @@ def deafen(reflectors: list[Reflector], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("quiet", ["Pod", "Job", "StatefulSet"])
-def test_a_run_of_whose_parts_a_watch_shows_nothing_is_read_live_and_else_unknown(
+def test_a_run_of_whose_parts_a_watch_shows_nothing_is_unknown(
     quiet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A permission that was taken away, or a conversion webhook that died, since the kind was listed."""
+    """A permission that was taken away, or a conversion webhook that died, since the kind was listed.
+
+    Nothing is asked for: what hangs would keep the workers from all other runs.
+    """
     operator = operator_of(done := Reconciled())
     sync(operator._caches, "a")
-    key, latched = ("a", "run"), of_kind(*BATCH) | {"status": {"guard": {"halt": LATCH}}}
+    begun, key = {"workloadRef": {"name": "run"}}, ("a", "run")
+    show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": begun})
     assert operator._reconcile(key) is None and done.done.pop() == "reconciled"
     parts = {resource.kind: many for resource, many in operator._caches._workloads.items()}
     deafen({**parts, "Pod": operator._caches._pods}[quiet], monkeypatch)
-    assert operator._reconcile(key) is None and done.done.pop() == "reconciled live"
-    done.error = ApiError(403, "Forbidden", "jobs")
-    with pytest.raises(ApiError):  # so it is tried again, and counted
-        operator._reconcile(key)
-    assert done.done == ["reconciled live", [quiet]]
-    show(operator._caches._jobs[0], latched)
-    with pytest.raises(ApiError):
-        operator._reconcile(key)
-    assert done.done[2:] == ["reconciled"], "a stop waits for nothing, and what it says is known"
+    assert operator._reconcile(key) == app.UNLISTED_SECONDS and done.done.pop() == [quiet]
+    for status in (
+        {},
+        begun | {"guard": {"halt": LATCH}},
+        begun | {"conditions": [condition("Failed", "True")]},
+    ):
+        show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": status})
+        assert operator._reconcile(key) is None
+        assert done.done.pop() == "reconciled", "it has not begun, a stop waits for nothing, or it has ended"
 
 
-def test_one_failure_or_a_kind_of_others_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = operator_of(done := Reconciled(ApiError(403, "Forbidden", "jobs")))
+def test_a_kind_of_others_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = operator_of(done := Reconciled())
     sync(operator._caches, "a")
+    show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": {"workloadRef": {"name": "run"}}})
     deafen(operator._caches._workloads[RAY_CLUSTERS], monkeypatch)
-    with pytest.raises(ApiError):
-        operator._reconcile(("a", "run"))
+    operator._reconcile(("a", "run"))
     assert done.done == ["reconciled"]
 
 
 def test_a_kind_that_is_no_longer_served_is_no_kind_that_has_nothing() -> None:
-    operator = operator_of(done := Reconciled(ApiError(404, "", "404 page not found")))
+    operator = operator_of(done := Reconciled())
     sync(operator._caches, "a")
+    show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": {"workloadRef": {"name": "run"}}})
     for reflector in operator._caches._workloads[BATCH_JOBS]:
         reflector.missing = True
-    with pytest.raises(ApiError):
-        operator._reconcile(("a", "run"))
-    assert done.done == ["reconciled live", ["Job"]]
+    assert operator._reconcile(("a", "run")) == app.UNLISTED_SECONDS
+    assert done.done == [["Job"]]
 
 
 def test_what_cannot_be_read_any_more_is_not_called_synced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +323,16 @@ def test_what_cannot_be_read_any_more_is_not_called_synced(monkeypatch: pytest.M
     deafen([absent], monkeypatch)
     absent.missing = True
     assert dict(some.states()) == {"a": False, "b": True}
-    assert [one for one in some.kinds() if not one[2]] == [("b", "Job", False)]
+    odd = [one for one in some.kinds() if one[2] is not True]
+    assert sorted(odd) == [("a", "RayCluster", None), ("b", "Job", False)]
     assert some.ready(), "what is led goes on"
 
 
 def controller_that_says(said: list[Report]) -> Controller:
-    """One that puts what it writes there."""
+    """One that puts what it writes there; no guard has left a word."""
     actuator = SimpleNamespace(say=lambda _raw, report: said.append(report))
-    return Controller(cast(Any, None), cast(Any, actuator))
+    gatherer = SimpleNamespace(last_words=Snapshot)
+    return Controller(cast(Any, gatherer), cast(Any, actuator))
 
 
 @pytest.mark.parametrize("before", [None, "False", "True"])
@@ -684,6 +687,18 @@ def test_phases_and_silence_are_counted() -> None:
     assert synced == [1, 0]
     listed = [value("rlguard_kind_synced", {"namespace": "a", "kind": kind}) for kind in ("Job", "RayJob")]
     assert listed == [1, 0]
+
+
+@pytest.mark.parametrize(("phase", "listed"), [("Running", 0), ("Succeeded", 1)])
+def test_a_kind_that_is_not_served_is_synced_unless_a_run_of_it_goes_on(phase: str, listed: int) -> None:
+    """One that nobody installed is missed by nobody."""
+    jobs = [raw("a", phase=phase, workloadRef={"kind": "JobSet"})]
+    kinds: list[tuple[str, str, bool | None]] = [("", "JobSet", None), ("", "RayJob", None)]
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobGauges(lambda: jobs, lambda: [], lambda: kinds))
+    value = metrics.registry.get_sample_value
+    there = [value("rlguard_kind_synced", {"namespace": "", "kind": kind}) for kind in ("JobSet", "RayJob")]
+    assert there == [listed, 1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -137,13 +137,18 @@ def test_what_is_alike_takes_next_to_nothing() -> None:
 
 
 class Unserved:
-    """A server of one pod whose second watch says that it has no such kind."""
+    """A server of one pod whose second watch says that it has no such kind, and the list after it nothing."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.missing: list[bool] = []
+        self.state: Callable[[], bool] = lambda: False
 
     def page(self, *_query: object) -> tuple[Json, int]:
         self.asked.append("list")
+        self.missing.append(self.state())
+        if self.asked.count("list") == 2:
+            raise ApiError(500, "InternalError", "its webhook does not respond")
         return {"metadata": {"resourceVersion": "7"}, "items": [pod("x")]}, 100
 
     @contextmanager
@@ -164,7 +169,10 @@ def test_a_kind_that_is_served_again_is_listed_again() -> None:
         if len(states) == 3:
             made.stop()
 
-    made = Reflector(cast(Client, server), PODS, None, note, timing=Timing(missing_kind=0.0))
+    timing = Timing(missing_kind=0.0, backoff_base=0.0)
+    made = Reflector(cast(Client, server), PODS, None, note, timing=timing)
+    server.state = lambda: made.missing
     made.run()
-    assert server.asked[:4] == ["list", "watch", "watch", "list"]
+    assert server.asked[:5] == ["list", "watch", "watch", "list", "list"]
     assert states == [(False, 1), (True, 0), (False, 1)], "there, not served, there"
+    assert server.missing == [False, True, False], "as it was before each list: an error is no such answer"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,8 +15,9 @@ from guard_operator.adapters import ADAPTERS, WorkloadState, find_adapter
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.types import Phase, StopMethod
 from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import StopWorkload
+from guard_operator.reconcile.decision import Decision, RecordLatches, StopWorkload
 from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.gather import (
     DEAF_SECONDS,
@@ -553,16 +555,39 @@ def test_a_running_job_costs_no_request() -> None:
     assert world.asked == []
 
 
-def test_caches_that_are_behind_are_not_believed() -> None:
+def test_what_a_guard_left_is_taken_where_nothing_else_can_be_read() -> None:
+    """It had latched, could not write it, and ended; and the kind of its run is unreadable since."""
     world = Behind(beat(1), beat(1))
-    assert world.gatherer.gather(parse_job(world.cached), live=True) is not None
-    assert world.asked == EVERYTHING
+    world.broken, world.cached_workload = True, None
+    world.cached_pods = [pod(ended(json.dumps({"fire": LATCH})))]
+    written: list[Decision] = []
+    acts = SimpleNamespace(actuate=lambda _snapshot, decision: written.append(decision))
+    controller = Controller(world.gatherer, cast(Any, acts), lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    controller.say_unlisted(world.cached, ["PyTorchJob"])
+    ((latches,),) = (one.actions for one in written)
+    assert isinstance(latches, RecordLatches) and latches.fire is not None and world.asked == []
+
+
+@pytest.mark.parametrize("owners", [[owner("other")], []])
+def test_the_words_of_a_pod_of_others_are_not_taken(owners: list[Json]) -> None:
+    world = Behind(beat(1))
+    world.cached_pods = [pod(ended(json.dumps({"fire": LATCH})), ownerReferences=owners)]
+    seen = world.gatherer.last_words(parse_job(world.cached))
+    assert [one.fire for one in seen.pods] == [None]
+
+
+AT = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize(
     ("status", "known"),
-    [({}, True), ({"guard": {"fire": LATCH}}, False), ({"guard": {"halt": LATCH}}, True)],
-    ids=["goes on", "fired", "halts"],
+    [
+        ({}, True),
+        ({"guard": {"fire": LATCH}}, False),
+        ({"guard": {"halt": LATCH}}, True),
+        ({"conditions": [{"type": "Failed", "status": "True", "reason": "R", **AT}]}, False),
+    ],
+    ids=["goes on", "fired", "halts", "has ended"],
 )
 def test_a_workload_whose_kind_is_no_longer_served_is_not_gone(status: Json, known: bool) -> None:
     """Its version was taken off the CRD: the workload and its pods are there, and nobody deleted them."""

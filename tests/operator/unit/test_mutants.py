@@ -45,6 +45,8 @@ JUDGES, SEES, HALTS_APART, SLIM_APART, MADE_APART, REVIEWED, OF_A_JOB, LATE_APAR
     for name in (*("decide", "gather", "halts", "slim", "inject", "review", "owned", "obstacles", "parse"),)
 )
 UNLABELLED = rule("targets.py", "test_gather.py")
+OUTER_TARGETS = rule("targets.py", "test_outer_targets.py")
+LAST_WORDS = rule("controller.py", "test_gather.py")
 OUTER_GATHERED = rule("gather.py", "test_outer_targets.py")
 GATHER, GATHER_SLIM = (rule(f"{name}.py", "test_gather.py") for name in ("gather", "slim"))
 NOTED = rule("actuate.py", "test_decide.py")
@@ -163,12 +165,13 @@ MUTANTS: list[Mutant] = [
     (COMPOSED_SEES, "if is_given_away(made):", "if False:"),
     # A kind that is no longer served says nothing of what was there.
     (GATHER, "was_there=was_there(job)", "was_there=False"),
-    (UNREAD, "job.status.workload_ref is not None and not is_to_stop(job)",
-     "job.status.workload_ref is not None"),
-    (UNREAD, "job.status.workload_ref is not None and not is_to_stop(job)", "not is_to_stop(job)"),
+    (UNREAD, "not (is_to_stop(job) or ended_before(job))", "not ended_before(job)"),
+    (UNREAD, "not (is_to_stop(job) or ended_before(job))", "not is_to_stop(job)"),
+    (OUTER_TARGETS, "was = uid is not None and was_there(self.job)", "was = False"),
+    (OUTER_TARGETS, "was = uid is not None and was_there(self.job)", "was = was_there(self.job)"),
+    (UNREAD, "job.status.workload_ref is not None and not (", "not ("),
     (DECODED, 'error.reason == "NotFound" or not was_there', "True"),
     (DECODED, 'error.reason == "NotFound" or not was_there', "not was_there"),
-    (GATHER, "if not (deaf or live):", "if not deaf:"),
     # Pods without the operator's label.
     (GATHER, "if to_look and uid is not None and _may_hide_pods(job, workload, pods):", "if False:"),
     (UNLABELLED, "own = (raw for raw in found.pods if controller_of(raw) is not None)", "own = found.pods"),
@@ -433,8 +436,8 @@ MUTANTS: list[Mutant] = [
     (BEATS, "one.since > this.since and one.said <= this.said + AT_ONCE_SECONDS", "one.since > this.since"),
     (BEATS, "(known.beat, known.pod) != (beat, pod)", "known.beat != beat"),
     (BEATS, "and known.beat != beat:\n", "and True:\n"),
-    (CACHE, "self._version, self.missing = None, True", "self.missing = True"),
-    (CACHE, "self._version, self.missing = None, True", "self._version = None"),
+    (CACHE, "self._version, self._shown_at = None, time.monotonic()", "self._shown_at = time.monotonic()"),
+    (CACHE, "self.missing = error.status == 404", "self.missing = self.missing or error.status == 404"),
     (CACHE, "        self.missing = False\n        self._replace", "        self._replace"),
     (CACHE, "max(1, min(fits, 2 * limit))", "max(1, fits)"),
     (CACHE, "max(1, min(fits, 2 * limit))", "min(fits, 2 * limit)"),
@@ -449,24 +452,28 @@ MUTANTS: list[Mutant] = [
     (FLEET_DECIDES, "min(RUNNING_SECONDS, left + 0.1) if left >= 0 else", ""),
     (APP, "        if is_only_a_report(old, new):\n            return\n", ""),
     (APP, "one.synced and not one.missing and _is_deaf(one)", "one.synced and _is_deaf(one)"),
+    (APP, "if goes_on(raw) and (unheard", "if (unheard"),
+    (APP, "if goes_on(raw) and (unheard", "if has_begun(raw) and (unheard"),
+    (APP, "None if one.missing else one.synced and not _is_deaf(one)", "one.synced and not _is_deaf(one)"),
+    (APP, "None if one.missing else one.synced and not _is_deaf(one)", "None if one.missing else one.synced"),
+    (GAUGES, "kind not in used if listed is None else listed", "True if listed is None else listed"),
+    (GAUGES, "kind not in used if listed is None else listed", "False if listed is None else listed"),
+    (GAUGES, "if phase in _ALIVE:\n                used", "if True:\n                used"),
+    (LAST_WORDS, "        if self._take_last_word(raw):\n            return\n", ""),
     (APP, "(_is_deaf(reflector) or self.unheard(raw))", "self.unheard(raw)"),
     (APP, "(_is_deaf(reflector) or self.unheard(raw))", "_is_deaf(reflector)"),
     (APP, "if one.missing or _is_deaf(one)}", "if _is_deaf(one)}"),
     (APP, "if one.missing or _is_deaf(one)}", "if one.missing}"),
-    (APP, "live=bool(unheard)", "live=False"),
-    (APP, "            if unheard:\n", "            if True:\n"),
-    (APP, "(raw, unheard)\n            raise", "(raw, unheard)"),
     (APP, "self._readable(scope) and scope not in deaf)", "self._readable(scope))"),
     (APP_SAYS, 'if fired is not None and fired.status == "False":', "if False:"),
     (APP_SAYS, 'if fired is not None and fired.status == "False":', "if fired is not None:"),
-    (APP, "one.synced and (one.missing or not _is_deaf(one))", "one.synced"),
-    (APP, "one.synced and (one.missing or not _is_deaf(one))", "one.synced and not _is_deaf(one)"),
     # A kind that cannot be listed holds up its own jobs alone, and no latch.
     (APP, "return any(self._readable(scope) for", "return any(self.synced(scope) for"),
     (APP, "if raw is None or is_latched(raw):", "if raw is None:"),
     (APP, "if unlisted := self._caches.unlisted(raw):", "if unlisted := []:"),
     (APP, "if not self._caches.is_late():", "if False:"),
-    (APP, "            return UNLISTED_SECONDS\n", "            return UNSYNCED_SECONDS\n"),
+    (APP, "(raw, unlisted)\n            return UNLISTED_SECONDS", "(raw, unlisted)\n            return 1.0"),
+    (APP, "(raw, unheard)\n            return UNLISTED_SECONDS", "(raw, unheard)\n            return 1.0"),
     # An older CRD: who notes nothing that lasts begins nothing, and takes no other operator's place.
     (APP, "if not (self._crd_is_new_enough() or", "if not (True or"),
     (APP, 'return "deletionTimestamp" in raw["metadata"] or has_begun(raw) or', "return has_begun(raw) or"),

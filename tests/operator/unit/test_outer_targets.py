@@ -128,6 +128,7 @@ class Cluster:
 
     def __init__(self, *there: Json, refused: tuple[str, ...] = ()) -> None:
         self.there, self.refused, self.asked = list(there), refused, set[str]()
+        self.unserved: tuple[str, ...] = ()
         self.reads = 0
 
     def create(self, *_asked: object, dry_run: bool) -> None:
@@ -142,8 +143,12 @@ class Cluster:
         assert found is not None
         return found
 
-    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
+    def get(self, resource: Resource, _namespace: str, name: str, was_there: bool = False) -> Json | None:
         self._may(resource)
+        if resource.kind in self.unserved:
+            if was_there:
+                raise ApiError(404, "", "404 page not found")
+            return None
         if resource.kind == "PersistentVolumeClaim":
             return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteMany"]}}
         found = (one for one in self.there if (one["kind"], one["metadata"]["name"]) == (resource.kind, name))
@@ -304,6 +309,16 @@ def test_what_was_not_written_down_before_it_went_is_remembered(
     there.there = [itself]
     controller.reconcile(raw)
     assert says(unwritten.decisions[-1], "Stopped")[1] != "PodsTerminating"
+
+
+def test_what_was_noted_is_not_gone_where_its_kind_is_no_longer_served() -> None:
+    there = Cluster(rayjob(), *OF_A_RAYJOB)
+    there.unserved = ("RayCluster",)
+    assert there.gather(job("RayJob")).made == (SUBMITTER,), "nobody knows of one yet"
+    with pytest.raises(ApiError, match="404 page not found"):
+        there.gather(job("RayJob", CLUSTER))
+    fired = there.gather(job("RayJob", CLUSTER, guard={"fire": FIRE}))
+    assert StopWorkload(StopMethod.STOP, "w") in decide(fired, NOW).actions, "a stop waits for nothing"
 
 
 def test_what_makes_pods_is_deleted_at_last() -> None:
