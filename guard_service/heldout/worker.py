@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from guard_core.policy import Policy
 from guard_core.preflight import about_the_budget, evaluations_needed
+from guard_core.service_links import is_service_link
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
@@ -419,8 +420,16 @@ class EvaluationWorker:
 
 
 def _child_environment() -> dict[str, str]:
-    """The guard's environment without its own settings, which hold its tokens; no hub, no telemetry."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_SETTINGS)}
+    """The guard's environment without its own settings, which hold its tokens; no hub, no telemetry.
+
+    A Service of the namespace that is called `vllm` comes as VLLM_PORT=tcp://..., and vLLM refuses that.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OWN_SETTINGS)
+        and not (name.startswith("VLLM_") and is_service_link(name, value))
+    }
     return kept | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -34,6 +34,7 @@ from guard_service.heldout.worker import (
     SplitError,
 )
 from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
+from tests.service_links import service_links
 
 SECRET = "xyzzy"
 REQUEST = EvaluationRequest(attempt=0, step=10, path=Path("/checkpoints/checkpoint-10"))
@@ -296,6 +297,20 @@ def test_the_child_is_nice_knows_no_token_and_is_light(
             monkeypatch.delenv(name)
     result = run(settings("reports_its_process"), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
     assert result.items == (1.0,) * 4
+
+
+def test_vllm_gets_its_own_settings_and_no_service_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to start with VLLM_PORT=tcp://...; a scorer of one's own may go by other Services."""
+    for name in set(os.environ):
+        if name.startswith("VLLM_"):
+            monkeypatch.delenv(name)
+    of_another = service_links("sandbox")
+    for name, value in (service_links("vllm") | service_links("vllm-dp-master") | of_another).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/tmp")
+    found = worker_module._child_environment()
+    assert {name for name in found if name.startswith("VLLM_")} == {"VLLM_CACHE_ROOT"}
+    assert found.items() >= of_another.items()
 
 
 @pytest.mark.parametrize(
