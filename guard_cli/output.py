@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 
-class Output:
+class StandardStream:
     """A standard stream that gives itself up once it takes no more: a full disk, a closed terminal, `| head`.
 
     Args:
@@ -43,7 +43,7 @@ class Output:
 
 def say(sentence: str) -> None:
     """A line for people, on standard error."""
-    Output(sys.stderr).write(f"{sentence}\n")
+    StandardStream(sys.stderr).write(f"{sentence}\n")
 
 
 def _lead_nowhere(stream: TextIO) -> None:

@@ -216,14 +216,14 @@ _OF_A_CONDITION = ("type", "status", "reason", "message")
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of a job: `verdict` is the last one, `now` what is known now, as on the page."""
-    from guard_operator.page.rows import verdict_now  # of an extra, as the cluster's client
+    from guard_operator.page.rows import verdict_of_now  # of an extra, as the cluster's client
 
     status = found.get("status") or {}
     conditions = [
         {key: str(one.get(key, "")) for key in _OF_A_CONDITION} for one in status.get("conditions") or ()
     ]
     hold = [f"{one['type']}: {one['reason']}" for one in conditions if one["status"] == "True"]
-    level, reason = verdict_now(status)
+    level, reason = verdict_of_now(status)
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *hold]),

@@ -19,7 +19,7 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.report.ending import how_it_ended
+from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, read_object
 from guard_core.terminal import plain
@@ -61,7 +61,7 @@ def report(
         out.write_text(_page(evidence) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"--out {out} cannot be written: {error.strerror or error}") from None
-    typer.echo(plain(f"{out}: {how_it_ended(evidence).headline}"))
+    typer.echo(plain(f"{out}: {heading_of(evidence).headline}"))
 
 
 def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None = None) -> Any:
@@ -108,7 +108,7 @@ def _page(evidence: Evidence) -> str:
 def _banner(evidence: Evidence) -> Any:
     from guard_service.dashboard.page import Banner
 
-    verdict, ended = evidence.verdict, how_it_ended(evidence)
+    verdict, ended = evidence.verdict, heading_of(evidence)
     latched = f"Step {verdict.latch_step} of attempt {verdict.latch_attempt}. " if verdict.stop else ""
     return Banner(
         name=evidence.job or "a run",

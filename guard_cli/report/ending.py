@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from guard_cli.report.evidence import Condition, Evidence
+from guard_cli.report.evidence import Evidence, KeptCondition
 from guard_core.ending import fired_at
 from guard_core.wire import Level, Verdict
 
@@ -23,7 +23,7 @@ _ENDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Heading:
     """For the top of the page: the colour, the word above the headline, the headline, and the reason."""
 
     state: Level
@@ -32,23 +32,23 @@ class Ended:
     reason: str
 
 
-def how_it_ended(evidence: Evidence) -> Ended:
+def heading_of(evidence: Evidence) -> Heading:
     """The first that holds: a fire, a halt, another end, and that nobody kept how it ended."""
     verdict = evidence.verdict
     if verdict.fire:
         fired = fired_at(verdict.latch_step, verdict.code)
-        return Ended(Level.FIRED, "fired", f"{fired[0].upper()}{fired[1:]}", verdict.reason)
+        return Heading(Level.FIRED, "fired", f"{fired[0].upper()}{fired[1:]}", verdict.reason)
     if verdict.halt:
-        return Ended(Level.WARNING, "halted", f"Halted at step {verdict.latch_step}", verdict.reason)
+        return Heading(Level.WARNING, "halted", f"Halted at step {verdict.latch_step}", verdict.reason)
     true = {one.type: one for one in evidence.conditions if one.status == "True"}
     noted = next((true[kind] for kind in _ENDS if kind in true), None)
     if noted is None:
-        return Ended(Level.UNKNOWN, "unknown", _with(verdict, "How it ended is not kept"), verdict.reason)
+        return Heading(Level.UNKNOWN, "unknown", _with(verdict, "How it ended is not kept"), verdict.reason)
     state, word, headline = _of_success(noted) if noted.type == "Succeeded" else _ENDS[noted.type]
-    return Ended(state, word, _with(verdict, headline.format(reason=noted.reason)), noted.message)
+    return Heading(state, word, _with(verdict, headline.format(reason=noted.reason)), noted.message)
 
 
-def _of_success(noted: Condition) -> tuple[Level, str, str]:
+def _of_success(noted: KeptCondition) -> tuple[Level, str, str]:
     if noted.reason == "WorkloadSucceeded":
         return Level.HEALTHY, "finished", "The trainer finished without a fire, and all of it was judged"
     return _ENDS["Succeeded"]

@@ -32,7 +32,7 @@ CONDITIONS = "conditions.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class KeptCondition:
     """What the operator said of the job when its evidence was collected."""
 
     type: str
@@ -59,7 +59,7 @@ class Evidence:
     job: str
     collected_at: str
     verdict: Verdict
-    conditions: tuple[Condition, ...]
+    conditions: tuple[KeptCondition, ...]
     history: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
     steps: KeptSteps | None
@@ -131,10 +131,10 @@ def _verdict(status: Mapping[str, Any], best: Any) -> Verdict:
             known.setdefault("level", Level.UNKNOWN)
 
 
-def _conditions(kept: Any) -> Iterator[Condition]:
+def _conditions(kept: Any) -> Iterator[KeptCondition]:
     for one in kept if isinstance(kept, list) else ():
         of = _object(one)
-        yield Condition(*(_words(of.get(key)) for key in ("type", "status", "reason", "message")))
+        yield KeptCondition(*(_words(of.get(key)) for key in ("type", "status", "reason", "message")))
 
 
 def _rounds(text: Any) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
-from guard_cli.output import Output
+from guard_cli.output import StandardStream
 from guard_core.wire import Level, Verdict
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def open_progress(out: Path, show_trainer: bool) -> Iterator[Progress]:
     """The display that suits this terminal; the trainer's output is read from `out/trainer.log`."""
     tail = LogTail(out / "trainer.log") if show_trainer else None
     note = partial(_note_lost, out / "guard.log")
-    shown = Output(sys.stdout, partial(note, "standard output"))
-    said = Output(sys.stderr, partial(note, "standard error"))
+    shown = StandardStream(sys.stdout, partial(note, "standard output"))
+    said = StandardStream(sys.stderr, partial(note, "standard error"))
     if not (said.isatty() and shown.isatty()):
         yield PlainProgress(shown, said, tail)
         return
@@ -74,7 +74,7 @@ class LogTail:
 class PlainProgress:
     """Lines on standard error for evaluations and changes of level; the trainer's on standard output."""
 
-    def __init__(self, shown: Output, said: Output, tail: LogTail | None) -> None:
+    def __init__(self, shown: StandardStream, said: StandardStream, tail: LogTail | None) -> None:
         self._shown, self._said, self._tail = shown, said, tail
         self._told: tuple[object, ...] | None = None
 

@@ -37,7 +37,7 @@ def row(raw: Json) -> Json:
     """One job in the list: some 500 bytes."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     guard = status.get("guard") or {}
-    state, sentence = verdict_now(status)
+    state, sentence = verdict_of_now(status)
     return {
         "namespace": metadata["namespace"],
         "name": metadata["name"],
@@ -74,7 +74,7 @@ def details(raw: Json) -> Json:
     }
 
 
-def verdict_now(status: Json) -> tuple[str, str]:
+def verdict_of_now(status: Json) -> tuple[str, str]:
     """The state of a run and the sentence for it. Without a guard that reports there is no verdict now.
 
     `rlguard status` says the same.

@@ -16,7 +16,7 @@ from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
-from guard_operator.reconcile.decide import decide, last_word
+from guard_operator.reconcile.decide import decide, latches_left
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.parse import parse_job, read_status
@@ -115,7 +115,7 @@ class Controller:
         """Have a latch written down that a guard left when it ended; whether there is one."""
         with suppress(ValidationError):
             snapshot = self._gatherer.last_words(parse_job(raw))
-            if (decision := last_word(snapshot, Conditions(snapshot, self._clock()))) is not None:
+            if (decision := latches_left(snapshot, Conditions(snapshot, self._clock()))) is not None:
                 self._actuator.actuate(snapshot, decision)
                 return True
         return False

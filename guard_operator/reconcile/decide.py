@@ -59,7 +59,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = Conditions(snapshot, now)
     decision = (
-        last_word(snapshot, says)
+        latches_left(snapshot, says)
         or _halt(snapshot, says)
         or teardown(snapshot, says, now)
         or _deleting(snapshot)
@@ -87,7 +87,7 @@ def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
     return Decision(report, actions, STOPPING_SECONDS)
 
 
-def last_word(snapshot: Snapshot, says: Conditions) -> Decision | None:
+def latches_left(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """What a guard latched that ended before the API server took it goes into the status first.
 
     That happens when the trainer stops by itself while the API server is away. From there all is as always;

@@ -217,7 +217,7 @@ MUTANTS: list[Mutant] = [
     (ENDED, """    "Halted": (Level.WARNING, "halted", "Halted ({reason})"),\n""", ""),
     (ENDED, 'if noted.reason == "WorkloadSucceeded":', "if True:"),
     (ENDED, 'if noted.reason == "WorkloadSucceeded":', "if False:"),
-    (ENDED, 'return Ended(Level.UNKNOWN, "unknown", _with', 'return Ended(verdict.level, "unknown", _with'),
+    (ENDED, 'return Heading(Level.UNKNOWN, "unknown", _with', 'return Ended(verdict.level, "unknown", _with'),
     (ENDED, "reason=noted.reason)), noted.message)", "reason=noted.reason)), verdict.reason)"),
     # What is known now of a job, and what of it is history.
     (STATUS, '(verdict.get("level"), verdict.get("reason"))', '(verdict.get("level"), now["reason"])'),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
-from guard_cli.report.ending import how_it_ended
+from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
 from guard_cli.run.report import page as page_of_one_machine
 from guard_cli.saved import read_object
@@ -311,7 +311,7 @@ def test_how_it_ended_comes_before_the_last_verdict(
     evidence = read_evidence(kept(WELL, (), ended=ended))
     page = _page(evidence)
     said = f"{headline}; last verdict healthy"
-    assert (how_it_ended(evidence).headline, how_it_ended(evidence).state) == (said, state)
+    assert (heading_of(evidence).headline, heading_of(evidence).state) == (said, state)
     assert f'data-state="{state}"' in page and f'<p class="level" id="level">{word}</p>' in page
     assert f">{said}</" in page and f">{ended[2]}</" in page
     assert "(<code>ok</code>): no rule has found anything" in page, "the verdict is told as one of a row"
@@ -320,12 +320,12 @@ def test_how_it_ended_comes_before_the_last_verdict(
 def test_a_fire_comes_before_however_it_ended_else() -> None:
     for ended in (("Halted", "GuardSilent", "x"), ("Succeeded", "WorkloadSucceeded", "x"), None):
         evidence = read_evidence(kept(ended=ended))
-        assert how_it_ended(evidence).headline == "Fired at step 40: evidence of reward hacking"
-        assert how_it_ended(evidence).reason == FIRED.reason
+        assert heading_of(evidence).headline == "Fired at step 40: evidence of reward hacking"
+        assert heading_of(evidence).reason == FIRED.reason
     both = kept(WELL, (), ended=("Halted", "GuardSilent", "x"))
     said = [condition("Failed", "WorkloadFailed", "y"), *json.loads(both["data"]["conditions.json"])]
     both["data"]["conditions.json"] = json.dumps(said)
-    assert how_it_ended(read_evidence(both)).word == "halted"
+    assert heading_of(read_evidence(both)).word == "halted"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_evidence_that_does_not_say_how_it_ended_is_not_healthy(text: str | None
         body["data"]["conditions.json"] = text
     evidence = read_evidence(body)
     page = _page(evidence)
-    said = how_it_ended(evidence)
+    said = heading_of(evidence)
     assert said.headline == "How it ended is not kept; last verdict healthy" and said.state is Level.UNKNOWN
     assert f">{said.headline}</" in page
     assert ">no rule has found anything</" in page

@@ -12,7 +12,7 @@ from guard_cli.demo import command as demo
 from guard_cli.errors import ExitCode
 from guard_cli.follow import _say
 from guard_cli.main import main
-from guard_cli.output import Output
+from guard_cli.output import StandardStream
 from guard_cli.run import folder, session
 from guard_cli.run.outcome import Ending, RunOutcome
 from guard_cli.run.plan import Finished
@@ -53,7 +53,7 @@ def closed():
 def test_a_stream_that_takes_no_more_is_told_of_once_and_left_alone(opened, why):
     lost = []
     stream = opened()
-    output = Output(stream, lost.append)
+    output = StandardStream(stream, lost.append)
     output.write("one\n")
     output.write("two\n")
     assert lost == [why]
@@ -64,7 +64,7 @@ def test_a_stream_that_takes_no_more_is_told_of_once_and_left_alone(opened, why)
 
 def test_a_stream_that_was_closed_before_the_start_shows_nothing():
     lost = []
-    output = Output(None, lost.append)
+    output = StandardStream(None, lost.append)
     output.write("one\n")
     assert not lost and not output.isatty()
 
@@ -72,15 +72,17 @@ def test_a_stream_that_was_closed_before_the_start_shows_nothing():
 def test_what_the_encoding_does_not_have_is_a_question_mark(tmp_path):
     file = tmp_path / "shown"
     with file.open("w", encoding="ascii") as stream:
-        Output(stream).write("loss ↑ 3\n")
+        StandardStream(stream).write("loss ↑ 3\n")
         assert file.read_bytes() == b"loss ? 3\n", "and it is shown at once"
     strange = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    Output(strange).write("f\udcff ↑")  # a name of a file that is no text
+    StandardStream(strange).write("f\udcff ↑")  # a name of a file that is no text
     assert strange.buffer.getvalue().decode() == "f? ↑"
 
 
 def test_the_exit_code_is_not_that_of_a_failing_flush():
-    program = "import sys; from guard_cli.output import Output; Output(sys.stdout).write('x' * 100_000)"
+    program = (
+        "import sys; from guard_cli import output; output.StandardStream(sys.stdout).write('x' * 100_000)"
+    )
     with full_disk() as full:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False
@@ -93,7 +95,7 @@ def test_a_live_line_goes_on_without_its_terminal(tmp_path, monkeypatch):
     stream = closed_terminal()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(Output, "isatty", lambda _: True)
+    monkeypatch.setattr(StandardStream, "isatty", lambda _: True)
     (tmp_path / "trainer.log").write_text("loss 3\n")
     with open_progress(tmp_path, show_trainer=True) as progress:
         assert type(progress).__name__ == "LiveProgress"
