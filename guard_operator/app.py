@@ -289,7 +289,13 @@ class _Caches:
         return sorted({kind for kind, one in self._needed(raw) if not one.synced})
 
     def unheard(self, raw: Json) -> list[str]:
-        """Those of them of which a watch has shown nothing for long, or that are no longer served."""
+        """Those of them of which a watch has shown nothing for long, or that are no longer served.
+
+        None where that of the jobs shows nothing, either: a fire may stand in what it does not show, so each
+        job is read live then.
+        """
+        if self.quiet_for(raw["metadata"]["namespace"]) > DEAF_SECONDS:
+            return []
         return sorted({kind for kind, one in self._needed(raw) if one.missing or _is_deaf(one)})
 
     def _needed(self, raw: Json) -> Iterator[tuple[str, Reflector]]:

@@ -292,6 +292,15 @@ def test_a_run_of_whose_parts_a_watch_shows_nothing_is_unknown(
         assert done.done.pop() == "reconciled", "it has not begun, a stop waits for nothing, or it has ended"
 
 
+def test_a_job_whose_own_watch_shows_nothing_is_read_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all watches are dead a fire stands in the job that nobody shows."""
+    operator = operator_of(done := Reconciled())
+    sync(operator._caches, "a")
+    show(operator._caches._jobs[0], of_kind(*BATCH) | {"status": {"workloadRef": {"name": "run"}}})
+    deafen(operator._caches.reflectors, monkeypatch)
+    assert operator._reconcile(("a", "run")) is None and done.done == ["reconciled"]
+
+
 def test_a_kind_of_others_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = operator_of(done := Reconciled())
     sync(operator._caches, "a")

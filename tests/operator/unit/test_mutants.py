@@ -464,6 +464,7 @@ MUTANTS: list[Mutant] = [
     (APP, "(_is_deaf(reflector) or self.unheard(raw))", "_is_deaf(reflector)"),
     (APP, "if one.missing or _is_deaf(one)}", "if _is_deaf(one)}"),
     (APP, "if one.missing or _is_deaf(one)}", "if one.missing}"),
+    (APP, 'if self.quiet_for(raw["metadata"]["namespace"]) > DEAF_SECONDS:', "if False:"),
     (APP, "self._readable(scope) and scope not in deaf)", "self._readable(scope))"),
     (APP_SAYS, 'if fired is not None and fired.status == "False":', "if False:"),
     (APP_SAYS, 'if fired is not None and fired.status == "False":', "if fired is not None:"),
