@@ -22,12 +22,12 @@ from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.glance import (
-    goes_on,
     has_begun,
     heartbeat,
     is_latched,
     is_only_a_report,
     is_over,
+    is_under_way,
 )
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.notifier import Notifications, Notifier
@@ -183,7 +183,7 @@ class Operator:
                 self._controller.say_outdated(raw, self._schema.lacks)
             return WAITING_SECONDS
         # Nothing is read of each run instead: where the watch of all fails, that fails, too, or hangs.
-        if goes_on(raw) and (unheard := self._caches.unheard(raw)):
+        if is_under_way(raw) and (unheard := self._caches.unheard(raw)):
             self._controller.say_unlisted(raw, unheard)
             return UNLISTED_SECONDS
         return self._controller.reconcile(raw)

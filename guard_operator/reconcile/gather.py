@@ -185,8 +185,7 @@ class Gatherer:
         """
         ref, adapter = job.status.workload_ref, self._adapter(job)
         uid = None if ref is None else ref.uid
-        own = self._own_guard(job, None, live=False)
-        guard = None if own is None or own.made is None else own.made.uid
+        guard = _uid_of_guard(self._own_guard(job, None, live=False))
         between = () if adapter is None else self._between(adapter, job, uid, live=False)
         owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
         pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
@@ -246,7 +245,7 @@ class Gatherer:
             target = read_target(self._client, adapter, job, raw_workload, uid, made)
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
-        guard = None if own_guard is None or own_guard.made is None else own_guard.made.uid
+        guard = _uid_of_guard(own_guard)
         spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
         owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
@@ -622,6 +621,11 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
         return not pods
     runs = workload is not None and workload.ours and workload.state is WorkloadState.RUNNING
     return runs and not any(pod.rank0 for pod in pods)
+
+
+def _uid_of_guard(own: OwnGuard | None) -> str | None:
+    """UID of what makes the pods of a guard that has its own; None: there is none."""
+    return None if own is None or own.made is None else own.made.uid
 
 
 def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:

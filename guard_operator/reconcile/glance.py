@@ -29,7 +29,7 @@ def has_begun(raw: Json) -> bool:
     return bool(_status(raw).get("workloadRef"))
 
 
-def goes_on(raw: Json) -> bool:
+def is_under_way(raw: Json) -> bool:
     """Whether its run has begun, and has not ended."""
     return has_begun(raw) and not any(_holds(raw, kind) for kind in OVER)
 

@@ -9,19 +9,10 @@ import pytest
 from guard_cli import status
 from guard_cli.status import _job, job_lines
 from guard_operator.page.rows import row
+from tests.operator.unit.test_page import AT, NOT_FIRED, condition
 
 Json = dict[str, Any]
-AT = "2026-01-01T00:00:00Z"
 HEALTHY = {"level": "healthy", "code": "ok", "reason": "no rule has found anything", "heartbeat": AT}
-
-
-def condition(type_: str, status: str, reason: str, message: str = "") -> Json:
-    return {
-        "type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": AT
-    }  # fmt: skip
-
-
-NOT_FIRED = condition("Fired", "False", "NotFired", "The guard reports and has not fired.")
 ISOLATED = condition("Isolated", "True", "StrictIsolation")
 
 
