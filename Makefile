@@ -97,9 +97,6 @@ test-rules: install ## The rules and the detectors, with the coverage of guard_c
 test-long: install control-plane ## The tests of a minute or more that `make test` has no room for: whole runs, and a broken cluster that is waited for.
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m long $(OTHERS)
 
-mutants: install ## Test the rows of the mutant tables that are due, or with ROWS=all every one, and write down which were noticed.
-	RLGUARD_MUTANTS=$(or $(ROWS),due) $(VENV)/bin/pytest -q -n 2 --dist loadfile $$(find tests -name 'test_*mutants.py')
-
 # vLLM needs another torch than the rest, so it has a lock and an environment of its own, of 6 GB, kept by the lock's digest.
 VLLM := $(CACHE)/vllm-$(shell sha256sum tests/vllm/requirements.lock | cut -c1-12)
 
@@ -151,7 +148,7 @@ test-trl: | $(UV) ## The trainer's tests with the oldest TRL that is allowed, or
 	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OTHER_TRL)
 	$(UV) pip sync --quiet --python $(OTHER_TRL)/bin/python --require-hashes requirements.lock
 	$(UV) pip install --quiet --python $(OTHER_TRL)/bin/python --no-deps --editable . 'trl~=$(TRL).0'
-	$(OTHER_TRL)/bin/pytest -q tests/trainer --ignore=tests/trainer/test_mutants.py
+	$(OTHER_TRL)/bin/pytest -q tests/trainer
 
 test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers, which are built once; not part of `make test`.
 	$(VENV)/bin/pytest -q tests/kinds
@@ -247,4 +244,4 @@ actionlint: ## Build actionlint for the workflows' test, once.
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools mutants test-long chaos chaos-kind test read-tests test-others test-kind test-compute test-beside test-kubernetes test-rules test-vllm test-gpu bench-gpu vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: demo help install lock lint format generate site verify control-plane chart-tools test-long chaos chaos-kind test read-tests test-others test-kind test-compute test-beside test-kubernetes test-rules test-vllm test-gpu bench-gpu vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean

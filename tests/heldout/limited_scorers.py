@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "xyzzy"
-HANGS = 36.0  # seconds: for longer than any test waits, and not for ever, for the sake of mutants
+HANGS = 36.0  # seconds: for longer than any test waits, and not for ever, should a limit be broken
 SECONDS = 24.0  # for what takes much less
 
 

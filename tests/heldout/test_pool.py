@@ -27,7 +27,7 @@ from guard_service.heldout.scorers import Graded, SplitScorers
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.heldout.worker import EvaluationRequest
 
-MODULE = f"{__name__.rpartition('.')[0]}.limited_scorers".lstrip(".")  # also as a mutant's own copy
+MODULE = f"{__name__.rpartition('.')[0]}.limited_scorers".lstrip(".")
 the = importlib.import_module(MODULE)
 
 AGES = 3600.0  # a limit that nothing reaches
@@ -240,7 +240,7 @@ def test_what_always_ends_needs_no_process_and_a_pattern_does(
         return scorers.score_all([(split.items[0], completion, completion)])[0].score
 
     with pytest.raises(EvaluationError, match="'regex' took longer than scorer_timeout_seconds=1 on item"):
-        scored("regex", "(a+)+$", "a" * 28 + "b")  # many seconds, and not for ever, for the mutants
+        scored("regex", "(a+)+$", "a" * 28 + "b")  # many seconds, and not for ever
     monkeypatch.setattr(pool, "PROGRAM", "guard_service.nowhere")
     assert scored("exact", "right", "right") == scored("numeric", "1", "1") == 1.0
     assert scored("regex", "^r", "right", None) == scored(f"{MODULE}:plain", "right", "right", None) == 1.0

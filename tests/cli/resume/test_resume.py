@@ -22,9 +22,9 @@ from guard_cli.resume.manifest import names_after, resume_job
 from guard_cli.saved import read_object
 from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
 from tests.cli.wrap.test_trainjob import RUNTIME
-from tests.mutants import ROOT
 
 Json = dict[str, Any]
+ROOT = Path(__file__).parents[3]
 FOLLOWED = {"follow": {"path": "log.jsonl", "format": "verl"}, "checkpoints": {"path": "run"}}
 RAYJOB = ROOT / "k8s" / "samples" / "rayjob.yaml"
 POD = {
