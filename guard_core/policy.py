@@ -177,7 +177,7 @@ class CalibratedPolicy(_Section):
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     baseline_budget: BaselineBudget = Field(
-        BaselineBudget(),
+        BaselineBudget(minutes=20.0),
         description="What these passes may cost together: fewer are made where it is spent before, at least "
         "one.",
     )
