@@ -233,7 +233,7 @@ release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null
 release: install ## dist/: wheel, source, both charts, an SBOM of each and of each image, checksums; says what to sign.
 	rm -rf dist
 	$(PY) -m hatchling build
-	helm=$$(CACHE=$(CACHE) tests/chart/build.sh | head -1) && for chart in rlguard-crds rlguard; do \
+	helm=$$(CACHE=$(CACHE) tests/chart/build.sh helm) && for chart in rlguard-crds rlguard; do \
 	  "$$helm" package charts/$$chart --destination dist || exit 1; \
 	done
 	$(PY) -m tools.release dist
