@@ -118,7 +118,7 @@ class BaselineBudget(_Section):
 
     completions: int | None = Field(None, ge=1, description="Completions of all passes; null: any number.")
     minutes: Finite | None = Field(
-        None, gt=0, description="Time that all passes may take, minutes; null: any."
+        20.0, gt=0, description="Time that all passes may take, minutes; null: any."
     )
 
     def has_room(
@@ -177,7 +177,7 @@ class CalibratedPolicy(_Section):
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     baseline_budget: BaselineBudget = Field(
-        BaselineBudget(minutes=20.0),
+        BaselineBudget(),
         description="What these passes may cost together: fewer are made where it is spent before, at least "
         "one.",
     )

@@ -28,7 +28,20 @@ def only(tmp_path: Path) -> Path:
     """A folder for PATH with what every Debian has, and nothing that a cluster needs."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("awk", "bash", "cat", "dirname", "env", "id", "mkdir", "mv", "python3", "sed", "sort", "timeout"):
+    for name in (
+        "awk",
+        "bash",
+        "cat",
+        "dirname",
+        "env",
+        "id",
+        "mkdir",
+        "mv",
+        "python3",
+        "sed",
+        "sort",
+        "timeout",
+    ):
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
 

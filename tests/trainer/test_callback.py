@@ -798,6 +798,33 @@ def test_a_guard_that_finishes_nothing_is_waited_for_once(
     assert caplog.text.count("training goes on unjudged") == 1
 
 
+def held_by(next_pass: str, polls: int) -> tuple[Any, list[int]]:
+    """A verdict that wants such a pass until it was asked for so many times, and the steps at each look."""
+    seen: list[int] = []
+
+    def verdict(steps: int) -> Any:
+        seen.append(steps)
+        wants = seen.count(steps) <= polls and steps <= 1
+        return BUSY.model_copy(update={"waiting": 0, "next_pass": next_pass if wants else None})
+
+    return verdict, seen
+
+
+def test_no_step_is_made_before_the_baseline(train, guard: FaultyGuard, quick_looks) -> None:
+    guard.verdict_after, seen = held_by("baseline", polls=6)
+    trainer = train(guard.url, max_steps=2, save_steps=2)
+    trainer.train()
+    assert seen.count(0) >= 6 and trainer.state.global_step == 2
+
+
+def test_nobody_trains_on_while_an_alarm_waits_for_its_second_look(
+    train, guard: FaultyGuard, quick_looks
+) -> None:
+    guard.verdict_after, seen = held_by("confirmation", polls=6)
+    train(guard.url, max_steps=3, save_steps=3).train()
+    assert seen.count(1) >= 6, "step 2 was made only after the second look"
+
+
 @pytest.mark.parametrize("max_lag", [None, 1])
 def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: int | None, caplog) -> None:
     lagging(guard)
