@@ -29,8 +29,6 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("guard_cli.serve", "The guard alone, for a trainer that runs elsewhere."),
     "split": Command("guard_cli.split", "Make a held-out split, or check one."),
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
-    "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
-    "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
     "wrap": Command(
         "guard_cli.wrap.command", "Put a training job that you have under guard.", ("cli", "operator")
     ),
