@@ -37,8 +37,6 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command(
         "guard_cli.resume.command", "Go on from the last good checkpoint of a run.", ("cli", "operator")
     ),
-    "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
-    "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 

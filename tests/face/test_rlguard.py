@@ -171,8 +171,6 @@ COMMAND_LINES = [
     (["report", "job"], "kubernetes", "operator"),
     (["resume", "job"], "typer", "cli"),
     (["resume", "job"], "kubernetes", "operator"),
-    (["inspect", "."], "fastapi", "cli"),
-    (["bundle", "."], "fastapi", "cli"),
     ([], "typer", "cli"),
     (["--version"], "typer", "cli"),
 ]
