@@ -24,9 +24,7 @@ from guard_cli.commands import COMMANDS
 from tests.docs.blocks import REASONS, Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    page for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]) if page.stem != "CHANGELOG"
-]
+PAGES = [page for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])]
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
