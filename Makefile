@@ -65,7 +65,7 @@ FIRST := $(addprefix tests/,trainer heldout)
 APART := $(addprefix tests/,core detection bench e2e vllm gpu on_ray kinds __pycache__)
 OTHERS := $(FIRST) $(filter-out $(FIRST) $(APART),$(patsubst %/,%,$(wildcard tests/*/)))
 # These only compute, and wait for nothing: they have what others leave of the cores.
-COMPUTE := tests/cli/calibrate tests/cli/replay
+COMPUTE := tests/cli/replay
 
 # mypy takes one core. On the other all modules of the tests are read once, with what they import: what must be compiled
 # for that, torch too, is then there for the workers, of which each would compile it. What fails ends nothing: CI says all.

@@ -20,13 +20,12 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.stored import read_store, state_dir_of
 from guard_core.terminal import plain
 from guard_follow.reading import reader
 
 EXIT_CODES = {
     0: "the state is shown, whatever the verdict is",
-    UNREACHABLE: "cluster, guard or store cannot be read, or there is no such job",
+    UNREACHABLE: "cluster, guard or report cannot be read, or there is no such job",
     2: "wrong arguments or files",
 }
 EPILOG = epilog(
@@ -36,6 +35,9 @@ EPILOG = epilog(
     "rlguard status rlguard-runs/demo",
     codes=EXIT_CODES,
 )
+
+#: Says in a state directory where its guard listens.
+ENDPOINT = "endpoint.json"
 
 app = typer.Typer(add_completion=False)
 
@@ -182,16 +184,38 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Reads a local run: `run.json` where it has ended, else the store."""
-    verdict = read_store(state_dir_of(folder))["verdict"]
-    name, state = folder.absolute().name, "running, or its guard was started alone"
+    """Read the report of a local run that has ended, or ask its guard while it runs.
+
+    Raises:
+        CliError: there is no run, its report cannot be read, or its guard does not respond.
+    """
     for place in (folder, folder / "report"):
-        try:
-            facts = json.loads((place / "run.json").read_text("utf-8"))
-            name, state = str(facts.get("name", name)), str(facts["outcome"])
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
-    return {"name": name, "state": state, "verdict": verdict}
+        if (place / "run.json").is_file():
+            return _of_report(place)
+    for place in (folder, folder / "guard", folder / "report" / "guard"):
+        if (place / ENDPOINT).is_file():
+            url, token = str(_read_object(place / ENDPOINT).get("url", "")), place / "read.token"
+            return _of_guard(url, token if token.is_file() else None)
+    raise CliError(
+        f"{folder} holds no run (no run.json, and no guard/{ENDPOINT}): name the folder of a run, or the "
+        "state directory of a guard that runs"
+    )
+
+
+def _of_report(folder: Path) -> dict[str, Any]:
+    facts, verdict = _read_object(folder / "run.json"), folder / "verdict.json"
+    return {
+        "name": str(facts.get("name", folder.absolute().name)),
+        "state": str(facts.get("outcome", "ended")),
+        "verdict": _read_object(verdict) if verdict.is_file() else None,
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CliError(f"{path} cannot be read: {error}", UNREACHABLE) from None
 
 
 def _of_cluster(

@@ -306,8 +306,5 @@ class Policy(_Section):
         )
 
     def calibrated_share(self) -> CalibratedPolicy:
-        """Settings of the calibrated detector beside HeldOutGuard: half of alpha, the rest is for that rule.
-
-        HeldOutGuard holds its half only with thresholds that `rlguard calibrate` chose for it.
-        """
+        """Settings of the calibrated detector beside HeldOutGuard: half of alpha; that rule has the rest."""
         return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})
