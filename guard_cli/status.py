@@ -21,7 +21,9 @@ from guard_cli.cluster import (
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_core.terminal import plain
+from guard_core.wire import Level
 from guard_follow.reading import reader
+from guard_operator.api.reasons import ConditionType, Reason
 
 EXIT_CODES = {
     0: "the state is shown, whatever the verdict is",
@@ -236,18 +238,27 @@ _FOR_PROGRAMS = frozenset({"detectorState", "keptSteps"})
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
 _PROTECTS = frozenset({"Guarded", "Isolated"})
 _OF_A_CONDITION = ("type", "status", "reason", "message")
+#: Conditions that say more of a run than its last verdict while they are True; the first that holds counts.
+_OVERRIDES_VERDICT = (
+    ConditionType.FIRED,
+    ConditionType.HALTED,
+    ConditionType.DISRUPTED,
+    ConditionType.FAILED,
+    ConditionType.GUARD_SILENT,
+    ConditionType.WAITING,
+    ConditionType.SUCCEEDED,
+)
+_LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
 
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a job: `verdict` is the last one, `now` what is known now, as on the page."""
-    from guard_operator.page.rows import verdict_of_now  # of an extra, as the cluster's client
-
+    """What is shown of a job: `verdict` is the last one, `now` what is known now."""
     status = found.get("status") or {}
     conditions = [
         {key: str(one.get(key, "")) for key in _OF_A_CONDITION} for one in status.get("conditions") or ()
     ]
     hold = [f"{one['type']}: {one['reason']}" for one in conditions if one["status"] == "True"]
-    level, reason = verdict_of_now(status)
+    level, reason = _verdict_of_now(status)
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *hold]),
@@ -255,3 +266,25 @@ def _job(found: Mapping[str, Any]) -> dict[str, Any]:
         "now": {"level": level, "reason": reason},
         "conditions": conditions,
     }
+
+
+def _verdict_of_now(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Level of a run and the sentence for it; unknown while no guard reports."""
+    guard = status.get("guard") or {}
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    for kind in _OVERRIDES_VERDICT:
+        one = conditions.get(kind, {})
+        if one.get("status") == "True":
+            passed = kind is ConditionType.SUCCEEDED and one.get("reason") == Reason.WORKLOAD_SUCCEEDED
+            return _LATCHES.get(kind, "healthy" if passed else "unknown"), _message(one)
+    guarded, fired = (conditions.get(kind, {}) for kind in (ConditionType.GUARDED, ConditionType.FIRED))
+    if guarded.get("status") == "False" and guarded.get("reason") != Reason.WORKLOAD_PENDING:
+        return "unknown", _message(guarded)
+    if fired.get("status") == "False":
+        level = guard.get("level")
+        return level if level in set(Level) else "unknown", str(guard.get("reason") or _message(fired))
+    return "unknown", _message(fired) or "the operator has not looked at it yet"
+
+
+def _message(condition: Mapping[str, Any]) -> str:
+    return str(condition.get("message") or condition.get("reason") or "")
