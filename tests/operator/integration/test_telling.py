@@ -17,6 +17,8 @@ from tests.receiver import Receiver
 from .waiting import eventually
 from .world import BEAT, JOBS, World
 
+pytestmark = pytest.mark.nightly
+
 Json = dict[str, Any]
 MakeJob = Callable[..., Json]
 TOKEN = "a-token-of-some-length"
