@@ -153,8 +153,14 @@ e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, TrainJob, and
 e2e-vllm: install ## A guard with vLLM in a pod of its own on such a cluster; needs 33 GB of disk.
 	$(TIMED) env CACHE=$(CACHE) WORKERS=0 PARTS=vllm tests/e2e/run.sh tests/e2e/vllm
 
-mutation: install ## Breaks the code that decides, line by line, and counts what its tests notice; writes docs/mutation.md.
-	$(TIMED) $(PY) -m tools.mutation $(ONLY)
+# In an environment of its own, so that mutmut is in no lock that an image is made of.
+MUTMUT = build/mutmut
+
+mutation: | $(UV) ## Breaks the code that decides in small ways and counts what its tests notice; writes docs/mutation.md. ONLY=decide runs one row.
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(MUTMUT)
+	$(UV) pip sync --quiet --python $(MUTMUT)/bin/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(MUTMUT)/bin/python --editable . mutmut==3.8.1
+	$(TIMED) $(MUTMUT)/bin/python -m tests.mutation $(ONLY)
 
 test-tools: ## Build what the tests need from Go modules, once: kube-apiserver, etcd and helm.
 	@CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && CACHE=$(CACHE) tests/chart/build.sh helm >/dev/null
