@@ -126,6 +126,7 @@ def missing_lines(expected: list[str], output: str) -> list[str]:
     return missing
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(1200)

@@ -30,7 +30,7 @@ from guard_core.wire import (
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 from tests.trainer.said import table_in
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def without_times(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if k not in timed} for entry in history]
 
 
+@pytest.mark.always
 def test_every_step_is_reported_with_the_values_that_trl_logs(train, guard: FaultyGuard) -> None:
     every_step = train(None, max_steps=6, logging_steps=1, gradient_accumulation_steps=2)
     every_step.train()
@@ -88,6 +89,7 @@ def test_the_log_history_is_what_it_would_have_been(train, guard: FaultyGuard, l
     assert without_times(guarded.state.log_history) == without_times(plain.state.log_history)
 
 
+@pytest.mark.always
 def test_without_a_reference_model_kl_is_absent(train, guard: FaultyGuard) -> None:
     train(guard.url, beta=0.0).train()
     assert {(r.kl, r.kl_kind) for r in guard.steps} == {(None, KlKind.ABSENT)}
@@ -170,6 +172,7 @@ def test_a_trainer_without_lists_is_reported_as_it_logs(
     ]
 
 
+@pytest.mark.always
 def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuard) -> None:
     seen: list[list[str]] = []
 
@@ -447,6 +450,7 @@ def late_evaluation(guard: FaultyGuard, found: Verdict) -> None:
     guard.verdict_after = verdict
 
 
+@pytest.mark.always
 def test_the_end_of_training_waits_for_the_last_evaluations(
     train, guard: FaultyGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +481,7 @@ def fire_after(steps: int) -> Any:
     return lambda acknowledged: FIRED if acknowledged >= steps else HEALTHY
 
 
+@pytest.mark.always
 def test_a_fire_raises_and_ends_training(train, guard: FaultyGuard) -> None:
     guard.verdict_after = fire_after(2)
     trainer = train(guard.url, max_steps=500)
@@ -501,6 +506,7 @@ def test_an_argument_of_another_type_is_named(arguments: dict[str, Any], said: s
         GuardCallback(**({"url": "http://127.0.0.1:1"} | arguments))
 
 
+@pytest.mark.always
 def test_a_fire_ends_training_softly(train, guard: FaultyGuard) -> None:
     guard.verdict_after = fire_after(2)
     trainer = train(guard.url, max_steps=500, callback_kwargs={"strict": False})
@@ -522,6 +528,7 @@ def test_a_fire_that_the_last_report_brings_still_raises(train, guard: FaultyGua
     assert trainer.state.global_step == 3
 
 
+@pytest.mark.always
 def test_a_restarted_trainer_stops_before_its_first_step(train, guard: FaultyGuard) -> None:
     guard.verdict_after = lambda _: FIRED
     trainer = train(guard.url)
@@ -557,6 +564,7 @@ def test_a_given_attempt_is_kept(train, guard: FaultyGuard) -> None:
     assert [r.attempt for r in guard.steps] == [7]
 
 
+@pytest.mark.always
 def test_no_guard_at_the_start_stops(train, guard: FaultyGuard) -> None:
     guard.close()
     trainer = train(guard.url, callback_kwargs={"unreachable_seconds": 0.2})
@@ -575,6 +583,7 @@ def test_no_guard_at_the_start_continues_if_told_so(train, guard: FaultyGuard, c
     assert "4 not delivered" in caplog.text
 
 
+@pytest.mark.always
 def test_a_guard_lost_in_the_middle_stops(train, guard: FaultyGuard, monkeypatch) -> None:
     def lost(handler: Any, _: Any) -> bool:
         return len(guard.steps) >= 2 and reply(handler, 503, "")
@@ -635,6 +644,7 @@ def test_a_resumed_run_has_no_start_to_save_and_says_where_it_began(train, guard
     assert [(end.step, end.began) for end in guard.ends] == [(4, 2)]
 
 
+@pytest.mark.always
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
     import threading
 
@@ -688,6 +698,7 @@ def test_a_guard_that_refuses_everything_is_treated_as_lost(train, guard: Faulty
     assert trainer.state.global_step < 300
 
 
+@pytest.mark.always
 def test_a_run_of_which_every_checkpoint_was_refused_does_not_end_well(train, guard: FaultyGuard) -> None:
     guard.fault = OUTSIDE
     with pytest.raises(GuardLostError, match=r"refused every checkpoint .*outside the checkpoint root"):
@@ -732,6 +743,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_image.callback.LAG_POLL_SECONDS", 0.02)
 
 
+@pytest.mark.always
 def test_training_waits_for_a_guard_that_lags_and_goes_on(
     train, guard: FaultyGuard, quick_looks, caplog
 ) -> None:
@@ -753,6 +765,7 @@ def test_training_waits_for_a_guard_that_lags_and_goes_on(
     assert steps_at_look.count(1) >= 3 and trainer.state.global_step == 2
 
 
+@pytest.mark.always
 def test_a_rank_without_a_guard_waits_as_long_as_rank_0_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -768,6 +781,7 @@ def test_a_rank_without_a_guard_waits_as_long_as_rank_0_says(
     assert list(told) == [] and callback.stop is None
 
 
+@pytest.mark.always
 def test_a_fire_stops_a_run_that_waits_before_it_trains_on(train, guard: FaultyGuard, quick_looks) -> None:
     lagging(guard)
     guard.fault = scored_after(3, FIRED)
@@ -787,6 +801,7 @@ def test_a_run_that_waits_is_stopped_when_the_guard_is_lost(train, guard: Faulty
     assert trainer.state.global_step == 1
 
 
+@pytest.mark.always
 def test_a_guard_that_finishes_nothing_is_waited_for_once(
     train, guard: FaultyGuard, quick_looks, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
@@ -810,6 +825,7 @@ def held_by(next_pass: str, polls: int) -> tuple[Any, list[int]]:
     return verdict, seen
 
 
+@pytest.mark.always
 def test_no_step_is_made_before_the_baseline(train, guard: FaultyGuard, quick_looks) -> None:
     guard.verdict_after, seen = held_by("baseline", polls=6)
     trainer = train(guard.url, max_steps=2, save_steps=2)
@@ -817,6 +833,7 @@ def test_no_step_is_made_before_the_baseline(train, guard: FaultyGuard, quick_lo
     assert seen.count(0) >= 6 and trainer.state.global_step == 2
 
 
+@pytest.mark.always
 def test_nobody_trains_on_while_an_alarm_waits_for_its_second_look(
     train, guard: FaultyGuard, quick_looks
 ) -> None:
@@ -904,6 +921,7 @@ def test_a_table_that_cannot_be_made_ends_no_run(train, guard: FaultyGuard, monk
 # -- what could never be scored ------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [
@@ -1264,6 +1282,7 @@ def test_rewards_are_summed_as_trl_does(train, guard: FaultyGuard) -> None:
         assert rollout.reward == pytest.approx(2.0 * digits + 0.5)
 
 
+@pytest.mark.always
 def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: FaultyGuard) -> None:
     from datasets import Dataset
 

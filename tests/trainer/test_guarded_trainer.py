@@ -238,6 +238,7 @@ def test_real_training_stops_when_the_heldout_score_falls(tiny_model: Path, tmp_
     assert [(e["step"], e["killswitch/fire"]) for e in entries] == [(0, 0.0), (1, 0.0), (2, 1.0)]
 
 
+@pytest.mark.nightly
 def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
     plain = grpo_trainer(tiny_model, tmp_path / "a", max_steps=4, logging_steps=2)
     plain.train()
@@ -258,6 +259,7 @@ def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path,
     assert watched.heldout_guard.count == 2
 
 
+@pytest.mark.nightly
 def test_evaluation_does_not_move_the_kill_switch(tiny_model: Path, tmp_path: Path) -> None:
     trainer = guarded(
         tiny_model,
@@ -274,6 +276,7 @@ def test_evaluation_does_not_move_the_kill_switch(tiny_model: Path, tmp_path: Pa
     assert trainer.heldout_guard.count == 2
 
 
+@pytest.mark.nightly
 def test_every_due_step_is_folded_also_where_nothing_is_generated(tiny_model: Path, tmp_path: Path) -> None:
     trainer = guarded(
         tiny_model,
@@ -318,6 +321,7 @@ def test_a_resumed_run_remembers_where_it_began(tiny_model: Path, tmp_path: Path
     assert trainer.state.global_step == 2
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_takes_the_thresholds_that_it_is_given(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint = saved_run(tiny_model, tmp_path)
     guard = tight_guard(min_steps=3, max_proxy_real_gap=5.0)
@@ -355,6 +359,7 @@ def test_a_run_that_had_fired_is_stopped_when_it_is_resumed(
         assert trainer.state.global_step == 3 and trainer.heldout_guard.should_halt()
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_without_the_kill_switch_is_told(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -476,6 +481,7 @@ def peak_bytes(work: Any, directory: Path) -> int:
     return max(held) - held[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_large_vocabulary_needs_less_than_two_gib_however_many_tokens(tmp_path: Path) -> None:
     """At the real vocabulary and chunk. All logits of 1,024 tokens at once would be 0.6 GB, several times."""

@@ -14,6 +14,8 @@ from tests.receiver import Receiver
 from .waiting import eventually
 from .world import JOBS, World
 
+pytestmark = pytest.mark.nightly
+
 Json = dict[str, Any]
 MakeJob = Callable[..., Json]
 
