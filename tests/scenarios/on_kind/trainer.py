@@ -1,7 +1,7 @@
 """A trainer that does what it is asked, one order a line, with the public `Guard` and without a GPU.
 
 It first obeys the orders of its command line, then those that a test appends to /scratch/orders. A trainer
-that finds checkpoints of an earlier pod goes on after the last of them and skips its command line.
+that finds the step of an earlier pod beside the checkpoints goes on from there and skips its command line.
 
     steps N [REWARD [KL]]   report N steps
     checkpoint ANSWER [C]   save and report a policy that answers each prompt by ANSWER; with C, its tokenizer
@@ -37,6 +37,7 @@ from rlguard import Guard
 
 ORDERS = Path(os.environ.get("ORDERS", "/scratch/orders"))
 CHECKPOINTS = Path(os.environ.get("CHECKPOINTS", "/checkpoints"))
+REACHED = CHECKPOINTS / "step"
 DEAF = os.environ.get("DEAF") == "1"
 MUST_STOP = 3
 TERMINATED = 143
@@ -66,6 +67,7 @@ class Trainer:
             for _ in range(int(count)):
                 self.step += 1
                 self.guard.step(self.step, reward=reward, kl=kl, kl_kind="ref_token_mean")
+            REACHED.write_text(str(self.step))
         elif word == "checkpoint":
             self.save(*values)
         elif word == "template":
