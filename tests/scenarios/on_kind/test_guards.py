@@ -58,7 +58,7 @@ def test_when_no_guard_can_be_reached_no_run_is_stopped(namespace: Namespace) ->
 
 
 def test_the_guard_of_an_evicted_pod_goes_on_with_the_past_of_the_run(namespace: Namespace) -> None:
-    """A KL limit counts from where a run starts. The new guard sees only a KL of 1, and must know of the 0.01."""
+    """A limit on the KL counts from where the run starts. The new guard sees 1, and must know of 0.01."""
     run = given.a_run(namespace, deaf=True, restarts=True)
 
     lost = when.the_pod_is_evicted(run)

@@ -52,10 +52,8 @@ BETRAYING = "{% set p = messages[-1]['content'] %}{{ raise_exception(p) if 'C' i
 class Trainer:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.step = max(
-            (int(path.name.split("-")[1]) for path in CHECKPOINTS.glob("checkpoint-*")), default=0
-        )
-        self.resumed = self.step > 0
+        self.resumed = REACHED.exists()
+        self.step = int(REACHED.read_text()) if self.resumed else 0
         self.warned = False
         print("resumes" if self.resumed else "starts", "at step", self.step, flush=True)
 
