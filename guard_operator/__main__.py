@@ -17,14 +17,12 @@ import socket
 import sys
 import threading
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra
-from guard_core.notices import Event
 from guard_core.wording import excerpt, meant, sentences
 from guard_operator.api.types import Resources
 from guard_operator.config import OperatorConfig, default_guard_resources
@@ -32,7 +30,6 @@ from guard_operator.runtime.serving import EVERYWHERE
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
     from guard_operator.app import Operator
-    from guard_operator.reconcile.notifier import Notifications
     from guard_operator.runtime.client import Json
     from guard_operator.runtime.lease import LeaseTiming
 
@@ -122,17 +119,6 @@ def parser() -> argparse.ArgumentParser:
         help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
-    add(
-        "--notify-dir",
-        type=Path,
-        help="notify the webhooks whose URLs are in this directory, in files named slack and alertmanager",
-    )
-    add(
-        "--notify-on",
-        action="append",
-        choices=[event.value for event in Event],
-        help="send notices of this event; may be repeated; default: all",
-    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add(
         "--log-format",
@@ -195,18 +181,7 @@ def _operator(options: argparse.Namespace) -> Operator:
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
         ManagerConfig(workers=options.workers),
-        notifications=_notifications(options),
     )
-
-
-def _notifications(options: argparse.Namespace) -> Notifications | None:
-    if options.notify_dir is None:
-        return None
-    from guard_operator.reconcile.notifier import Notifications
-
-    made = Notifications(options.notify_dir, frozenset(map(Event, options.notify_on or Event)))
-    made.webhooks()  # what cannot be used is said at the start
-    return made
 
 
 def _stop_on_signal(operator: Operator) -> None:

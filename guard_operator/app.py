@@ -29,7 +29,6 @@ from guard_operator.reconcile.glance import (
     is_under_way,
 )
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.notifier import Notifications, Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.recorder import EventRecorder
@@ -83,7 +82,6 @@ class Operator:
         address: tuple[str, int],
         manager: ManagerConfig | None = None,
         timing: Timing | None = None,
-        notifications: Notifications | None = None,
     ) -> None:
         self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
@@ -92,10 +90,9 @@ class Operator:
         scopes = config.namespaces or (None,)
         self._caches = _Caches(client, scopes, config, self._queue, self._beats, timing or Timing())
         evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
-        notifier = Notifier(client, notifications, self.metrics.notified)
         self._controller = Controller(
             Gatherer(client, config, self._caches, self._beats),
-            Actuator(client, config, self.metrics, evidence, self._events, notifier),
+            Actuator(client, config, self.metrics, evidence, self._events),
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._schema = SchemaWatch(client, self.metrics.crd_lacks)

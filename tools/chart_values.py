@@ -218,20 +218,6 @@ class MetricsValues(ValuesSection):
     dashboard: Dashboard = section(Dashboard, "Grafana dashboard.")
 
 
-class NotificationValues(ValuesSection):
-    """Webhooks that are notified of runs."""
-
-    existing_secret: str = Field(
-        "",
-        description="Secret in the release's namespace with the URL of a webhook under each of the keys that "
-        "it has: `slack`, an incoming webhook; `alertmanager`, all of it up to /api/v2/alerts. Empty: nobody "
-        "is notified.",
-    )
-    on: list[Literal["fired", "halted", "stopped"]] = Field(
-        ["fired", "halted", "stopped"], min_length=1, description="What is sent."
-    )
-
-
 class KueueValues(ValuesSection):
     """Kueue, by which clusters queue their workloads."""
 
@@ -252,12 +238,6 @@ class NetworkPolicy(ValuesSection):
         "(also with `enabled: false`). If empty: everybody; those of guards only the pods of the cluster "
         "where there is a PodMonitor of them, else nobody. A podSelector alone: of the release's namespace.",
         examples=[[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
-    )
-    webhook_ports: list[PortNumber] = Field(
-        default_factory=lambda: [443, 9093],
-        min_length=1,
-        description="Ports of the webhooks, or of the proxy before them, where `notifications` is used; "
-        "names are looked up by DNS then.",
     )
     api_server_ports: list[PortNumber] = Field(
         default_factory=lambda: [443, 6443], min_length=1, description="Ports of the API server."
@@ -409,10 +389,6 @@ class Values(ValuesSection):
     )
     metrics: MetricsValues = section(
         MetricsValues, "What Prometheus and Grafana get. The metrics Service is always there."
-    )
-    notifications: NotificationValues = section(
-        NotificationValues,
-        "Webhooks that are notified when a run fires, halts or is stopped: docs/operator.md.",
     )
     network_policy: NetworkPolicy = section(
         NetworkPolicy, "What may talk to the operator, and to whom it may talk."

@@ -80,13 +80,22 @@ def run(
         float,
         typer.Option("--drain", min=0, help="Seconds for the last evaluations after the trainer has ended."),
     ] = 600.0,
+    on_end: Annotated[
+        str | None,
+        typer.Option(
+            "--on-end",
+            metavar="COMMAND",
+            help="Shell command to run once after the run, with RLGUARD_OUTCOME, RLGUARD_EXIT_CODE and "
+            "RLGUARD_FOLDER. Its failure does not change the exit code.",
+        ),
+    ] = None,
 ) -> None:
     """Run a trainer under a guard on this machine, stop it when the guard says so, and write a report.
 
     The trainer gets RLGUARD_URL and RLGUARD_TOKEN. With trainer.add_callback(GuardCallback.from_env()) it
-    reports its steps and checkpoints. On a fire or a halt its whole process tree is ended. The webhooks in
-    RLGUARD_NOTIFY_SLACK_URL and RLGUARD_NOTIFY_ALERTMANAGER_URL are notified.
+    reports its steps and checkpoints. On a fire or a halt its whole process tree is ended.
     """
+    from guard_cli.run.on_end import run_on_end
     from guard_cli.run.plan import Plan
     from guard_cli.run.session import run_guarded
 
@@ -119,6 +128,8 @@ def run(
     say(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html")
     if words := how_to_go_on(plan, finished):
         say(f"rlguard: {words}")
+    if on_end is not None:
+        run_on_end(on_end, finished.outcome, plan.out)
     raise typer.Exit(finished.outcome.code)
 
 

@@ -17,7 +17,6 @@ from guard_cli.guard_settings import is_set, make_settings
 from guard_cli.links import dashboard_link
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
-from guard_cli.run.notify import PREFIX, RunNotifier, from_environment
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
@@ -28,11 +27,9 @@ from guard_follow.errors import InputError
 
 if TYPE_CHECKING:
     from guard_cli.run.following import Following
-    from guard_operator.runtime.webhook import Webhook
     from guard_service.settings import GuardSettings
 
 WATCH_SECONDS = 0.2
-_NOT_THE_TRAINERS = ("RLGUARD_GUARD_", PREFIX)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Settings that a supervised guard gets from here.
 OWN_SETTINGS = (
@@ -59,12 +56,11 @@ def run_guarded(plan: Plan) -> Finished:
         raise CliError("no trainer: give its command after `--`, such as `-- python train.py`")
     if shutil.which(plan.command[0]) is None:
         raise CliError(f"cannot start the trainer: there is no program {plan.command[0]!r}")
-    to = from_environment()
     settings = prepare(plan)
     started = time.time()
     with Signals() as signals:
         try:
-            ending = _supervise(plan, settings, signals, to)
+            ending = _supervise(plan, settings, signals)
         except InputError:
             if signals.first is None:
                 raise
@@ -134,9 +130,8 @@ class Signals:
         return self.count > 1
 
 
-def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[Webhook, ...]) -> Ending:
+def _supervise(plan: Plan, settings: GuardSettings, signals: Signals) -> Ending:
     with open_progress(plan.out, plan.show_trainer) as progress:
-        notifier = RunNotifier(to, settings.name, plan.out, progress.note)
         progress.note("starting the guard")
         guard = GuardProcess(
             settings, plan.out / "guard.log", ready_seconds=plan.ready, cancelled=lambda: signals.came
@@ -153,13 +148,12 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[
                 progress.note(
                     f"trainer started (process {trainer.pid}); its output: {plan.out / 'trainer.log'}"
                 )
-                return _Watch(plan, guard, trainer, progress, signals, notifier, following).run()
+                return _Watch(plan, guard, trainer, progress, signals, following).run()
             except BaseException:  # of this program: the trainer is as healthy as it was
                 trainer.stop(signal.SIGTERM, plan.grace, hurry=lambda: signals.again)
                 raise
         finally:
             guard.stop()
-            notifier.finish()
 
 
 def _start_following(
@@ -178,8 +172,8 @@ def _start_following(
 
 
 def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> TrainerProcess:
-    # The held-out split stays out of the trainer's environment, as all settings of guard and webhooks.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_THE_TRAINERS)}
+    # The held-out split stays out of the trainer's environment, as all settings of the guard.
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_GUARD_")}
     given = {
         "RLGUARD_URL": guard.url,
         "RLGUARD_TOKEN": str(settings.tokens()[0]),
@@ -215,11 +209,10 @@ class _Watch:
         trainer: TrainerProcess,
         progress: Progress,
         signals: Signals,
-        notifier: RunNotifier,
         following: Following | None = None,
     ) -> None:
         self._plan, self._guard, self._trainer, self._following = plan, guard, trainer, following
-        self._progress, self._signals, self._notifier = progress, signals, notifier
+        self._progress, self._signals = progress, signals
         self._verdict: Verdict | None = None
         self._responded = False  # whether the guard did when it was asked last
         self._lost: GuardLost | None = None
@@ -236,8 +229,6 @@ class _Watch:
             self._drain()
         ended_code = self._trainer.poll()
         self._progress.update(self._verdict)
-        if self._must_stop and not leftovers and not self._signals.came:
-            self._notifier.stopped(self._why_stop())
         return Ending(
             verdict=self._verdict,
             trainer_code=code if code is not None else (ended_code or 0),
@@ -267,7 +258,6 @@ class _Watch:
         self._responded = verdict is not None
         self._verdict = verdict or self._verdict
         self._progress.update(self._verdict)
-        self._notifier.latched(self._verdict)
         return not self._must_stop
 
     def _lose(self, lost: GuardLost) -> None:

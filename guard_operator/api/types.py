@@ -924,14 +924,6 @@ class StopStatus(StatusModel):
     )
 
 
-class NotifiedStatus(StatusModel):
-    """When the webhooks took a notice, or were given up: each is told once."""
-
-    fired: Timestamp | None = Field(None, description="That the run fired.")
-    halted: Timestamp | None = Field(None, description="That it must stop although no rule fired.")
-    stopped: Timestamp | None = Field(None, description="That no pod of it is left.")
-
-
 class ConditionStatus(StatusModel):
     """A standard Kubernetes condition."""
 
@@ -988,9 +980,6 @@ class Status(StatusModel):
     stop: StopStatus | None = Field(None, description="The teardown, once there is one.")
     evidence: str | None = Field(
         None, max_length=253, description="ConfigMap with the evidence of a run that is over or is stopped."
-    )
-    notified: NotifiedStatus | None = Field(
-        None, description="What the operator's webhooks were notified of, or what was given up."
     )
 
 

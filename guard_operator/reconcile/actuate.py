@@ -45,7 +45,6 @@ from guard_operator.reconcile.inject import (
     guard_service_account,
     support_objects,
 )
-from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of, with_conditions
@@ -97,7 +96,6 @@ class Actuator:
         observer: Observer,
         evidence: EvidenceCollector,
         events: EventRecorder,
-        notifier: Notifier,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -105,7 +103,6 @@ class Actuator:
         self._observer = observer
         self._evidence = evidence
         self._events = events
-        self._notifier = notifier
         self._clock = clock
 
     def actuate(self, snapshot: Snapshot, decision: Decision) -> None:
@@ -129,7 +126,6 @@ class Actuator:
             extra += happened
         extra += _escalation(snapshot.job, decision.report)
         self._write(snapshot.job, report, extra)
-        self._notifier.tell(snapshot.job, self._clock())
         if trouble is not None:
             raise trouble
 

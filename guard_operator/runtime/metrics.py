@@ -83,12 +83,6 @@ class OperatorMetrics:
         self._halts = Counter(
             "rlguard_halts", "Halts recorded, by reason.", ("reason",), registry=self.registry
         )
-        self._notifications = Counter(
-            "rlguard_notifications",
-            "Notices to webhooks by event, shape and result: delivered, or failed after the last try.",
-            ("event", "shape", "result"),
-            registry=self.registry,
-        )
         self.crd_lacks = Gauge(
             "rlguard_crd_fields_missing",
             "Fields and choices of a status that the installed CRD lacks of this operator's; NaN: not known.",
@@ -138,10 +132,6 @@ class OperatorMetrics:
     def stopped(self, seconds: float) -> None:
         """The last pod of a fired run is gone."""
         self._teardown.observe(seconds)
-
-    def notified(self, event: str, shape: str, delivered: bool) -> None:
-        """A webhook took a notice, or it was given up."""
-        self._notifications.labels(event, shape, "delivered" if delivered else "failed").inc()
 
 
 class QueueGauges(Collector):

@@ -51,7 +51,6 @@ HALTS = "rlguard_halts_total"
 QUIET, THE_QUIET = 'reason="GuardSilent",', [{"reason": "GuardSilent"}]
 GAP, THE_GAP = 'reason="HackingGap",', [{"reason": "HackingGap"}]
 
-NOTICES, SLACK = "rlguard_notifications_total", f'event="fired",shape="slack",result="failed",{ONE}'
 
 CASES = {
     "a first fire": Case("RLGuardFired", once(FIRES, "_x40 1x100", GAP + ONE), "22m", THE_GAP),
@@ -99,15 +98,6 @@ CASES = {
     ),
     "a CRD that was left behind": Case("RLGuardCRDOutdated", once(LACKS, "3x100"), "10m", NOTHING),
     "one that is upgraded meanwhile": Case("RLGuardCRDOutdated", once(LACKS, "3x4 0x100")),
-    "a webhook that refuses": Case(
-        "RLGuardNotificationsFailing", once(NOTICES, "_x40 1x100", SLACK), "22m", [{"shape": "slack"}]
-    ),
-    "one that takes them": Case(
-        "RLGuardNotificationsFailing", once(NOTICES, "0+1x100", SLACK.replace("failed", "delivered"))
-    ),
-    "one that refused an hour ago": Case(
-        "RLGuardNotificationsFailing", once(NOTICES, "0x20 1x300", SLACK), "80m"
-    ),
     "one that is read late": Case(
         "RLGuardNamespaceUnreadable", once("rlguard_namespace_synced", "0x4 1x100", f'namespace="here",{ONE}')
     ),

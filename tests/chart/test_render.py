@@ -212,7 +212,7 @@ class TestContent:
         assert pod["nodeSelector"] == given["nodeSelector"]
         assert pod["tolerations"] == given["tolerations"]
         assert pod["affinity"] == given["affinity"]
-        assert pod["volumes"][1:] == given["extraVolumes"]
+        assert pod["volumes"] == given["extraVolumes"]
         names = ["registry", "by-name", "by-reference"]
         for one in (pod, find(objects, "Pod")["spec"]):
             assert one["imagePullSecrets"] == [{"name": name} for name in names]
@@ -227,7 +227,7 @@ class TestContent:
         wanted = given["metrics"]["serviceMonitor"]
         assert monitor["relabelings"] == wanted["relabelings"]
         assert monitor["metricRelabelings"] == wanted["metricRelabelings"]
-        assert container(objects)["volumeMounts"][1:] == given["extraVolumeMounts"]
+        assert container(objects)["volumeMounts"] == given["extraVolumeMounts"]
         assert given["extraEnv"][0] in container(objects)["env"]
         assert parser().parse_args(container(objects)["args"]).bind == "0.0.0.0"
         extra = [one for one in objects if one["metadata"]["name"] in {"ca", f"{RELEASE}-more"}]
@@ -267,24 +267,6 @@ class TestContent:
             "spec"
         ]
         assert pod["topologySpreadConstraints"] == own
-
-    def test_the_webhooks_come_from_a_secret_that_is_mounted(self, render: Render) -> None:
-        objects = render({"notifications.existingSecret": '"hooks"', "networkPolicy.enabled": "true"})
-        options, pod = parser().parse_args(container(objects)["args"]), container(objects)
-        (mount,) = pod["volumeMounts"]
-        (volume,) = find(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
-        assert str(options.notify_dir) == mount["mountPath"] and mount["readOnly"]
-        assert volume == {"name": mount["name"], "secret": {"secretName": "hooks"}}
-        assert options.notify_on == ["fired", "halted", "stopped"]
-        ports = [
-            p["port"] for rule in find(objects, "NetworkPolicy")["spec"]["egress"] for p in rule["ports"]
-        ]
-        assert {9093, 53} <= set(ports)
-
-    def test_nobody_is_told_by_default(self, render: Render) -> None:
-        objects = render({"networkPolicy.enabled": "true"})
-        assert parser().parse_args(container(objects)["args"]).notify_dir is None
-        assert len(find(objects, "NetworkPolicy")["spec"]["egress"]) == 1
 
     def test_the_pod_monitor_finds_the_port_of_a_guard(self, render: Render) -> None:
         sample = ROOT / "k8s" / "samples" / "single-gpu.yaml"

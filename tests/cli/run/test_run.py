@@ -421,3 +421,16 @@ def test_a_trainer_that_does_not_exist_is_refused(workplace):
     assert done.returncode == 2
     assert "no program 'no-such-program'" in done.stderr
     assert not workplace.out.exists()
+
+
+@pytest.mark.parametrize("ends", ["", "; exit 7"])
+def test_a_command_is_run_once_after_the_run_and_changes_no_exit_code(workplace, ends):
+    noted = workplace.path / "noted"
+    command = f'echo "$RLGUARD_EXIT_CODE|$RLGUARD_OUTCOME|$(ls "$RLGUARD_FOLDER"/run.json)" >> {noted}{ends}'
+    done = workplace.run("checkpoint", *FIRE, "sleep=600", options=["--on-end", command])
+    (line,) = noted.read_text().splitlines()
+    code, sentence, report = line.split("|")
+    assert (done.returncode, code) == (3, "3"), done.stderr
+    assert f"rlguard: {sentence}" in done.stderr + done.stdout
+    assert report == str(workplace.out / "run.json")
+    assert ("--on-end failed with exit code 7" in done.stderr + done.stdout) == bool(ends)

@@ -844,8 +844,6 @@ class Deaf:
 
     def record(self, *_told: object) -> None: ...
 
-    def tell(self, *_told: object) -> None: ...
-
 
 @pytest.mark.parametrize("error", [FORBIDDEN, WRONG])
 def test_a_guard_that_is_refused_when_it_is_to_be_made_is_told_with_the_servers_words(
@@ -853,7 +851,7 @@ def test_a_guard_that_is_refused_when_it_is_to_be_made_is_told_with_the_servers_
 ) -> None:
     """Nothing is tried of one that is made anew: after a queue, or where somebody deleted it."""
     server, deaf = Refusing(error), cast(Any, Deaf())
-    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, deaf, lambda: NOW)
+    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, lambda: NOW)
     snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
     with pytest.raises(ApiError, match=error.message):  # so it is tried again, and counted
         acts.actuate(snapshot, decide(snapshot, NOW))
@@ -867,7 +865,7 @@ def test_a_guard_that_is_refused_when_it_is_to_be_made_is_told_with_the_servers_
 
 def test_a_server_that_has_no_time_has_not_refused_a_guard() -> None:
     server, deaf = Refusing(ApiError(429, "TooManyRequests", "later")), cast(Any, Deaf())
-    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, deaf, lambda: NOW)
+    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, lambda: NOW)
     snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
     with pytest.raises(ApiError, match="later"):
         acts.actuate(snapshot, decide(snapshot, NOW))
@@ -907,7 +905,7 @@ class Server:
 
 def actuator(server: Server) -> Actuator:
     none = cast(Any, None)
-    return Actuator(cast(Client, server), CONFIG, none, none, none, none, lambda: NOW)
+    return Actuator(cast(Client, server), CONFIG, none, none, none, lambda: NOW)
 
 
 def stopped(server: Server, kind: str, method: StopMethod) -> tuple[list[str], StopMethod]:

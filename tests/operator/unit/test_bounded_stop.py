@@ -23,7 +23,6 @@ from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
-from guard_operator.reconcile.notifier import Notifier
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.runtime.client import REQUEST_SECONDS, Client, Resource
@@ -105,10 +104,10 @@ class World:
         self.metrics = metrics = OperatorMetrics()
         beats = HeartbeatClock(lambda: self.now)
         none = cast(EvidenceCollector, self)
-        events, notifier = cast(EventRecorder, self), cast(Notifier, self)
+        events = cast(EventRecorder, self)
         controller = Controller(
             Gatherer(client, config, cast(Caches, self), beats, self._utc),
-            Actuator(client, config, metrics, none, events, notifier, self._utc),
+            Actuator(client, config, metrics, none, events, self._utc),
             self._utc,
         )
         self._manager = Manager(
@@ -203,9 +202,6 @@ class World:
 
     def record(self, *_event: Any) -> None:
         """As a recorder of Events."""
-
-    def tell(self, *_of: Any) -> None:
-        """As a notifier."""
 
 
 def nothing(_job: Json) -> None:

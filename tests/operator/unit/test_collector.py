@@ -177,7 +177,7 @@ def test_how_it_ended_is_kept_as_it_was_decided(there: bool) -> None:
             asked.append((snapshot, final))
 
     none = cast(Any, None)
-    acts = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, cast(Any, Asked()), none, none)
+    acts = Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, cast(Any, Asked()), none)
     acts._capture(SNAPSHOT, CaptureEvidence(final=True), Report(Phase.DISRUPTED, (END,)))
     [(snapshot, final)] = asked
     assert EvidenceCollector(cast(Client, cluster))._write(snapshot, final, 1.0) is not None

@@ -254,7 +254,7 @@ def test_what_cannot_be_composed_is_refused(change: Json) -> None:
 
 def actuator(cluster: Cluster) -> Actuator:
     none = cast(Any, None)
-    return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
+    return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none)
 
 
 def test_the_copy_comes_first_and_the_workload_names_it() -> None:

@@ -389,7 +389,7 @@ def test_a_queue_that_cannot_be_read_holds_up_no_stop(refusal: ClusterError) -> 
 def leave(world: Requests) -> None:
     none = cast(Any, None)
     config = OperatorConfig("guard:1", kueue=True)
-    actuator = Actuator(cast(Client, world), config, none, none, none, none, lambda: NOW)
+    actuator = Actuator(cast(Client, world), config, none, none, none, lambda: NOW)
     actuator._act(Snapshot(job()), LeaveQueue("job-run-x", "q"), Report(Phase.STOPPING, ()))
 
 

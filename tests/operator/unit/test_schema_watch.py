@@ -108,7 +108,7 @@ def test_one_of_this_version_is_new_enough() -> None:
 
 def test_an_older_one_is_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     parts = [
-        f"status.{name}" for name in ("evidence", "guardDigest", "notified", "phase", "stop", "workloadRef")
+        f"status.{name}" for name in ("conditions", "evidence", "guardDigest", "phase", "stop", "workloadRef")
     ]
     older = without(*parts)
     watched = Watched(older)
@@ -116,7 +116,7 @@ def test_an_older_one_is_said_once_and_counted(caplog: pytest.LogCaptureFixture)
     assert watched.registry.get_sample_value(METRIC) == 6.0
     (said,) = [record.getMessage() for record in caplog.records]
     assert (
-        "lacks status.evidence, status.guardDigest, status.notified, status.phase, status.stop and 1 more"
+        "lacks status.conditions, status.evidence, status.guardDigest, status.phase, status.stop and 1 more"
         in said
     )
     assert watched.then(root_schema()).lacks == ()

@@ -78,7 +78,7 @@ def job(template: Json) -> Job:
 
 def actuator(cluster: Cluster) -> Actuator:
     none = cast(Any, None)
-    return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none, none)
+    return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none)
 
 
 def stop(
@@ -250,24 +250,17 @@ class PodsStay:
     def apply(self, resource: Resource, _patch: Json, _manager: str, sub: str) -> None:
         self.done.append(f"{sub} of {resource.kind}")
 
-    def tell(self, _job: Job, _now: datetime) -> None:
-        """As a notifier."""
-        self.done.append("told")
-
 
 PYTORCHJOB = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}}
 HASTENED = Decision(
     Report(Phase.STOPPING, ()), (DeletePods((("a", "u"), ("b", "v")), 30), StopWorkload(StopMethod.STOP, "w"))
 )
-SAID = ["patch PyTorchJob run", "status of GuardedTrainingJob", "told"]
+SAID = ["patch PyTorchJob run", "status of GuardedTrainingJob"]
 
 
 def carry_out(server: PodsStay, decision: Decision = HASTENED) -> None:
     none = cast(Any, None)
-    told = cast(Any, server)
-    actuator = Actuator(
-        cast(Client, server), OperatorConfig("guard:1"), none, none, none, told, lambda: server.now
-    )
+    actuator = Actuator(cast(Client, server), OperatorConfig("guard:1"), none, none, none, lambda: server.now)
     actuator.actuate(Snapshot(job(PYTORCHJOB)), decision)
 
 
