@@ -75,8 +75,6 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
 
 def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table:
     """A folder without a log of its own name: whichever one run is in it."""
-    if (path / "meta.yaml").is_file() and (path / "metrics").is_dir():
-        return mlflow.read_file_store(path, Keep(overrides))
     histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
@@ -99,11 +97,11 @@ def _read_run(path: Path, overrides: Collection[str], logs: list[Path]) -> Table
     if found:
         raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
     if exports := mlflow.exports_in(path):
-        return mlflow.read_exports(exports, Keep(overrides))
+        return read_mlflow(exports, Keep(overrides))
     raise CliError(
         f"{path} holds no run: looked for history.jsonl (a report of rlguard run), a guard's store, "
-        f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files, MLflow's "
-        "meta.yaml, CSV of its charts, JSON of its metrics/get-history."
+        f"{', '.join(LOGS)}, trainer_state.json, wandb-history.jsonl, TensorBoard event files, "
+        "exports of MLflow."
     )
 
 
@@ -250,8 +248,7 @@ def read_csv(path: Path, keep: Keep) -> Table:
         if twice:
             raise CliError(f"{path}: line 1: {names.listing(twice)} occurs twice in the header.")
         if mlflow.is_chart(header):
-            return mlflow.read_exports([path], keep)
-        mlflow.refuse_last_values(path, header)
+            return read_mlflow([path], keep)
         chunks = _csv_chunks(path, reader, header, keep)
         return build("CSV", chunks, OBJECTS.__contains__, f"{path}: line", header, keep.is_figure)
 
@@ -310,19 +307,18 @@ def read_json(path: Path, keep: Keep) -> Table:
     Raises:
         CliError: it is none of them.
     """
+    from pydantic_core import from_json
+
     try:
-        documents = mlflow.json_documents(path.read_bytes())
+        state = from_json(path.read_bytes())
     except ValueError as error:
         raise CliError(
             f"{path}: not JSON ({error}). A log of one object a line must be named *.jsonl."
         ) from None
-    state = documents[0]
-    if any(map(mlflow.is_history, documents)):
-        return mlflow.read_exports([path], keep)
-    if isinstance(state, dict):
-        mlflow.refuse_last_values(path, state)
+    if mlflow.is_history(state):
+        return read_mlflow([path], keep)
     rows = state.get("log_history") if isinstance(state, dict) else state or None
-    if len(documents) > 1 or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise CliError(
             f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`, that list "
             "alone, or what MLflow's `metrics/get-history` answers. A log of one object a line must be named "
@@ -335,6 +331,22 @@ def read_json(path: Path, keep: Keep) -> Table:
         ("JSON", "entry") if isinstance(state, list) else ("trainer_state.json", "log_history entry")
     )
     return build(kind, chunks, OBJECTS.__contains__, f"{path}: {where}", found, keep.is_figure)
+
+
+# -- MLflow --------------------------------------------------------------------------------------------
+
+
+def read_mlflow(paths: Sequence[Path], keep: Keep) -> Table:
+    """Exports of one run in MLflow, of any number of metrics.
+
+    Raises:
+        CliError: see `mlflow.read_rows`.
+    """
+    rows = mlflow.read_rows(paths)
+    found = dict.fromkeys(name for row in rows for name in row)
+    kept = [{name: value for name, value in row.items() if name == "step" or keep(name)} for row in rows]
+    table = build("MLflow", [_rows_of_events(kept, keep)], OBJECTS.__contains__, "step", found)
+    return replace(table, whole_rows=False)
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------

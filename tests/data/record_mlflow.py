@@ -76,7 +76,6 @@ def main():
         client, http = MlflowClient(store), app.test_client()
         run = log(client)
         EXPORTS.mkdir(exist_ok=True)
-        (EXPORTS / "run.json").write_text(json.dumps(client.get_run(run).to_dictionary()))
         (EXPORTS / "charts").mkdir(exist_ok=True)
         (EXPORTS / "history").mkdir(exist_ok=True)
         for metric in client.get_run(run).data.metrics:

@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import load_run
-from tests.cli.logs.shapes import SHAPES, STEPS, kl, reward
+from tests.cli.logs.shapes import SHAPES
 
 
 def rlguard(*arguments, **environment):
@@ -62,19 +60,6 @@ def test_a_log_that_nobody_can_judge_fails_where_a_warning_does(tmp_path):
     path.write_text("".join(json.dumps({"step": s, "reward": 0.5, "kl": 0.0}) + "\n" for s in range(1, 60)))
     assert rlguard("replay", path, "--fail-on", "fired").returncode == 0
     assert rlguard("replay", path, "--fail-on", "warning").returncode == 1
-
-
-def test_mlflow(tmp_path):
-    (tmp_path / "meta.yaml").write_text("run_id: x\n")
-    metrics = tmp_path / "metrics" / "train"
-    metrics.mkdir(parents=True)
-    for name, value in (("reward", reward), ("kl", kl)):
-        lines = "".join(f"17000000{s:05d} {value(s)!r} {s}\n" for s in range(1, STEPS + 1))
-        (metrics / name).write_text(lines)
-    run = load_run(read_log(tmp_path), "run", {})
-    assert run.format == "MLflow" and run.step.tolist() == list(range(1, STEPS + 1))
-    assert run.reward.tolist() == [reward(s) for s in range(1, STEPS + 1)]
-    assert run.kl.tolist() == [kl(s) for s in range(1, STEPS + 1)]
 
 
 def test_a_replay_of_verl_says_why_its_kl_is_not_armed(tmp_path):

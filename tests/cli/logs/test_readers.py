@@ -191,7 +191,6 @@ class TestTrainerState:
             "[1, 2]",
             '[{"step": 1, "reward": 1}, 2]',
             "null",
-            '[{"step": 1, "reward": 1}] [{"step": 2}]',
         ],
     )
     def test_another_json_file(self, tmp_path: Path, text: str) -> None:

@@ -185,12 +185,9 @@ class TestNothingDependsOnIt:
             (s, tag, 0.5) for s in range(1, 31) for tag in ("reward", *SICK) if s <= 20 or tag != "reward"
         ]
         events.write_bytes(b"".join(event(*value) for value in values))
-        mlflow = tmp_path / "mlflow"
-        (mlflow / "metrics" / "completions").mkdir(parents=True)
-        (mlflow / "meta.yaml").write_text("")
-        (mlflow / "metrics" / "reward").write_text("".join(f"1 0.5 {s}\n" for s in range(1, 21)))
-        (mlflow / "metrics" / SICK[0]).write_text("".join(f"1 0.5 {s}\n" for s in range(1, 31)))
-        (mlflow / "metrics" / SICK[1]).write_text("not a line\n")
+        mlflow = tmp_path / "mlflow.json"
+        entries = [{"key": tag, "value": v, "step": s, "timestamp": s} for s, tag, v in values]
+        mlflow.write_text(json.dumps({"metrics": entries}))
         for path in (events, mlflow):
             run = load_run(read_log(path), "log", {})
             assert len(run.step) == 20 and not [note for note in run.notes if "no reward" in note]
