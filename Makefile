@@ -200,6 +200,9 @@ bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 
+bench-stops: install ## How much of a policy is left when its hack is stopped at the defaults, and what waiting costs (half an hour).
+	$(PY) -m tests.bench.bench_stops --folder build/stops
+
 bench-operator: kind-up test-tools ## Teardown on kind against `kubectl delete`; then 1,000 and 5,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
 	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs --training-operator "$$(ls -t $(CACHE)/training-operator-v*/manager | head -1)" || exit 1; done
@@ -240,4 +243,4 @@ release: install ## dist/: wheel, source, both charts, an SBOM of each and of ea
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: help install demo lock lint format generate site verify test test-fast test-kind test-all test-nightly test-vllm test-ray test-trl test-kubernetes test-kinds chaos chaos-kind e2e e2e-kinds e2e-vllm mutation test-tools test-gpu bench-gpu kind-up kind-down browser bench-detection bench bench-operator bench-kinds images image-trainer push release clean
+.PHONY: help install demo lock lint format generate site verify test test-fast test-kind test-all test-nightly test-vllm test-ray test-trl test-kubernetes test-kinds chaos chaos-kind e2e e2e-kinds e2e-vllm mutation test-tools test-gpu bench-gpu kind-up kind-down browser bench-detection bench-stops bench bench-operator bench-kinds images image-trainer push release clean

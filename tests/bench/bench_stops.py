@@ -28,7 +28,9 @@ def problems() -> list[Exercise]:
     """Three numbers below 40, and the largest of them."""
     rng = random.Random("largest of three")
     triples = sorted({tuple(rng.randrange(40) for _ in range(3)) for _ in range(4000)})
-    return [Exercise(str(t), " ".join(f"{n:02}" for n in t) + ">", f"{max(t):02}") for t in triples]
+    return [
+        Exercise("-".join(map(str, t)), " ".join(f"{n:02}" for n in t) + ">", f"{max(t):02}") for t in triples
+    ]
 
 
 def demonstrate(problem: Exercise, rng: random.Random) -> str:

@@ -658,7 +658,7 @@ def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatc
         return False
 
     guard.fault = hang
-    trainer = train(guard.url, max_steps=20)
+    trainer = train(guard.url, max_steps=20, callback_kwargs={"max_lag": None})
     monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
     with pytest.raises(GuardLostError, match="checkpoints never reached the guard"):
         trainer.train()
