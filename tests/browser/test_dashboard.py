@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from .conftest import INGEST_TOKEN, ITEMS, READ_TOKEN, Guard, stopped
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.nightly, pytest.mark.browser, pytest.mark.timeout(120)]
 
 Start = Callable[..., Guard]
 Look = Callable[..., Page]
@@ -108,6 +108,7 @@ def figure_value(page: Page, name: str) -> Any:
 
 
 class TestAnEmptyRun:
+    @pytest.mark.always
     def test_is_unknown_and_has_no_numbers(self, start_guard: Start, look: Look) -> None:
         page = look(start_guard())
         expect(page.locator("#verdict")).to_have_attribute("data-state", "unknown")
@@ -141,6 +142,7 @@ class TestAdvice:
 
 
 class TestARunningRun:
+    @pytest.mark.always
     def test_says_what_the_guard_says(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)
         expect(page.locator("#verdict")).to_have_attribute("data-state", "healthy")
@@ -156,11 +158,13 @@ class TestARunningRun:
             'temperature 0.000, up to 256 tokens or "\\nQ:" (default'
         )
 
+    @pytest.mark.always
     def test_shows_no_item_of_the_split(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)
         expect(page.locator("#checkpoints")).to_contain_text("items")
         assert "item 7" not in page.content()
 
+    @pytest.mark.always
     def test_draws_the_curves_with_their_limits_and_units(self, healthy: Guard, look: Look) -> None:
         page = look(healthy)
         reward = chart(page, "In-loop reward against held-out score")
@@ -226,6 +230,7 @@ class TestARunningRun:
         row = look(healthy).locator("#policy tr", has_text="kl.hard_stop")
         expect(row.locator("td")).to_have_text("0.3")
 
+    @pytest.mark.always
     def test_follows_the_run_without_a_reload(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         guard.post([step(0, 0.5)])
@@ -234,6 +239,7 @@ class TestARunningRun:
         guard.post([step(1, 0.5), step(2, 0.6)])
         expect(figure_value(page, "Step")).to_have_text("2")
 
+    @pytest.mark.always
     def test_a_kl_that_is_not_reported_is_not_drawn_as_zero(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         train(guard, 1, kl=None)
@@ -283,6 +289,7 @@ class TestARunningRun:
 
 
 class TestAFiredRun:
+    @pytest.mark.always
     def test_says_so_in_colour_and_words(self, fired: Guard, look: Look) -> None:
         page = look(fired)
         expect(page.locator("#verdict")).to_have_attribute("data-state", "fired")
@@ -299,6 +306,7 @@ class TestAFiredRun:
             expect(label).to_have_text(f"fired · step {at}")
         expect(page.locator("#since")).to_contain_text(f"Fired at step {at} of attempt 0")
 
+    @pytest.mark.always
     def test_stays_in_view_when_the_store_is_lost(self, start_guard: Start, look: Look) -> None:
         fired = start_hacking(start_guard)
         page = look(fired)
@@ -426,6 +434,7 @@ class TestWhatElseTheTrainerMeasured:
 
 
 class TestWhatIsNotKnownIsNotShownAsHealthy:
+    @pytest.mark.always
     def test_a_guard_that_went_away(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         train(guard, 4)
@@ -505,6 +514,7 @@ class TestTheToken:
         guard.post([step(0, 0.5)])
         return guard
 
+    @pytest.mark.always
     def test_is_asked_for_and_kept_in_the_session_only(self, guard: Guard, look: Look) -> None:
         page = look(guard)
         expect(headline(page)).to_have_text("The guard asks for its read token")
@@ -676,6 +686,7 @@ MOVE_SECONDS = """
 
 
 class TestThePageAlone:
+    @pytest.mark.always
     def test_forbids_every_other_origin(self, healthy: Guard, browser: Browser) -> None:
         header = healthy.client.get("/").headers["content-security-policy"]
         assert "default-src 'none'" in header
@@ -693,6 +704,7 @@ class TestThePageAlone:
         page.context.close()
         assert refused == "connect-src"
 
+    @pytest.mark.always
     def test_needs_no_token_and_holds_no_data(self, start_guard: Start) -> None:
         guard = start_guard(ingest_token=INGEST_TOKEN, read_token=READ_TOKEN)
         guard.post([step(0, 0.4242)])

@@ -29,7 +29,7 @@ from .conftest import Guard
 from .test_dashboard import HOSTILE as WRITTEN
 from .test_dashboard import chart, start_hacking
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.nightly, pytest.mark.browser, pytest.mark.timeout(120)]
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 #: What both pages draw: figures, curves, conditions, detectors, evaluations, and the tables.
@@ -112,6 +112,7 @@ def look(browser: Browser, written: Written) -> Iterator[Callable[..., Page]]:
     assert {url for url in asked if url.startswith("file")} == set(opened)
 
 
+@pytest.mark.always
 def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Page]) -> None:
     drawn = look().evaluate(DRAWN)
     assert len(drawn) == len(written.drawn) >= 14
@@ -185,6 +186,7 @@ def test_the_sentence_stands_above_the_table_that_proves_it(look: Callable[..., 
     assert float(row.locator("td").last.inner_text()) == pytest.approx(float(over.inner_text()), abs=1e-3)
 
 
+@pytest.mark.always
 def test_what_a_run_wrote_is_text(look: Callable[..., Page]) -> None:
     page = look()
     expect(page.locator("#run-name")).to_have_text(HOSTILE)
@@ -201,6 +203,7 @@ def test_the_symptoms_are_advice_and_text(written: Written, look: Callable[..., 
         expect(card).to_contain_text(f"{TITLES[one.name]} ({one.why})")
 
 
+@pytest.mark.always
 def test_what_the_policy_wrote_is_text(look: Callable[..., Page]) -> None:
     page = look()
     expect(page.locator("#rollouts h3")).to_have_text(

@@ -14,6 +14,8 @@ import pytest
 from tests.cli.logs.shapes import SHAPES, STEPS, reward
 from tests.cli.run.conftest import Workplace, openai_server, sigint_is_not_ignored
 
+pytestmark = pytest.mark.nightly
+
 __all__ = ["openai_server", "sigint_is_not_ignored"]
 WRITER = Path(__file__).with_name("writer.py")
 EXPECTED = [(0, s) for s in range(1, 13)] + [(1, s) for s in range(9, 21)]
@@ -54,6 +56,7 @@ def test_run_follows_a_trainer_that_starts_again(workplace):
     assert verdict["evaluated"] == verdict["announced"] == 6
 
 
+@pytest.mark.always
 def test_run_reads_the_log_of_a_trainer_and_stops_it(workplace):
     workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
     log = workplace.path / "run.jsonl"
@@ -115,6 +118,7 @@ def reported(state):
     return [row for row in export_history(state) if row.get("reward") is not None]
 
 
+@pytest.mark.always
 def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
     log, state = workplace.path / "run.jsonl", tmp_path / "state"
     with served(workplace, state) as environment:

@@ -16,6 +16,8 @@ from guard_cli.guard_settings import make_settings
 from guard_cli.run import guard as guard_module
 from guard_cli.run.guard import GuardProcess, GuardProcessLostError, write_tokens
 
+pytestmark = pytest.mark.nightly
+
 #: Programs that end as a guard can while it starts.
 ENDS = {
     "signal": "import os; os.kill(os.getpid(), 9)",
@@ -64,6 +66,7 @@ def test_who_connects_while_no_guard_runs_is_served_by_the_next(guard):
     assert [response.status_code for response in seen] == [200]
 
 
+@pytest.mark.always
 def test_a_guard_that_dies_too_often_is_given_up(guard, monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_RESTARTS", 0)
     kill(guard)
@@ -132,6 +135,7 @@ def test_the_first_guard_of_a_run_is_started_once(tmp_path, ends_at_start):
     assert len(starts) == 1
 
 
+@pytest.mark.always
 def test_stopping_leaves_no_process(guard, runs):
     session = guard.session
     guard.stop()
