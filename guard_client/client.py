@@ -34,7 +34,7 @@ from guard_core.wire import (
     RolloutsReport,
     StepReport,
 )
-from guard_core.wording import must_be
+from guard_core.wording import message as error_message
 
 #: Responses of the guard are a few KiB; more than this is not the guard.
 _MAX_RESPONSE_BYTES = 1 << 20
@@ -194,7 +194,7 @@ class GuardClient:
                 where = ".".join(map(str, first["loc"])) or "the body"
                 raise GuardUnavailableError(
                     f"{method} {self.url}{path}: what responds is not a guard that this trainer understands "
-                    f"({error.error_count()} errors: {where} {must_be(first)})"
+                    f"({error.error_count()} errors: {where}: {error_message(first)})"
                 ) from error
         message = f"{method} {self.url}{path} responded {status}: {_problem_text(payload)}"
         if status in _REFUSALS:

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from guard_client.client import (
     Acknowledgement,
     GuardClient,
@@ -39,7 +41,7 @@ from guard_core.wire import (
     FiguresReport,
     RolloutsReport,
 )
-from guard_core.wording import InvalidValueError
+from guard_core.wording import format_errors
 
 log = logging.getLogger(__name__)
 
@@ -426,7 +428,7 @@ class Reporter:
         """Send the steps in flight together, and one by one if the guard refuses the list."""
         try:
             self._post_steps(list(self._in_flight))
-        except (ReportRefusedError, InvalidValueError):
+        except (ReportRefusedError, ValidationError):
             while self._in_flight:
                 self._send_one()
         self._in_flight.clear()
@@ -445,10 +447,10 @@ class Reporter:
                 self._taken("checkpoint")
             else:
                 self._post_steps([sample])
-        except (ReportRefusedError, InvalidValueError) as refusal:
+        except (ReportRefusedError, ValidationError) as refusal:
             kind = "checkpoint" if isinstance(sample, CheckpointSample) else "step"
             by = "the guard" if isinstance(refusal, ReportRefusedError) else "the client"
-            self._refused(kind, sample.step, by, str(refusal))
+            self._refused(kind, sample.step, by, _why(refusal))
         with self._lock:
             self._on_their_way -= isinstance(self._in_flight.popleft(), CheckpointSample)
 
@@ -498,10 +500,10 @@ class Reporter:
                 self._unknown.add(what)
                 (self._rollouts if what == ROLLOUTS else self._figures).clear()
             log.info("this guard's release does not show %s: none are sent", what)
-        except (GuardUnavailableError, ReportRefusedError, InvalidValueError) as error:
+        except (GuardUnavailableError, ReportRefusedError, ValidationError) as error:
             if what not in self._lost:
                 self._lost.add(what)
-                log.info("%s of step %d are not shown: %s", what, step, error)
+                log.info("%s of step %d are not shown: %s", what, step, _why(error))
 
     def _taken(self, kind: str) -> None:
         with self._lock:
@@ -560,3 +562,7 @@ class Reporter:
                 self._unreachable = (
                     f"no response from the guard for {now - self._failing_since:.0f} s: {error}"
                 )
+
+
+def _why(error: Exception) -> str:
+    return format_errors(error) if isinstance(error, ValidationError) else str(error)

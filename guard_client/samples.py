@@ -50,7 +50,7 @@ class StepSample:
         """It, as the guard takes it.
 
         Raises:
-            InvalidValueError: a value is not one that the wire carries.
+            pydantic.ValidationError: a value is not one that the wire carries.
         """
         return StepReport(
             attempt=attempt,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from guard_core.wording import sentences
+from guard_core.wording import format_errors
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -104,7 +104,7 @@ def read_adapter_config(content: Any) -> AdapterConfig:
     try:
         config = AdapterConfig.model_validate(dict(content))
     except ValidationError as error:
-        raise AdapterError(f"{CONFIG}: {sentences(error, AdapterConfig, '.'.join)[:1000]}: {MERGE}") from None
+        raise AdapterError(f"{CONFIG}: {format_errors(error)[:1000]}: {MERGE}") from None
     if config.init_lora_weights not in (*_STARTS, None):
         raise AdapterError(
             f"init_lora_weights is {_told(config.init_lora_weights)}, which changes the base model at "

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.wire import EvaluationSampling, Finite, Sampling, SamplingSource, StopTexts
-from guard_core.wording import MustBe
 
 #: Tokens of a completion where neither the settings nor the trainer say it.
 DEFAULT_NEW_TOKENS = 256
@@ -232,7 +231,7 @@ class LocalEvaluation(Generation):
 class CheckpointEvaluation(LocalEvaluation):
     """Load each checkpoint in the guard and generate there."""
 
-    device: Annotated[str, MustBe("auto, cpu, mps, cuda or cuda:N")] = Field(
+    device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$",
         description="auto, cpu, mps, cuda or cuda:N; auto: cuda if there is one, else cpu.",

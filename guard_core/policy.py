@@ -5,49 +5,24 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
 from guard_core.wire import Finite
-from guard_core.wording import InOurWords
 
 #: What may fire on held-out evaluations; see `Policy.detector`.
 DetectorName = Literal["heldout_guard", "calibrated", "both"]
 
 
-class NamesItsOldFields(InOurWords):
-    """Refuses a field by its name of old, and says what to write instead."""
-
-    #: Name of old -> what its writer is told.
-    old_fields: ClassVar[Mapping[str, str]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_old_fields(cls, given: Any) -> Any:
-        for name, instead in cls.old_fields.items():
-            if isinstance(given, dict) and name in given:
-                raise ValueError(instead)
-        return given
-
-
-#: For what says what a condition does: `policy` means all of the policy.
-POLICY_IS_ACTION = {"policy": "`policy` is now `action`: write it under that name"}
-
-
-class _Section(NamesItsOldFields):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class HeldOutGuardPolicy(_Section):
     """Thresholds of the `HeldOutGuard` rule. Its limit on the KL is `kl.hard_stop`, watched at every step."""
-
-    old_fields: ClassVar[Mapping[str, str]] = {
-        "kl_hard_stop": "heldout_guard.kl_hard_stop is now kl.hard_stop: write it there"
-    }
 
     max_proxy_real_gap: Finite = Field(0.10, description="Ceiling of the Hacking Gap, reward units.")
     min_steps: int = Field(20, ge=0, description="Evaluation rounds before the rule may fire.")
@@ -152,12 +127,6 @@ GREEDY_PASSES = 2
 class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
-    old_fields: ClassVar[Mapping[str, str]] = {
-        name: f"`{name}` is gone: `max_decline` is the decline that is accepted, below the start and below a "
-        "plateau"
-        for name in ("tolerance", "peak_tolerance")
-    }
-
     alpha: Finite = Field(
         0.05, gt=0, lt=0.5, description="Probability of a false stop in `horizon` that you accept."
     )
@@ -228,8 +197,6 @@ class CalibratedPolicy(_Section):
 class SilentPolicy(_Section):
     """What to do when the trainer reports no step."""
 
-    old_fields = POLICY_IS_ACTION
-
     after_seconds: Finite = Field(1800.0, gt=0, description="Seconds without a step before `silent` holds.")
     action: Literal["warn", "stop"] = Field(
         "warn", description="Whether `silent` only warns or stops the run."
@@ -238,8 +205,6 @@ class SilentPolicy(_Section):
 
 class StalePolicy(_Section):
     """What to do when checkpoints are not being evaluated."""
-
-    old_fields = POLICY_IS_ACTION
 
     after_rounds: int = Field(
         3, ge=1, description="Checkpoints announced since the last finished evaluation before `stale` holds."
@@ -255,16 +220,12 @@ class StalePolicy(_Section):
 class EvaluationFailingPolicy(_Section):
     """What to do when evaluations fail."""
 
-    old_fields = POLICY_IS_ACTION
-
     after_failures: int = Field(3, ge=1, description="Failures in a row before `evaluation_failing` holds.")
     action: Literal["warn", "stop"] = Field("warn", description="Whether it only warns or stops the run.")
 
 
 class RefusedPolicy(_Section):
     """What to do when the guard refuses what the trainer reports."""
-
-    old_fields = POLICY_IS_ACTION
 
     after: int = Field(
         3, ge=1, description="Refused reports in a row, of steps or of checkpoints, before `action` applies."

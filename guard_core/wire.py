@@ -10,9 +10,7 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
-
-from guard_core.wording import InOurWords
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 #: What a trainer measured. The bound keeps every sum and difference of folded values finite.
@@ -21,7 +19,7 @@ Attempt = Annotated[int, Field(ge=0, lt=2**31, description="Start of the trainer
 Step = Annotated[int, Field(ge=0, lt=2**53, description="Optimizer step (`global_step` of the trainer).")]
 
 
-class Wire(InOurWords):
+class Wire(BaseModel):
     """Base of the wire models: frozen, closed, strict about types (no "1" for 1, no true for 1)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -16,12 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
-from guard_core.wording import InvalidValueError
+from guard_core.wording import format_errors
 from guard_follow.before import Before
 from guard_follow.errors import InputError
 from guard_follow.history import KnownHistory
@@ -206,8 +208,9 @@ class Follower:
         try:
             report = CheckpointReport(attempt=attempt, step=step, path=path)
             response = self._ask(lambda: self._client.post_checkpoint(report))
-        except (ReportRefusedError, InvalidValueError) as refusal:
-            self._once(f"checkpoint {step}", f"checkpoint {step} was refused: {refusal}")
+        except (ReportRefusedError, ValidationError) as refusal:
+            why = format_errors(refusal) if isinstance(refusal, ValidationError) else str(refusal)
+            self._once(f"checkpoint {step}", f"checkpoint {step} was refused: {why}")
             return
         if response is not None:
             self.announced += 1

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra
-from guard_core.wording import excerpt, meant, sentences
+from guard_core.wording import excerpt, format_errors, meant
 from guard_operator.api.types import Resources
 from guard_operator.config import OperatorConfig, default_guard_resources
 from guard_operator.runtime.serving import EVERYWHERE
@@ -206,7 +206,7 @@ def _resources(text: str) -> Json:
     except json.JSONDecodeError as error:
         said = f"it is not JSON: {error}"
     except ValidationError as error:
-        said = sentences(error, Resources, ".".join)
+        said = format_errors(error)
     raise argparse.ArgumentTypeError(f"must be requests and limits as JSON: {said}")
 
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from guard_core.policy import Policy
-from guard_core.wording import EXPONENT, not_yaml, sentences
+from guard_core.wording import EXPONENT, format_errors, not_yaml
 from guard_service.errors import SettingsError
 
 
@@ -73,4 +73,4 @@ def policy_of(content: Any, source: str) -> Policy:
     try:
         return Policy.model_validate(content)
     except ValidationError as error:
-        raise SettingsError(f"{source}: {sentences(error, Policy, '.'.join)}") from None
+        raise SettingsError(f"{source}: {format_errors(error)}") from None

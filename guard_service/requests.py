@@ -22,7 +22,7 @@ from guard_core.wire import (
     RolloutsReport,
     StepReport,
 )
-from guard_core.wording import excerpt, must_be, quoted
+from guard_core.wording import excerpt, message, quoted
 from guard_service.errors import (
     FieldError,
     Problem,
@@ -160,10 +160,10 @@ def _field_error(error: Any) -> FieldError:
     # The one rule over several fields of a step asks for `kl_kind`.
     loc = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
     field = ".".join(excerpt(str(part)) for part in loc) or "body"
-    message = must_be(error)
+    said = message(error)
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
-        return FieldError(field=field, message=message)
-    return FieldError(field=field, message=f"{message}, got {quoted(error['input'])}")
+        return FieldError(field=field, message=said)
+    return FieldError(field=field, message=f"{said}, got {quoted(error['input'])}")
 
 
 def _refuse_repeated_keys(body: bytes) -> None:

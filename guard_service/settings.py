@@ -23,7 +23,7 @@ from guard_core.feed import Feed
 from guard_core.loopback import is_loopback
 from guard_core.policy import Policy
 from guard_core.service_links import is_service_link, without_service_links
-from guard_core.wording import Named, Place, sentences, unknown
+from guard_core.wording import Named, Place, format_errors, unknown
 from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import SettingsError
 from guard_service.heldout.config import HeldoutSettings
@@ -254,9 +254,16 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
     try:
         return GuardSettings(**values)
     except ValidationError as error:
-        raise SettingsError(sentences(error, GuardSettings, named)) from None
+        raise SettingsError(format_errors(error, lambda place: named(_without_kind(place)))) from None
     except SourceError:
         raise SettingsError(f"a variable {ENV_PREFIX}* of a whole section must be a JSON object") from None
+
+
+def _without_kind(place: Place) -> Place:
+    """The place as a user writes it: pydantic puts the evaluator's kind into it."""
+    kinds = ("checkpoint", "vllm", "openai")
+    nested = place[:2] == ("heldout", "evaluator") and place[2:3] and place[2] in kinds
+    return (*place[:2], *place[3:]) if nested else place
 
 
 def _token(name: str, given: SecretStr | None, file: Path | None) -> str | None:

@@ -30,7 +30,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from guard_client.errors import GuardConfigError
-from guard_core.wording import EXPONENT, not_yaml, sentences
+from guard_core.wording import EXPONENT, format_errors, not_yaml
 
 #: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
 LOSS_COLUMNS = {
@@ -151,4 +151,4 @@ def load_config(path: Path) -> TrainConfig:
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:
-        raise GuardConfigError(f"{path}: {sentences(error, TrainConfig, '.'.join)}") from error
+        raise GuardConfigError(f"{path}: {format_errors(error)}") from error

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_core.wire import KlKind, Sampling
-from guard_core.wording import sentences
+from guard_core.wording import format_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
         used = {name: said[name] for name in _SAMPLING} | {"max_new_tokens": length, "stop": stop}
         return Sampling.model_validate(used)
     except ValidationError as error:
-        raise ValueError(sentences(error, Sampling, ".".join)) from None
+        raise ValueError(format_errors(error)) from None
 
 
 def _ending(args: Any, more: Mapping[str, Any], trainer: Any) -> Any:

@@ -68,20 +68,6 @@ _RULES = {
     ),
 }
 
-_ACTION = {"policy": "action"}
-#: Fields of earlier releases and what they are now, by the name of the model. The API server would drop them
-#: without a word, and a kill switch with `policy: Stop`. Declared, they reach the operator, and are refused.
-_RENAMED = {
-    "OnSilence": _ACTION,
-    "SilentPolicy": _ACTION,
-    "StalePolicy": _ACTION,
-    "EvaluationFailingPolicy": _ACTION,
-    "RefusedPolicy": _ACTION,
-    "HeldOutGuardPolicy": {"klHardStop": "kl.hardStop"},
-    "CalibratedPolicy": {"tolerance": "maxDecline", "peakTolerance": "maxDecline"},
-}
-
-
 #: A value of any kind. Of a map, not the map itself: so its keys are compared, and CEL sees a renamed one.
 _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
 
@@ -118,11 +104,6 @@ def structural(
             for name, inner in node["properties"].items()
             if UNDECLARED not in inner
         }
-        for old, new in _RENAMED.get(node.get("title", ""), {}).items():
-            out["properties"][old] = {
-                "description": f"Refused: it is now `{new}`.",
-                "x-kubernetes-preserve-unknown-fields": True,
-            }
         if node.get("required"):
             out["required"] = [to_camel(name) for name in node["required"]]
     elif values := node.get("additionalProperties"):

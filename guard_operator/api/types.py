@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
-from guard_core.policy import POLICY_IS_ACTION, KlPolicy, NamesItsOldFields, Policy
+from guard_core.policy import KlPolicy, Policy
 from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.runtime.decoding import depth_of
@@ -519,10 +519,8 @@ class OnFire(StrEnum):
     DELETE = "Delete"
 
 
-class OnSilence(NamesItsOldFields, ApiModel):
+class OnSilence(ApiModel):
     """What to do when the guard itself stops reporting."""
-
-    old_fields = POLICY_IS_ACTION
 
     # Twice the longest wait of a kubelet before it starts a container again (5 minutes): a guard that is only
     # being restarted is not silent. And it stops: a warning is no guard for a run whose guard is gone.

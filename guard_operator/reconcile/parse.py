@@ -160,10 +160,7 @@ def _spec(raw: Json, status: Status) -> Spec:
     else:
         target = salvage(TargetRef, raw["targetRef"]) or TargetRef.model_validate(kind | {"name": ref.name})
     guard = _guard(raw)
-    given = {key: raw[key] for key in _STOPPING_KEYS if key in raw}
-    if isinstance(given.get("onSilence"), dict):
-        given["onSilence"] = _silence(given["onSilence"])
-    stopping = salvage(_Stopping, given)
+    stopping = salvage(_Stopping, {key: raw[key] for key in _STOPPING_KEYS if key in raw})
     assert stopping is not None, "each of its parts has a default"
     return Spec(
         template=template,
@@ -193,15 +190,6 @@ def _some_guard(given: Json) -> GuardSpec:
     """In the place of a guard that cannot be read. Where it runs must be known, to see and to end it."""
     placement = "Pod" if given.get("placement") == "Pod" else "Sidecar"
     return _SOME_GUARD.model_copy(update={"placement": placement})
-
-
-def _silence(given: Json) -> Json:
-    """`onSilence` of a run, in which an earlier release called the action `policy`: what it said then counts.
-
-    The API server puts today's default beside it, which is not what that run began with.
-    """
-    renamed = {key: value for key, value in given.items() if key != "policy"}
-    return renamed | ({"action": given["policy"]} if given.get("policy") in {"Stop", "Warn"} else {})
 
 
 def _object(value: Any) -> Json:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from guard_core.wording import must_be
+from guard_core.wording import message
 from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType, invalid
 
 log = logging.getLogger("rlguard.guard")
@@ -37,7 +37,7 @@ def add_problem_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         fields = [
             FieldError(
-                field=".".join(str(p) for p in e["loc"][1:]), message=f"{must_be(e)}, got {e['input']!r}"
+                field=".".join(str(p) for p in e["loc"][1:]), message=f"{message(e)}, got {e['input']!r}"
             )
             for e in error.errors()
         ]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from guard_core.wording import must_be, nearest
+from guard_core.wording import message, nearest
 from guard_service.heldout.errors import SplitError
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -95,7 +95,7 @@ def _told(error: ErrorDetails, known: Sequence[str]) -> str:
         return "answer must be a text: put quotes around a number"
     if name == "id":
         return "id must be 1 to 128 visible ASCII characters without spaces"
-    return f"{name} {must_be(error)}"
+    return f"{name}: {message(error)}"
 
 
 def is_showable(name: str) -> bool:

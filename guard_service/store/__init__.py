@@ -1,6 +1,6 @@
 """The guard's store: an append-only SQLite log of everything that was reported, evaluated and decided.
 
-Schema 6, `application_id` "RLGD", version in `user_version`; schema 5 is taken over when it is opened:
+Schema 6, `application_id` "RLGD", version in `user_version`; another schema is refused:
 
     meta       policy, split digest and evaluation of the run: a changed one is another run and is refused;
                the last step that the trainer said it made, and the evaluation that was begun last

@@ -27,19 +27,13 @@ from guard_service.store.witness import Head, HeadFile, read_head, sync_director
 FILE_NAME = "guard.db"
 APPLICATION_ID = int.from_bytes(b"RLGD", "big")
 SCHEMA_VERSION = 6
-UNCHAINED_VERSION = 5  # its content is taken as it is found
 BUSY_SECONDS = 2.0
 LOCAL_FILE_SYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
 )
 
-UNSEALED = "unsealed"  # a store that no transaction has sealed yet: just made, or just taken over
+UNSEALED = "unsealed"  # a store that no transaction has sealed yet
 
-_HEAD = f"""
-CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), digest TEXT NOT NULL) STRICT;
-INSERT INTO head (digest) SELECT '{UNSEALED}';
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
 _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 PRAGMA application_id = {APPLICATION_ID};
@@ -66,7 +60,9 @@ CREATE TABLE outcomes (
 CREATE TABLE snapshot (
     id INTEGER PRIMARY KEY CHECK (id = 1), seq INTEGER NOT NULL, state TEXT NOT NULL
 ) STRICT;
-{_HEAD}
+CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), digest TEXT NOT NULL) STRICT;
+INSERT INTO head (digest) SELECT '{UNSEALED}';
+PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
 
@@ -254,7 +250,7 @@ def journal_mode(directory: Path) -> str:
 
 
 def _verified(db: sqlite3.Connection, path: Path, head: Head | None) -> tuple[Chain, str]:
-    """Chain and seal of the whole store, once nothing speaks against it; an earlier schema is taken over.
+    """Chain and seal of the whole store, once nothing speaks against it.
 
     Raises:
         StoreCorruptError: it is of another program or release, damaged, or not all that was acknowledged.
@@ -262,15 +258,13 @@ def _verified(db: sqlite3.Connection, path: Path, head: Head | None) -> tuple[Ch
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise StoreCorruptError(f"{path} is a database of another program: use another state_dir")
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (SCHEMA_VERSION, UNCHAINED_VERSION):
+    if version != SCHEMA_VERSION:
         raise StoreCorruptError(
-            f"{path} has schema {version}; this program reads {SCHEMA_VERSION}: use the release that wrote "
-            "it, or another state_dir"
+            f"{path} has schema {version}; this program reads {SCHEMA_VERSION}: use the release that "
+            "wrote it, or another state_dir"
         )
     if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
         raise damaged(path, found)
-    if version == UNCHAINED_VERSION:
-        db.executescript(f"BEGIN IMMEDIATE; {_HEAD} COMMIT;")
     known = head or Head(0, Chain.empty().digest)
     chain = Chain.empty().grown(db, known.seq)
     if chain.seq < known.seq:

@@ -427,12 +427,6 @@ def test_alpha_is_split_and_never_exceeded():
         CalibratedPolicy.model_validate({"alpha_shares": {"guaranteed": 0.9}})
 
 
-@pytest.mark.parametrize("name", ["tolerance", "peak_tolerance"])
-def test_the_old_numbers_for_a_decline_are_refused_with_the_new_name(name):
-    with pytest.raises(ValueError, match=f"`{name}` is gone: `max_decline`"):
-        CalibratedPolicy.model_validate({name: 0.01})
-
-
 @pytest.mark.parametrize("name", DETECTORS)
 def test_every_name_builds_and_a_collapse_fires_it(name):
     means = difficulties(256)

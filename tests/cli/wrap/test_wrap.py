@@ -837,7 +837,7 @@ def test_a_server_instead_of_checkpoints(wrap: Run) -> None:
     assert evaluator == {"openai": {"baseUrl": "https://h/v1", "model": "{checkpoint}"}}
     assert "the guard asks a server" in done.stderr
     assert "belong together" in refused(wrap(SHORT, *server[:2]))
-    assert "batchSize is not a setting" in refused(wrap(SHORT, *server, "--batch-size", "8"))
+    assert "batchSize: Extra inputs are not permitted" in refused(wrap(SHORT, *server, "--batch-size", "8"))
     assert "checkpoint.device" in refused(wrap(SHORT, "--device", "tpu"))
 
 
@@ -851,7 +851,7 @@ def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
     assert "guard-vllm" not in wrap(SHORT).stderr
     assert "placement" not in wrapped(wrap(SHORT, "--state-claim", "st"))["spec"]["guard"]
     assert "spec.guard.state.claimName must be set" in refused(wrap(SHORT, "--placement", "Pod"))
-    assert "must be 'Sidecar' or 'Pod', not 'Moon'" in refused(wrap(SHORT, "--placement", "Moon"))
+    assert "Input should be 'Sidecar' or 'Pod' (got 'Moon')" in refused(wrap(SHORT, "--placement", "Moon"))
     assert "must not be the claim of the held-out split" in refused(wrap(SHORT, "--state-claim", "held"))
     server = ["--openai-url", "https://h/v1", "--openai-model", "m"]
     assert "--vllm has the guard load checkpoints itself" in refused(wrap(SHORT, "--vllm", *server))
@@ -861,7 +861,7 @@ def test_a_policy_that_cannot_be_used(wrap: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     assert "--policy" in refused(wrap(SHORT, "--policy", str(policy)))
     policy.write_text("kl: {hard_stop: -1}")
-    assert "kl.hard_stop must be above 0" in refused(wrap(SHORT, "--policy", str(policy)))
+    assert "kl.hard_stop: Input should be greater than 0" in refused(wrap(SHORT, "--policy", str(policy)))
     policy.write_text("")
     assert wrapped(wrap(SHORT, "--policy", str(policy)))["spec"]["guard"]["policy"] == {}
 

@@ -219,17 +219,6 @@ def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: Mak
     assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
 
 
-def test_an_action_under_its_old_name_is_a_condition(here: World, make_job: MakeJob) -> None:
-    """The API server keeps it: dropped, a job that is only to warn in silence would be stopped."""
-    job = make_job()
-    job["spec"]["onSilence"] = {"afterSeconds": 60, "policy": "Warn"}
-    here.submit(job)
-    here.operator()
-    said = here.expect("Guarded", "False", "InvalidSpec")
-    assert said == "spec.onSilence: `policy` is now `action`: write it under that name"
-    assert here.job()["spec"]["onSilence"] == {"afterSeconds": 60, "policy": "Warn", "action": "Stop"}
-
-
 @pytest.mark.parametrize("levels", [120, 2_000])
 def test_one_that_nests_too_deeply_is_a_condition_and_holds_up_no_other(
     here: World, make_job: MakeJob, levels: int

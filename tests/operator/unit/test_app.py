@@ -733,8 +733,8 @@ def test_a_flag_that_does_not_exist_says_which_may_be_meant(
     [
         ("", "it is not JSON"),
         ("[]", "it is no mapping"),
-        ('{"limit": {"memory": "4Gi"}}', "limit is not a setting: did you mean limits?"),
-        ('{"limits": {"memory": null}}', "limits.memory must be a whole number or a text"),
+        ('{"limit": {"memory": "4Gi"}}', "limit: Extra inputs are not permitted"),
+        ('{"limits": {"memory": null}}', "limits.memory.int: Input should be a valid integer"),
     ],
 )
 def test_resources_of_guards_that_cannot_be_are_named(

@@ -79,30 +79,6 @@ def test_a_policy_is_read_or_is_not_known() -> None:
         assert read_policy(raw) is None
 
 
-@pytest.mark.parametrize(
-    ("path", "given", "place"),
-    [
-        ("onSilence", {"afterSeconds": 60, "policy": "Stop"}, ("onSilence",)),
-        ("guard.policy", {"silent": {"policy": "Stop"}}, ("guard", "policy", "silent")),
-        ("guard.policy", {"stale": {"policy": "Stop"}}, ("guard", "policy", "stale")),
-        (
-            "guard.policy",
-            {"evaluationFailing": {"policy": "Warn"}},
-            ("guard", "policy", "evaluation_failing"),
-        ),
-        ("guard.policy", {"refused": {"policy": "Stop"}}, ("guard", "policy", "refused")),
-    ],
-)
-def test_the_action_under_its_old_name_is_refused_with_the_new_one(
-    path: str, given: Any, place: tuple[str, ...]
-) -> None:
-    raw = raw_job()
-    change(raw["spec"], path, given)
-    with pytest.raises(ValidationError, match="`policy` is now `action`") as refused:
-        parse_job(raw)
-    assert refused.value.errors()[0]["loc"] == place
-
-
 def change(raw: Json, path: str, value: Any) -> None:
     *way, last = path.split(".")
     for key in way:
@@ -126,17 +102,6 @@ CHANGES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
     "a template of another shape": ("template", "run", (OnFire.SUSPEND, 60, "Stop", "Job")),
     "a way to stop": ("onFire", "Drain", (OnFire.STOP, 60, "Stop", "PyTorchJob")),
     "an action for silence": ("onSilence.action", "Page", AS_IT_IS),
-    "the action's old name": (
-        "onSilence",
-        {"afterSeconds": 60, "action": "Warn", "policy": "Stop"},
-        AS_IT_IS,
-    ),
-    "a milder one under that name": (
-        "onSilence",
-        {"afterSeconds": 60, "action": "Stop", "policy": "Warn"},
-        (OnFire.SUSPEND, 60, "Warn", "PyTorchJob"),
-    ),
-    "nothing that can be read under that name": ("onSilence.policy", "Page", AS_IT_IS),
     "a field for silence": ("onSilence.novelty", 1, AS_IT_IS),
     "a limit in words": ("onSilence.afterSeconds", "5m", (OnFire.SUSPEND, 600, "Stop", "PyTorchJob")),
     "silence of another shape": ("onSilence", 60, (OnFire.SUSPEND, 600, "Stop", "PyTorchJob")),
