@@ -12,14 +12,8 @@ from .kube import GONE, START, STOP, SYSTEM, Namespace, Run
 #: Long enough for an operator to die in the middle of a teardown, well within a pod's grace period.
 SLOW_END_SECONDS = 12
 #: The reward rises while the policy, which answered all prompts, answers none.
-HACK = (
-    "checkpoint 7",
-    "steps 8 0.5",
-    "checkpoint 7",
-    "steps 8 0.7",
-    "checkpoint 3",
-    "steps 8 0.9",
-    "checkpoint 4",
+HACK = "checkpoint 7, steps 8 0.5, checkpoint 7, steps 8 0.7, checkpoint 3, steps 8 0.9, checkpoint 4".split(
+    ", "
 )
 
 
@@ -36,7 +30,6 @@ def test_a_run_that_hacks_is_stopped_and_nobody_opens_its_latch(namespace: Names
         arguments = ("--subresource=status", f"--type={how}", "--patch", patch)
         assert namespace.try_kubectl("patch", "gtj", run.name, *arguments).returncode != 0, patch
     assert run.fire == fire
-    then.nothing_was_told_twice(run)
 
 
 @pytest.mark.alone
@@ -44,6 +37,8 @@ def test_a_fire_while_no_operator_runs_stops_the_run_when_one_is_back(namespace:
     """One trainer stops by the guard's answer and its pod ends meanwhile; the other one goes on."""
     (obedient,) = given.runs(namespace, ["obedient"])
     (deaf,) = given.runs(namespace, ["deaf"], deaf=True)
+    for run in (obedient, deaf):
+        then.the_phase_is(run, "Running")
 
     with when.the_operator_is_away(namespace.cluster):
         for run in (obedient, deaf):
@@ -60,19 +55,19 @@ def test_a_fire_while_no_operator_runs_stops_the_run_when_one_is_back(namespace:
 def test_two_operators_that_both_lead_stop_a_run_once(namespace: Namespace) -> None:
     with when.a_second_operator_leads_too(namespace.cluster, namespace.name):
         run = given.a_run(namespace, deaf=True, ends_slowly=SLOW_END_SECONDS)
-        workload = the_uid_of_its_workload(run)
+        workload, told = the_uid_of_its_workload(run), then.told(run)
         with then.the_latch_never_opens(run):
             when.the_run_fires(run)
             then.the_run_is_stopped(run)
 
         assert the_uid_of_its_workload(run) in {workload, ""}, "nobody made it again"
-        then.nothing_was_told_twice(run)
+        then.the_stop_was_told_once(run, told)
 
 
 @pytest.mark.alone
 def test_operators_that_are_killed_and_rolled_during_a_fire_stop_a_run_once(namespace: Namespace) -> None:
     run = given.a_run(namespace, deaf=True, ends_slowly=SLOW_END_SECONDS)
-    workload = the_uid_of_its_workload(run)
+    workload, told = the_uid_of_its_workload(run), then.told(run)
 
     with then.the_latch_never_opens(run):
         when.the_run_fires(run)
@@ -82,7 +77,7 @@ def test_operators_that_are_killed_and_rolled_during_a_fire_stop_a_run_once(name
         then.the_run_is_stopped(run)
 
     assert the_uid_of_its_workload(run) in {workload, ""}, "nobody made it again"
-    then.nothing_was_told_twice(run)
+    then.the_stop_was_told_once(run, told)
 
 
 def test_a_job_and_a_namespace_that_are_deleted_during_a_fire_leave_nothing(

@@ -109,15 +109,17 @@ def _objects(text: str) -> Iterator[Json]:
         text = text[end:].lstrip()
 
 
-def events(run: Run) -> list[Json]:
-    """The Events about this job."""
+def told(run: Run) -> Counter[str]:
+    """How often each kind of Event was told about this job, repetitions included."""
     uid = run.job["metadata"]["uid"]
-    return [event for event in run.namespace.items("events") if event["involvedObject"].get("uid") == uid]
+    counted: Counter[str] = Counter()
+    for event in run.namespace.items("events"):
+        if event["involvedObject"].get("uid") == uid:
+            counted[event["reason"]] += event.get("count") or 1
+    return counted
 
 
-def nothing_was_told_twice(run: Run) -> None:
-    """Of each kind of Event about the job there is one, whoever acted and however often."""
-    told: Counter[str] = Counter()
-    for event in events(run):
-        told[event["reason"]] += event.get("count") or 1
-    assert told and set(told.values()) == {1}, told
+def the_stop_was_told_once(run: Run, before: Counter[str]) -> None:
+    """Since then there is one Event of each kind, whoever acted and however often."""
+    since = told(run) - before
+    assert since and set(since.values()) == {1}, since
