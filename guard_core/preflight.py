@@ -101,32 +101,24 @@ def about_the_budget(
     seconds: float | None = None,
     score: float | None = None,
 ) -> str:
-    """What the budget for the baseline costs, in one sentence; "" without one, or where it costs nothing.
+    """What the budget for the baseline costs, in one sentence; "" where it costs nothing.
 
     Args:
         policy: the thresholds, with all passes that are wanted.
         items: held-out items; those of one group are one.
         completions: of one pass.
         sampling: of an evaluation that no trainer tells how it samples.
-        seconds: that a pass takes; None: not known yet.
+        seconds: that a pass takes; None: not known yet, so that no number of minutes counts.
         score: of the starting policy; None counts as the noisiest.
     """
-    budget = policy.calibrated.baseline_budget
-    if policy.detector == "heldout_guard" or is_greedy(sampling):
-        return ""
-    unknown = budget.minutes is not None and seconds is None
-    bounds = (
-        *((f"{budget.completions} completions",) if budget.completions is not None else ()),
-        *((f"{budget.minutes:g} minutes",) if budget.minutes is not None else ()),
-    )
     passes = policy.within_budget(completions, seconds).calibrated.baseline_passes
-    if not bounds or (passes == policy.calibrated.baseline_passes and not unknown):
+    enough = passes == policy.calibrated.baseline_passes
+    if enough or policy.detector == "heldout_guard" or is_greedy(sampling):
         return ""
     from guard_core.detectors.run import fewer_passes
 
     said = fewer_passes(passes, NOISIEST if score is None else score, items, _config(policy, sampling))
-    at_most = "at most " if unknown else ""
-    return f"baseline_budget ({', '.join(bounds)}) has room for {at_most}{said}"
+    return f"baseline_budget has room for {said}"
 
 
 def needed_once_risen(

@@ -119,7 +119,7 @@ def test_a_baseline_within_its_budget_is_closed_by_no_other_checkpoint() -> None
     """The pass that had no room is not wanted any more, and was not lost."""
     judge = gathered({"completions": 2 * N})
     assert judge.wanted_pass() is None and judge.waiting == 0
-    assert "1 of 4 passes" in while_gathering(completions=4 * N)
+    assert "1 of 4 passes" in while_gathering(completions=8), "2 completions each"
 
 
 def while_gathering(**budget: Any) -> str:
@@ -152,13 +152,13 @@ def test_what_it_costs_is_said_before_the_run() -> None:
         return about_the_budget(policy(**budget), 256, N, sampling, seconds)
 
     few = said(completions=2 * N)
-    assert few.startswith(f"baseline_budget ({2 * N} completions) has room for 2 of 6 passes")
+    assert few.startswith("baseline_budget has room for 2 of 6 passes")
     assert "False stops stay within alpha (5%)" in few and "from a start of 0.50 shows after" in few
     late, soon = map(int, re.findall(r"after (\d+)", few))
     assert late > soon
     many = about_the_budget(policy(completions=5 * N), 2048, N, SAMPLED)
     assert many.endswith("after 1 evaluations, as with all passes")
-    assert "has room for at most 6 of 6" in said(minutes=5), "how long one takes is not known yet"
+    assert said(minutes=5) == "", "how long one takes is not known yet"
     assert "has room for 5 of 6" in said(minutes=5, seconds=60.0)
     assert said() == said(completions=6 * N) == said(minutes=5, seconds=1.0) == ""
     assert said(SAMPLED.model_copy(update={"temperature": 0.0}), completions=1) == "", "two agree"

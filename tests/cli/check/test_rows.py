@@ -343,8 +343,8 @@ def test_what_a_budget_for_them_costs() -> None:
 
     hot = sampling(temperature=0.7, max_new_tokens=16, samples=2)
     each = 2 * SPLIT.items
-    assert "(99999 completions)" not in said(hot, completions=99_999)
-    few = f"baseline_budget ({2 * each} completions) has room for 2 of 4 passes"
+    assert "baseline_budget" not in said(hot, completions=99_999)
+    few = "baseline_budget has room for 2 of 4 passes"
     assert said(hot, completions=2 * each).startswith(few)
     assert "room for 3 of 4 passes" in said(hot, minutes=0.5), "one was measured to take ten seconds"
     assert "room for 1 of 4 passes" in said(sampling(samples=2), completions=each), (
