@@ -844,7 +844,7 @@ async def test_silence_counts_where_nothing_evaluates(run: Run) -> None:
         await engine.add_checkpoint(run.checkpoint(1))
         run.now += 61
         await until(lambda: engine.verdict.halt)
-        assert engine.verdict.code == "silent" and engine.verdict.waiting == 1
+        assert engine.verdict.code == "silent" and engine.verdict.waiting == 0
 
 
 async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) -> None:
