@@ -11,7 +11,6 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ from guard_client.errors import (
     GuardConfigError,
     GuardUnavailableError,
     ReportRefusedError,
-    UnknownRouteError,
 )
 from guard_core import __version__
 from guard_core.wire import (
@@ -164,17 +162,17 @@ class GuardClient:
         return self._exchange("POST", "/v1/checkpoints", body, Acknowledgement)
 
     def post_end(self, report: EndReport) -> Acknowledgement:
-        """`POST /v1/end`. A guard of an older release does not know it (404), or not all of it (422)."""
+        """`POST /v1/end`."""
         return self._exchange(
             "POST", "/v1/end", report.model_dump(mode="json", exclude_defaults=True), Acknowledgement
         )
 
     def post_rollouts(self, report: RolloutsReport) -> Acknowledgement:
-        """`POST /v1/rollouts`. A guard of an older release does not know it (404)."""
+        """`POST /v1/rollouts`."""
         return self._exchange("POST", "/v1/rollouts", report.model_dump(mode="json"), Acknowledgement)
 
     def post_figures(self, reports: Sequence[FiguresReport]) -> Acknowledgement:
-        """`POST /v1/figures`, at most `MAX_FIGURES_PER_POST` steps. An older guard has no such route."""
+        """`POST /v1/figures`, at most `MAX_FIGURES_PER_POST` steps."""
         body = [report.model_dump(mode="json") for report in reports]
         return self._exchange("POST", "/v1/figures", body, Acknowledgement)
 
@@ -199,8 +197,6 @@ class GuardClient:
         message = f"{method} {self.url}{path} responded {status}: {_problem_text(payload)}"
         if status in _REFUSALS:
             raise ReportRefusedError(message)
-        if status == HTTPStatus.NOT_FOUND:
-            raise UnknownRouteError(message, status=status)
         if status in (401, 403):
             message += "; set RLGUARD_TOKEN to the guard's ingest token"
         raise GuardUnavailableError(message, status=status)

@@ -5,7 +5,6 @@ GuardLostError          neither a fire nor a halt: no guard responds, or it refu
                         checkpoints do not reach it or are never scored
 GuardConfigError        a setting is missing or wrong, or no checkpoint of the run could ever be scored
 GuardUnavailableError   one exchange with the guard failed; the reporter retries it
-  UnknownRouteError     ... because the guard's release does not know what was asked of it
 ReportRefusedError      the guard read the report and refuses it; a retry would not help
 """
 
@@ -39,10 +38,6 @@ class GuardUnavailableError(Exception):
     def unauthorised(self) -> bool:
         """Whether the guard does not accept the token."""
         return self.status in (401, 403)
-
-
-class UnknownRouteError(GuardUnavailableError):
-    """The response is 404: its release does not know what was asked of it."""
 
 
 class ReportRefusedError(Exception):

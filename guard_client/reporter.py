@@ -28,7 +28,6 @@ from guard_client.errors import (
     GuardConfigError,
     GuardUnavailableError,
     ReportRefusedError,
-    UnknownRouteError,
 )
 from guard_client.rollouts import RolloutsSample
 from guard_client.samples import CheckpointSample, StepSample
@@ -121,7 +120,6 @@ class Reporter:
         self._queue: deque[StepSample | CheckpointSample] = deque()
         self._rollouts: deque[RolloutsSample] = deque(maxlen=ROLLOUTS_LIMIT)
         self._figures: deque[StepSample] = deque(maxlen=FIGURES_LIMIT)
-        self._unknown: set[str] = set()  # what this guard's release does not show
         self._lost: set[str] = set()  # of what it has been said that some is not shown
         self._on_their_way = 0  # checkpoints that are queued or in flight
         self._dropped_checkpoints = 0
@@ -188,7 +186,7 @@ class Reporter:
                 if first_or_rare:
                     log.warning("the queue to the guard is full: %d reports dropped", self.delivery.dropped)
             self._queue.append(sample)
-            if isinstance(sample, StepSample) and sample.figures and FIGURES not in self._unknown:
+            if isinstance(sample, StepSample) and sample.figures:
                 self._figures.append(sample)
             self._on_their_way += isinstance(sample, CheckpointSample)
             self._lock.notify()
@@ -196,9 +194,8 @@ class Reporter:
     def submit_rollouts(self, sample: RolloutsSample) -> None:
         """Queue rollouts, apart from the reports. Of too many the oldest are dropped: nothing needs them."""
         with self._lock:
-            if ROLLOUTS not in self._unknown:
-                self._rollouts.append(sample)
-                self._lock.notify()
+            self._rollouts.append(sample)
+            self._lock.notify()
 
     @property
     def verdict(self) -> VerdictView | None:
@@ -400,7 +397,7 @@ class Reporter:
         """Not that training has finished: it has not yet, while it waits for the guard."""
         try:
             self._succeeded(self._client.post_end(self._end(step, began, finished=False)).verdict)
-        except (UnknownRouteError, ReportRefusedError) as error:
+        except ReportRefusedError as error:
             log.info("the guard was not told that this was the last step: %s", error)
         with self._lock:
             self._last = None
@@ -495,11 +492,6 @@ class Reporter:
         """Send what is for people alone. What comes of it changes nothing else."""
         try:
             self._succeeded(send().verdict)
-        except UnknownRouteError:
-            with self._lock:
-                self._unknown.add(what)
-                (self._rollouts if what == ROLLOUTS else self._figures).clear()
-            log.info("this guard's release does not show %s: none are sent", what)
         except (GuardUnavailableError, ReportRefusedError, ValidationError) as error:
             if what not in self._lost:
                 self._lost.add(what)

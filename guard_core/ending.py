@@ -114,7 +114,7 @@ def _too_many_after(last: LastWord) -> bool:
 def left_out(last: LastWord) -> str:
     """Which checkpoints, passes and steps were not judged, or "". It asks nothing of the verdict itself."""
     if last.announced is None or last.evaluated is None or last.waiting is None:
-        return "it is not known which checkpoints were evaluated: the guard does not say (an older release?)"
+        return "it is not known which checkpoints were evaluated: the guard does not say"
     if last.announced == 0 and not last.refused:
         return "no checkpoint was announced"
     parts = []

@@ -59,8 +59,7 @@ class Before:
         """
         kept = json.loads(text)
         logs = {path: Mark(size, last) for path, (size, last) in kept["logs"].items()}
-        histories = dict(kept.get("histories", {}))  # which no earlier release kept
-        return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]), histories)
+        return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]), dict(kept["histories"]))
 
 
 def what_lies(metrics: Path | None, checkpoints: Path | None, framework: str | None) -> Before:

@@ -71,14 +71,8 @@ _HOMES = {
 }
 
 
-#: Names of earlier releases, and what they are now.
-_RENAMED = {"GuardStopError": "GuardHaltError"}
-
-
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
-    if name in _RENAMED:  # an ImportError is what `from rlguard import` passes on
-        raise ImportError(f"rlguard.{name} is now rlguard.{_RENAMED[name]}")
     if home is None:
         raise AttributeError(f"module 'rlguard' has no attribute {name!r}; {_instead(name)}")
     if home.startswith("trainer_image"):

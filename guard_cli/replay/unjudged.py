@@ -68,7 +68,7 @@ def how_it_ended(path: Path) -> Ended:
 
 
 def _counts(found: object) -> dict[str, int]:
-    """The counts of a report; none where one is missing or no number, as in that of an older release."""
+    """The counts of a report; none where one is missing or no number."""
     if not isinstance(found, dict) or not all(isinstance(found.get(name), int) for name in COUNTS):
         return {}
     return {name: int(found[name]) for name in COUNTS}

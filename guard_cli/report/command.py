@@ -139,8 +139,8 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     if evidence.steps is None:
         yield (
             "Steps",
-            "not kept: its guard told none with its last word, because it is of an older release, was lost "
-            "before it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
+            "not kept: its guard told none with its last word, because it was lost before "
+            "it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
             "for symptoms",
         )
     best = evidence.verdict.best_evaluation

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from guard_core.evaluation import Scoring
-from guard_core.feed import Feed
 from guard_operator.api import names
 from guard_operator.api.types import EvaluatorSpec, GuardPod, GuardSpec, Heldout
 from guard_operator.config import OperatorConfig
@@ -118,7 +117,7 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
     if guard.state.keep_best:
         values["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT"] = "true"
     if guard.metrics is not None:
-        values["RLGUARD_GUARD_METRICS"] = _followed(guard.metrics)
+        values["RLGUARD_GUARD_METRICS"] = guard.metrics.model_dump_json()
     variables: dict[str, Json] = {name: {"value": literal(value)} for name, value in values.items()}
     variables["RLGUARD_GUARD_METRICS_HOST"] = own_address()  # what Prometheus asks
     if index_field is not None:
@@ -127,13 +126,6 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
     if evaluator is not None and evaluator.api_key_secret_name is not None:
         variables[layout.API_KEY_ENV] = from_secret(evaluator.api_key_secret_name, layout.API_KEY_KEY)
     return variables
-
-
-def _followed(feed: Feed) -> str:
-    """As JSON; a guard of an earlier release knows no `run_config`, and would not start with one."""
-    return feed.model_dump_json(
-        exclude={"follow": {"run_config"}} if feed.follow.run_config is None else None
-    )
 
 
 def literal(value: str) -> str:

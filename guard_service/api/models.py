@@ -39,8 +39,7 @@ class HistoryEvaluation(BaseModel):
     seconds: float | None = Field(None, description="Wall time of all of it, seconds.")
     parts: dict[str, float] = Field(
         {},
-        description="Wall time of its parts, seconds: stage (copy and hash), load, generate, score; empty "
-        "where an earlier release wrote it.",
+        description="Wall time of its parts, seconds: stage (copy and hash), load, generate, score.",
     )
     path: str = Field(description="The checkpoint directory that was scored.")
     sha256: str | None = Field(None, description="Digest of the scored weights.")

@@ -91,8 +91,8 @@ def event(
                 pass_index,
                 content["truncated"],
                 None if given is None else tuple(given),
-                sampling=_used(content.get("sampling")),  # of an earlier release: not recorded
-                unanswered=content.get("unanswered"),  # likewise
+                sampling=_used(content.get("sampling")),
+                unanswered=content.get("unanswered"),
                 unscored=content.get("unscored"),
                 timed_out=content.get("timed_out"),
                 completions=content.get("completions"),

@@ -50,24 +50,7 @@ def test_too_many_drop_the_oldest_of_them_and_never_a_step(guard: FaultyGuard) -
     assert [report.step for report in guard.figures] == list(range(100, FIGURES_LIMIT + 100))
 
 
-def test_a_guard_of_an_older_release_loses_no_step_and_is_asked_once(
-    guard: FaultyGuard, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    unknown = problem(404, "there is nothing at /v1/figures")
-    guard.fault = lambda handler, body: handler.path == "/v1/figures" and unknown(handler, body)
-    reporter = reporter_of(guard)
-    reporter.submit(StepSample(1, 0.5, figures=FIGURES))
-    reporter.start()
-    eventually(lambda: "does not show figures" in caplog.text, 30.0)
-    reporter.submit(StepSample(2, 0.5, figures=FIGURES))
-    assert reporter.close(30.0).complete
-    assert [report.step for report in guard.steps] == [1, 2]
-    assert guard.requests.count(("POST", "/v1/figures")) == 1
-    assert reporter.unreachable is None and reporter.refusing is None
-
-
-@pytest.mark.parametrize("status", [400, 413, 422, 503])
+@pytest.mark.parametrize("status", [400, 404, 413, 422, 503])
 def test_figures_that_are_not_taken_change_nothing_else(
     guard: FaultyGuard, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:

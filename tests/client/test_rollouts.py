@@ -117,26 +117,7 @@ def test_too_many_drop_the_oldest_of_them_and_never_a_step(guard: FaultyGuard) -
     assert [report.step for report in guard.rollouts] == list(range(101 - ROLLOUTS_LIMIT, 101))
 
 
-def test_a_guard_of_an_older_release_is_asked_once(
-    guard: FaultyGuard, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    unknown = problem(404, "there is nothing at /v1/rollouts")
-    guard.fault = lambda handler, body: handler.path == "/v1/rollouts" and unknown(handler, body)
-    reporter = reporter_of(guard)
-    reporter.submit_rollouts(sample(1))
-    reporter.submit_rollouts(sample(2))
-    reporter.start()
-    eventually(lambda: "does not show rollouts" in caplog.text)
-    reporter.submit_rollouts(sample(3))
-    reporter.submit(StepSample(1, 0.5))
-    assert reporter.close(5.0).complete
-    assert guard.requests.count(("POST", "/v1/rollouts")) == 1
-    assert caplog.text.count("does not show rollouts") == 1
-    assert reporter.unreachable is None and reporter.refusing is None
-
-
-@pytest.mark.parametrize("status", [400, 401, 422, 500, 503, 507])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 503, 507])
 def test_rollouts_that_are_not_taken_change_nothing_else(
     guard: FaultyGuard, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,11 +89,6 @@ def test_a_wrong_name_says_which_there_are(name: str, said: str) -> None:
         getattr(rlguard, name)
 
 
-def test_a_name_of_an_earlier_release_says_what_it_is_now() -> None:
-    with pytest.raises(ImportError, match=r"rlguard\.GuardStopError is now rlguard\.GuardHaltError"):
-        from rlguard import GuardStopError  # type: ignore[attr-defined]  # noqa: F401
-
-
 def test_the_modules_of_the_face() -> None:
     from rlguard import rewards, train
 

@@ -1,4 +1,4 @@
-"""The rules by which a damaged store is noticed, each by itself; what becomes of a latch; schema 5."""
+"""The rules by which a damaged store is noticed, each by itself; what becomes of a latch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from guard_core.judge import Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
-from guard_service.store import SCHEMA_VERSION, Store, chain, database
-from guard_service.store.database import APPLICATION_ID
+from guard_service.store import Store, chain
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, Head, read_head, read_latches
 from tests.service.filled_store import FIRE, POLICY, content, fill, steps
 
@@ -199,48 +198,6 @@ def test_a_halt_and_a_fire_are_both_kept(tmp_path: Path) -> None:
     assert set(read_latches(tmp_path)) == {halt, FIRE}
 
 
-# -- schema 5 ------------------------------------------------------------------------------------------------
-
-
-def as_schema_5(directory: Path) -> None:
-    """What the release before the chain left behind."""
-    with closing(sqlite3.connect(directory / "guard.db", isolation_level=None)) as db:
-        db.execute("DROP TABLE head")
-        db.execute("PRAGMA user_version = 5")
-    for name in (HEAD_NAME, LATCH_NAME):
-        (directory / name).unlink(missing_ok=True)
-
-
-def test_a_store_of_schema_5_is_taken_over(tmp_path: Path) -> None:
-    fill(tmp_path, fire=True).close()
-    expected = content(tmp_path)
-    as_schema_5(tmp_path)
-    assert content(tmp_path) == expected
-    assert read_latches(tmp_path) == (FIRE,) and read_head(tmp_path) is not None
-    with closing(sqlite3.connect(tmp_path / "guard.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
-        db.execute("UPDATE outcomes SET items = '[1.0]'")
-        db.commit()
-    with pytest.raises(StoreCorruptError, match="is damaged"):  # from then on it is noticed
-        Store(tmp_path, POLICY)
-
-
-def test_taking_over_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, fire=True).close()
-    expected = content(tmp_path)
-    as_schema_5(tmp_path)
-
-    def end(_: Any) -> bytes:
-        raise OSError("killed here")
-
-    monkeypatch.setattr(database, "still", end)
-    with pytest.raises(StoreError, match="killed here"):
-        Store(tmp_path, POLICY)
-    monkeypatch.undo()
-    assert content(tmp_path) == expected
-
-
 def full_of_names(directory: Path, announcements: int, size: int = 300_000) -> Store:
     """A store with so many announcements of checkpoints, of which each has many files; left open."""
     store = fill(directory, fire=True)
@@ -255,7 +212,6 @@ def full_of_names(directory: Path, announcements: int, size: int = 300_000) -> S
 def test_the_digest_is_of_each_event_in_turn_however_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
-    """A store that an earlier release has written is verified, too."""
     monkeypatch.setattr(chain, "PAGE_BYTES", page_bytes)
     full_of_names(tmp_path, 20).close()
     with closing(sqlite3.connect(tmp_path / "guard.db")) as db:

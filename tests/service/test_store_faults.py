@@ -129,13 +129,14 @@ def test_a_database_of_another_program(new_guard: Callable[..., Any]) -> None:
     assert_unavailable(guard, "is a database of another program")
 
 
-def test_a_schema_of_a_later_release(new_guard: Callable[..., Any], step: Step) -> None:
+@pytest.mark.parametrize("version", [5, 99])
+def test_another_schema_is_refused(new_guard: Callable[..., Any], step: Step, version: int) -> None:
     guard = new_guard()
     db = sqlite3.connect(with_steps(guard, step))
-    db.execute("PRAGMA user_version = 99")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
     guard.start()
-    assert_unavailable(guard, "has schema 99")
+    assert_unavailable(guard, f"has schema {version}")
 
 
 def test_an_unwritable_directory(new_guard: Callable[..., Any]) -> None:
