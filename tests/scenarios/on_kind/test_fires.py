@@ -12,19 +12,11 @@ from .kube import GONE, START, STOP, SYSTEM, Namespace, Run
 #: Long enough for an operator to die in the middle of a teardown, well within a pod's grace period.
 SLOW_END_SECONDS = 12
 #: The reward rises while the policy, which answered all prompts, answers none.
-HACK = [
-    "checkpoint 7",
-    "steps 8 0.5",
-    "checkpoint 7",
-    "steps 8 0.7",
-    "checkpoint 3",
-    "steps 8 0.9",
-    "checkpoint 4",
-]
+HACK = ["checkpoint 7", "steps 8 0.5", "checkpoint 7", "steps 8 0.7", "checkpoint 3", "steps 8 0.9"]
 
 
 def test_a_run_that_hacks_is_stopped_and_nobody_opens_its_latch(namespace: Namespace) -> None:
-    run = given.a_submitted_run(namespace, *HACK, deaf=True)
+    run = given.a_submitted_run(namespace, *HACK, "checkpoint 4", deaf=True)
 
     fire = then.the_guard_has_fired(run, within=2 * STOP)
 
