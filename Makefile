@@ -32,8 +32,16 @@ install: $(VENV)/.installed ## A virtual environment in .venv with everything pi
 demo: install ## A real GRPO run that hacks its reward, and the guard that stops it; no download, no GPU.
 	$(VENV)/bin/rlguard demo
 
-lock: | $(UV) ## Resolve pyproject.toml into requirements.lock again.
-	$(UV) pip compile --quiet --upgrade --universal --all-extras --group dev --generate-hashes --no-annotate --no-header pyproject.toml -o requirements.lock
+RESOLVE := pip compile --quiet --upgrade --generate-hashes --no-annotate --no-header
+VLLM_EXTRAS := --universal --extra eval-hf pyproject.toml
+RAY_IMAGE := tests/e2e/cluster/ray/requirements
+
+lock: | $(UV) ## Resolve pyproject.toml again: requirements.lock, and those of vLLM and Ray.
+	$(UV) $(RESOLVE) --universal --all-extras --group dev pyproject.toml -o requirements.lock
+	$(UV) $(RESOLVE) $(VLLM_EXTRAS) --extra cli --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
+	$(UV) $(RESOLVE) $(VLLM_EXTRAS) images/vllm.in -o images/vllm.lock
+	$(UV) $(RESOLVE) --universal --extra guard pyproject.toml tests/on_ray/requirements.in -o tests/on_ray/requirements.lock
+	$(UV) $(RESOLVE) --python-version 3.11 --python-platform linux --constraint requirements.lock $(RAY_IMAGE).in -o $(RAY_IMAGE).lock
 
 lint: install ## ruff, mypy --strict, and which package may import which.
 	$(VENV)/bin/ruff format --check .
@@ -54,125 +62,116 @@ site: install ## The documentation site, in build/site; a link that leads nowher
 verify: install ## Fail if a generated file is stale.
 	$(PY) -m tools.generate --check
 
-control-plane: ## Build kube-apiserver and etcd for the integration tests, once; KUBEBUILDER_ASSETS is honoured.
-	@CACHE=$(CACHE) tests/operator/controlplane/build.sh
+# -- the tests -------------------------------------------------------------------------------------------------------
+# `make test` leaves out tests marked `nightly`, unless they are marked `always`, too. These folders have targets of their own:
+APART := $(addprefix tests/,bench e2e gpu kinds on_ray vllm __pycache__)
+FAST := $(filter-out $(APART),$(patsubst %/,%,$(wildcard tests/*/))) --ignore=tests/scenarios/on_kind
+# The scenarios of `make test` on kind. Until tests/scenarios/on_kind is there: eight of tests/e2e.
+ON_KIND := $(or $(wildcard tests/scenarios/on_kind),$(addprefix tests/e2e/test_,\
+  training.py::test_a_run_that_hacks_its_reward_is_stopped training.py::test_an_honest_run_succeeds \
+  teardown_faults.py::test_no_operator_leads_at_the_moment_of_the_fire \
+  teardown_faults.py::test_two_operators_that_both_lead_act_as_one \
+  teardown_faults.py::test_an_operator_dies_in_the_middle_of_a_teardown[delete_the_leader] \
+  teardown_faults.py::test_a_guard_that_falls_silent_is_met_with_the_jobs_policy \
+  restarts.py::test_a_lost_pod_leaves_its_guards_state_to_the_next \
+  hostile_checkpoints.py::test_another_tokenizer_than_the_first_is_refused))
+PYTEST := $(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+TIMED = @TIMEFORMAT='$@: %0lR'; time
 
-chart-tools: ## Build helm, kustomize and promtool for the chart's tests, once.
-	@CACHE=$(CACHE) tests/chart/build.sh
+# mypy takes one core, and many tests wait. What fails ends nothing else: CI says all.
+test: install browser test-tools ## Lint, the fast tests, and eight scenarios on kind: at most 25 minutes on two idle cores.
+	@status=0; $(MAKE) --no-print-directory --keep-going -j2 lint test-fast || status=$$?; \
+	  $(MAKE) --no-print-directory test-kind || status=$$?; exit $$status
 
-# The longest files first: the last ones are short, and no worker waits for another.
-FIRST := $(addprefix tests/,trainer heldout)
-APART := $(addprefix tests/,core detection bench e2e vllm gpu on_ray kinds __pycache__)
-OTHERS := $(FIRST) $(filter-out $(FIRST) $(APART),$(patsubst %/,%,$(wildcard tests/*/)))
-# These only compute, and wait for nothing: they have what others leave of the cores.
-COMPUTE := tests/cli/calibrate tests/cli/replay
+test-fast: install test-tools ## Everything of `make test` that needs no cluster.
+	$(TIMED) $(PYTEST) -m 'always or not nightly' $(FAST)
 
-# mypy takes one core. On the other all modules of the tests are read once, with what they import: what must be compiled
-# for that, torch too, is then there for the workers, of which each would compile it. What fails ends nothing: CI says all.
-test: install browser control-plane chart-tools ## Every check: lint, all tests on this machine, those on kind, and beside both the rules with their coverage and vLLM.
-	@$(MAKE) --no-print-directory -j2 lint read-tests
-	@tests/beside.sh '$(MAKE) --no-print-directory --keep-going test-beside' $(MAKE) --no-print-directory --keep-going test-others test-kind
+test-kind: install ## The scenarios of `make test` on kind.
+	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) tests/e2e/run.sh $(ON_KIND); else \
+	  echo "make test: the scenarios on kind were NOT run: no Docker daemon responds here" >&2; fi
 
-test-others: install
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m 'not long' $(OTHERS) $(COMPUTE:%=--ignore=%)
+# Each part is a target of its own. The nightly workflow has one job for each.
+PARTS := test-nightly test-vllm test-ray test-trl test-kubernetes test-kinds chaos e2e e2e-kinds e2e-vllm chaos-kind mutation
 
-test-kind: install
-	@if docker info >/dev/null 2>&1; then RLGUARD_E2E_SHORT=1 $(MAKE) --no-print-directory e2e; else \
-	  echo "make test: the end-to-end tests on kind were NOT run: no Docker daemon responds here" >&2; fi
+test-all: test ## `make test`, then every part that it has no room for: hours.
+	@$(MAKE) --no-print-directory --keep-going $(PARTS)
 
-read-tests: install
-	@$(VENV)/bin/pytest --collect-only -qq tests/core tests/detection $(OTHERS) >/dev/null
+test-nightly: install browser test-tools ## The tests marked `nightly`: long runs, the commands on the pages, the chart's rows, faults that are waited for.
+	$(TIMED) $(PYTEST) -m 'nightly and not always' $(FAST)
 
-# With what others leave of the cores a test of seconds may take minutes.
-test-beside: export PYTEST_ADDOPTS := --timeout=1800
-# vLLM last: its engines are sessions of their own, which have as large a share of the cores as any.
-test-beside: test-rules test-compute test-vllm
-
-test-compute: install
-	$(VENV)/bin/pytest -q -n 2 -m 'not long' $(COMPUTE)
-
-test-rules: install ## The rules and the detectors, with the coverage of guard_core: at least 90 % of its branches.
-	$(VENV)/bin/pytest -q -n 2 tests/core tests/detection --cov=guard_core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=90
-
-test-long: install control-plane ## The tests of a minute or more that `make test` has no room for: whole runs, and a broken cluster that is waited for.
-	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m long $(OTHERS)
-
-# vLLM needs another torch than the rest, so it has a lock and an environment of its own, of 6 GB, kept by the lock's digest.
+# Ray and vLLM need packages that the rest cannot have. Each has a lock, and an environment that is kept by its digest.
 VLLM := $(CACHE)/vllm-$(shell sha256sum tests/vllm/requirements.lock | cut -c1-12)
+RAY := $(CACHE)/ray-$(shell sha256sum tests/on_ray/requirements.lock | cut -c1-12)
 
-$(VLLM)/.installed: | $(UV)
-	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(VLLM)
-	$(UV) pip sync --quiet --python $(VLLM)/bin/python --require-hashes tests/vllm/requirements.lock
+$(VLLM)/.installed: LOCK := tests/vllm/requirements.lock
+$(RAY)/.installed: LOCK := tests/on_ray/requirements.lock
+$(VLLM)/.installed $(RAY)/.installed: | $(UV)
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(@D)
+	$(UV) pip sync --quiet --python $(@D)/bin/python --require-hashes $(LOCK)
 	touch $@
 
-test-vllm: $(VLLM)/.installed ## The tests of the evaluator `vllm`, with a real vLLM on the CPU.
-	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -m 'not long' tests/vllm
+test-vllm: $(VLLM)/.installed install ## The evaluator `vllm` with a real vLLM on the CPU, and whole runs that it judges.
+	$(TIMED) env PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q tests/vllm
 
-vllm-runs: $(VLLM)/.installed install ## A real GRPO run with LoRA that hacks, and its honest twin, judged through vLLM on the CPU; not part of `make test`.
-	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q -s -m long tests/vllm
+test-ray: $(RAY)/.installed ## The client in an actor of a real Ray of two nodes on this machine.
+	$(TIMED) env PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest -q tests/on_ray
+
+# Everything else is as locked, and the lock has the newest TRL.
+TRL ?= $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+OTHER_TRL = build/trl-$(TRL)
+
+test-trl: | $(UV) ## The trainer's tests with the oldest TRL that pyproject.toml allows, or with another: TRL=1.8.
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OTHER_TRL)
+	$(UV) pip sync --quiet --python $(OTHER_TRL)/bin/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(OTHER_TRL)/bin/python --no-deps --editable . 'trl~=$(TRL).0'
+	$(TIMED) $(OTHER_TRL)/bin/pytest -q tests/trainer
+
+# In the place of the pinned version. Each is built once.
+KUBERNETES ?= $(patsubst tests/go/kubernetes-%,%,$(wildcard tests/go/kubernetes-*))
+
+test-kubernetes: install ## What an API server decides, with every other Kubernetes, or with one of them: KUBERNETES=1.30.
+	$(TIMED) for version in $(KUBERNETES); do \
+	  export RLGUARD_KUBERNETES=$$version; CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && \
+	  $(PYTEST) tests/operator/integration tests/chart/test_cluster.py || exit 1; done
+
+test-kinds: install test-tools ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers on an API server.
+	$(TIMED) $(VENV)/bin/pytest -q tests/kinds
+
+# SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
+chaos: install test-tools ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
+	$(TIMED) $(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
+
+chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training-operator; writes docs/reliability-on-kind.md.
+	$(TIMED) env RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability-on-kind.md)
+
+e2e: install ## All end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
+	$(TIMED) env CACHE=$(CACHE) tests/e2e/run.sh --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e
+
+e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, TrainJob, and Kueue's queue on such a cluster.
+	$(TIMED) env CACHE=$(CACHE) WORKERS=0 PARTS='kuberay jobset trainer kueue' tests/e2e/run.sh tests/e2e/kinds
+
+e2e-vllm: install ## A guard with vLLM in a pod of its own on such a cluster; needs 33 GB of disk.
+	$(TIMED) env CACHE=$(CACHE) WORKERS=0 PARTS=vllm tests/e2e/run.sh tests/e2e/vllm
+
+# In an environment of its own, so that mutmut is in no lock that an image is made of.
+MUTMUT = build/mutmut
+
+mutation: | $(UV) ## Breaks the code that decides in small ways and counts what its tests notice; writes docs/mutation.md. ONLY=decide runs one row.
+	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(MUTMUT)
+	$(UV) pip sync --quiet --python $(MUTMUT)/bin/python --require-hashes requirements.lock
+	$(UV) pip install --quiet --python $(MUTMUT)/bin/python --editable . mutmut==3.8.1
+	$(TIMED) $(MUTMUT)/bin/python -m tests.mutation $(ONLY)
+
+test-tools: ## Build what the tests need from Go modules, once: kube-apiserver, etcd and helm.
+	@CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && CACHE=$(CACHE) tests/chart/build.sh helm >/dev/null
 
 # In the environment of PYTHON: vLLM's build for CUDA, the guard and pytest, as of images/vllm.lock.
 test-gpu bench-gpu: PYTHON ?= python3
-test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON; not part of `make test`.
+test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -s --durations=0 tests/gpu
 
 bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/cost.md and against plain `LLM.generate`.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m tests.bench.bench_gpu
-
-LOCK_VLLM := pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra eval-hf pyproject.toml
-
-lock-ray: | $(UV) ## Resolve again what the image of the RayJobs on kind has beside the trainer's, and what `make test-ray` runs in.
-	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux --generate-hashes --no-annotate --no-header --constraint requirements.lock tests/e2e/cluster/ray/requirements.in -o tests/e2e/cluster/ray/requirements.lock
-	$(UV) pip compile --quiet --upgrade --universal --generate-hashes --no-annotate --no-header --extra guard pyproject.toml tests/on_ray/requirements.in -o tests/on_ray/requirements.lock
-
-lock-vllm: | $(UV) ## Resolve again what these tests run in, and what the image guard-vllm holds.
-	$(UV) $(LOCK_VLLM) --extra cli --override tests/vllm/overrides.txt tests/vllm/requirements.in -o tests/vllm/requirements.lock
-	$(UV) $(LOCK_VLLM) images/vllm.in -o images/vllm.lock
-
-# Ray beside the guard, in an environment of its own, kept by the lock's digest.
-RAY := $(CACHE)/ray-$(shell sha256sum tests/on_ray/requirements.lock | cut -c1-12)
-
-$(RAY)/.installed: | $(UV)
-	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(RAY)
-	$(UV) pip sync --quiet --python $(RAY)/bin/python --require-hashes tests/on_ray/requirements.lock
-	touch $@
-
-test-ray: $(RAY)/.installed ## The client in an actor, with a real Ray of two nodes on this machine; not part of `make test`.
-	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest -q tests/on_ray
-
-# TRL=0.29 is the oldest release that pyproject.toml allows; everything else is as locked, and the lock has the newest.
-TRL ?= $(shell sed -n 's/.*"trl>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-OTHER_TRL = build/trl-$(TRL)
-
-test-trl: | $(UV) ## The trainer's tests with the oldest TRL that is allowed, or with TRL=1.8; not part of `make test`.
-	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(OTHER_TRL)
-	$(UV) pip sync --quiet --python $(OTHER_TRL)/bin/python --require-hashes requirements.lock
-	$(UV) pip install --quiet --python $(OTHER_TRL)/bin/python --no-deps --editable . 'trl~=$(TRL).0'
-	$(OTHER_TRL)/bin/pytest -q tests/trainer
-
-test-kinds: install control-plane ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers, which are built once; not part of `make test`.
-	$(VENV)/bin/pytest -q tests/kinds
-
-# The API server of another minor version than the pinned one; tests/go/kubernetes-* are those that there are.
-test-kubernetes: install chart-tools ## What an API server decides (CRD, admission, reconciling), with VERSION=1.30, 1.32 or 1.36; not part of `make test`.
-	RLGUARD_KUBERNETES=$(VERSION) CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null
-	RLGUARD_KUBERNETES=$(VERSION) $(VENV)/bin/pytest -q -n 3 --dist loadfile tests/operator/integration tests/chart/test_cluster.py
-
-# SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
-chaos: install control-plane ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
-	$(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
-
-chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training-operator; writes docs/reliability-on-kind.md.
-	RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability-on-kind.md)
-
-e2e: install ## The end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
-	CACHE=$(CACHE) tests/e2e/run.sh
-
-e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, TrainJob, and Kueue's queue, on such a cluster with their controllers; not part of `make test`.
-	CACHE=$(CACHE) tests/e2e/run.sh kinds
-
-e2e-vllm: install ## A guard with vLLM's build for CPUs in a pod of its own, on such a cluster: a run with a LoRA adapter that hacks, and its honest twin; not part of `make test`.
-	CACHE=$(CACHE) tests/e2e/run.sh vllm
 
 # KINDS='kuberay jobset' puts these controllers in it, too.
 kind-up: install ## A kind cluster with the training-operator and our images, to keep; run it again to bring it up to date.
@@ -201,7 +200,7 @@ bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 
-bench-operator: kind-up control-plane ## Teardown on kind against `kubectl delete`; then 1,000 and 5,000 jobs on a real API server.
+bench-operator: kind-up test-tools ## Teardown on kind against `kubectl delete`; then 1,000 and 5,000 jobs on a real API server.
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
 	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs --training-operator "$$(ls -t $(CACHE)/training-operator-v*/manager | head -1)" || exit 1; done
 
@@ -233,15 +232,12 @@ release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null
 release: install ## dist/: wheel, source, both charts, an SBOM of each and of each image, checksums; says what to sign.
 	rm -rf dist
 	$(PY) -m hatchling build
-	helm=$$(CACHE=$(CACHE) tests/chart/build.sh | head -1) && for chart in rlguard-crds rlguard; do \
+	helm=$$(CACHE=$(CACHE) tests/chart/build.sh helm) && for chart in rlguard-crds rlguard; do \
 	  "$$helm" package charts/$$chart --destination dist || exit 1; \
 	done
 	$(PY) -m tools.release dist
 
-actionlint: ## Build actionlint for the workflows' test, once.
-	@CACHE=$(CACHE) tests/tools/build.sh
-
 clean: ## Remove what the build made (not the cache).
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 
-.PHONY: demo help install lock lint format generate site verify control-plane chart-tools test-long chaos chaos-kind test read-tests test-others test-kind test-compute test-beside test-kubernetes test-rules test-vllm test-gpu bench-gpu vllm-runs test-ray lock-ray lock-vllm test-trl test-kinds e2e e2e-kinds e2e-vllm kind-up kind-down browser bench bench-detection bench-kinds bench-operator images image-trainer push release actionlint clean
+.PHONY: help install demo lock lint format generate site verify test test-fast test-kind test-all test-nightly test-vllm test-ray test-trl test-kubernetes test-kinds chaos chaos-kind e2e e2e-kinds e2e-vllm mutation test-tools test-gpu bench-gpu kind-up kind-down browser bench-detection bench bench-operator bench-kinds images image-trainer push release clean

@@ -29,8 +29,6 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("guard_cli.serve", "The guard alone, for a trainer that runs elsewhere."),
     "split": Command("guard_cli.split", "Make a held-out split, or check one."),
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
-    "baseline": Command("guard_cli.baseline", "What the starting policy scores, before a run."),
-    "calibrate": Command("guard_cli.calibrate.command", "Thresholds for a false-stop rate of your choice."),
     "wrap": Command(
         "guard_cli.wrap.command", "Put a training job that you have under guard.", ("cli", "operator")
     ),
@@ -39,8 +37,6 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command(
         "guard_cli.resume.command", "Go on from the last good checkpoint of a run.", ("cli", "operator")
     ),
-    "inspect": Command("guard_cli.inspect", "What a guard's store holds, also while it runs."),
-    "bundle": Command("guard_cli.bundle", "One file for whoever helps: no held-out item, no token."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 

@@ -20,13 +20,14 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.stored import read_store, state_dir_of
 from guard_core.terminal import plain
+from guard_core.wire import Level
 from guard_follow.reading import reader
+from guard_operator.api.reasons import ConditionType, Reason
 
 EXIT_CODES = {
     0: "the state is shown, whatever the verdict is",
-    UNREACHABLE: "cluster, guard or store cannot be read, or there is no such job",
+    UNREACHABLE: "cluster, guard or report cannot be read, or there is no such job",
     2: "wrong arguments or files",
 }
 EPILOG = epilog(
@@ -36,6 +37,9 @@ EPILOG = epilog(
     "rlguard status rlguard-runs/demo",
     codes=EXIT_CODES,
 )
+
+#: Says in a state directory where its guard listens.
+ENDPOINT = "endpoint.json"
 
 app = typer.Typer(add_completion=False)
 
@@ -182,16 +186,38 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Reads a local run: `run.json` where it has ended, else the store."""
-    verdict = read_store(state_dir_of(folder))["verdict"]
-    name, state = folder.absolute().name, "running, or its guard was started alone"
+    """Read the report of a local run that has ended, or ask its guard while it runs.
+
+    Raises:
+        CliError: there is no run, its report cannot be read, or its guard does not respond.
+    """
     for place in (folder, folder / "report"):
-        try:
-            facts = json.loads((place / "run.json").read_text("utf-8"))
-            name, state = str(facts.get("name", name)), str(facts["outcome"])
-        except (OSError, ValueError, KeyError, AttributeError):
-            continue
-    return {"name": name, "state": state, "verdict": verdict}
+        if (place / "run.json").is_file():
+            return _of_report(place)
+    for place in (folder, folder / "guard", folder / "report" / "guard"):
+        if (place / ENDPOINT).is_file():
+            url, token = str(_read_object(place / ENDPOINT).get("url", "")), place / "read.token"
+            return _of_guard(url, token if token.is_file() else None)
+    raise CliError(
+        f"{folder} holds no run (no run.json, and no guard/{ENDPOINT}): name the folder of a run, or the "
+        "state directory of a guard that runs"
+    )
+
+
+def _of_report(folder: Path) -> dict[str, Any]:
+    facts, verdict = _read_object(folder / "run.json"), folder / "verdict.json"
+    return {
+        "name": str(facts.get("name", folder.absolute().name)),
+        "state": str(facts.get("outcome", "ended")),
+        "verdict": _read_object(verdict) if verdict.is_file() else None,
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CliError(f"{path} cannot be read: {error}", UNREACHABLE) from None
 
 
 def _of_cluster(
@@ -212,18 +238,27 @@ _FOR_PROGRAMS = frozenset({"detectorState", "keptSteps"})
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
 _PROTECTS = frozenset({"Guarded", "Isolated"})
 _OF_A_CONDITION = ("type", "status", "reason", "message")
+#: Conditions that say more of a run than its last verdict while they are True; the first that holds counts.
+_OVERRIDES_VERDICT = (
+    ConditionType.FIRED,
+    ConditionType.HALTED,
+    ConditionType.DISRUPTED,
+    ConditionType.FAILED,
+    ConditionType.GUARD_SILENT,
+    ConditionType.WAITING,
+    ConditionType.SUCCEEDED,
+)
+_LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
 
 
 def _job(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a job: `verdict` is the last one, `now` what is known now, as on the page."""
-    from guard_operator.page.rows import verdict_of_now  # of an extra, as the cluster's client
-
+    """What is shown of a job: `verdict` is the last one, `now` what is known now."""
     status = found.get("status") or {}
     conditions = [
         {key: str(one.get(key, "")) for key in _OF_A_CONDITION} for one in status.get("conditions") or ()
     ]
     hold = [f"{one['type']}: {one['reason']}" for one in conditions if one["status"] == "True"]
-    level, reason = verdict_of_now(status)
+    level, reason = _verdict_of_now(status)
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *hold]),
@@ -231,3 +266,25 @@ def _job(found: Mapping[str, Any]) -> dict[str, Any]:
         "now": {"level": level, "reason": reason},
         "conditions": conditions,
     }
+
+
+def _verdict_of_now(status: Mapping[str, Any]) -> tuple[str, str]:
+    """Level of a run and the sentence for it; unknown while no guard reports."""
+    guard = status.get("guard") or {}
+    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    for kind in _OVERRIDES_VERDICT:
+        one = conditions.get(kind, {})
+        if one.get("status") == "True":
+            passed = kind is ConditionType.SUCCEEDED and one.get("reason") == Reason.WORKLOAD_SUCCEEDED
+            return _LATCHES.get(kind, "healthy" if passed else "unknown"), _message(one)
+    guarded, fired = (conditions.get(kind, {}) for kind in (ConditionType.GUARDED, ConditionType.FIRED))
+    if guarded.get("status") == "False" and guarded.get("reason") != Reason.WORKLOAD_PENDING:
+        return "unknown", _message(guarded)
+    if fired.get("status") == "False":
+        level = guard.get("level")
+        return level if level in set(Level) else "unknown", str(guard.get("reason") or _message(fired))
+    return "unknown", _message(fired) or "the operator has not looked at it yet"
+
+
+def _message(condition: Mapping[str, Any]) -> str:
+    return str(condition.get("message") or condition.get("reason") or "")

@@ -85,6 +85,9 @@ class VerdictView(_Lenient):
     waiting: int = 0
     sooner: bool = False
     baseline_passes: int = 0
+    baseline_planned: int = 0
+    next_pass: str | None = None
+    evaluated: int = 0
     failed: int = 0
     failure: str | None = None
     adapters: str | None = None

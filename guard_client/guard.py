@@ -41,7 +41,8 @@ from guard_client.samples import (
     wrong_in_step,
 )
 from guard_client.settings import ClientSettings
-from guard_client.stopping import Stall, Stop
+from guard_client.stopping import Stop
+from guard_client.waiting import Progress, WaitLimit, reason_to_wait
 from guard_core.wire import KlKind, Sampling
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,6 @@ log = logging.getLogger(__name__)
 FLUSH_SECONDS = 10.0
 #: Seconds between two looks at the guard while training waits for it; no collective waits for longer.
 LAG_POLL_SECONDS = 0.5
-#: Seconds that training waits for a guard whose lag does not fall, unless `unreachable_seconds` is more: an
-#: evaluation and its confirmation, at the guard's own default limit of 1800 s for each.
-STALL_SECONDS = 3600.0
 #: With `on_unreachable="continue"` training begins after this many seconds without a guard.
 CONTINUE_PATIENCE_SECONDS = 10.0
 
@@ -66,11 +64,11 @@ class _Phase(Enum):
 class Guard:
     """The guard of one training loop: takes its reports, and says whether it must stop.
 
-    `step` and `checkpoint` return at once; a thread delivers what they are given, in order, until the guard
-    has it on disk. Every method may be called from any thread. Of a run with several ranks, rank 0 has the
-    guard, and tells the others. A guard that is not open yet can be pickled, with its token, and opened
-    elsewhere; a process that is forked while it is open reports nothing, and if it tries to, its own `stop`
-    says that the guard is lost.
+    `step` and `checkpoint` return at once unless training must wait (`max_lag`); a thread delivers what they
+    are given, in order, until the guard has it on disk. Every method may be called from any thread. Of a run
+    with several ranks, rank 0 has the guard, and tells the others. A guard that is not open yet can be
+    pickled, with its token, and opened elsewhere; a process that is forked while it is open reports nothing,
+    and if it tries to, its own `stop` says that the guard is lost.
 
     The loop must stop, and `stop` says why, when the guard fired or halted the run, or
     when nobody judges it: no guard responds for `unreachable_seconds`, or reports do not reach it. Once it
@@ -87,13 +85,12 @@ class Guard:
             the system trusts.
         attempt: number of this start of the trainer; None asks the guard.
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
-            one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
-            has not reached it by the end of training.
+            one report after the other, or when a checkpoint has not reached it by the end of training.
         unreachable_seconds: the time of `on_unreachable`, seconds.
         drain_seconds: how long `close` may wait until the guard has evaluated every checkpoint.
-        max_lag: how many checkpoints may be unscored before `checkpoint` waits for the guard, so that a fire
-            stops a run that still trains; None never waits. A guard that scores nothing for an hour of
-            waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
+            policy is ruined; None never waits. Training also waits for the baseline and for a second look at
+            an alarm. `guard_client.waiting` bounds all waits.
         rollouts: whether the guard's report may show rollouts of the training; see `rollouts`.
 
     Raises:
@@ -110,7 +107,7 @@ class Guard:
         on_unreachable: Literal["stop", "continue"] = "stop",
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
-        max_lag: int | None = None,
+        max_lag: int | None = 1,
         rollouts: bool = True,
     ) -> None:
         if not isinstance(url, str):
@@ -136,7 +133,7 @@ class Guard:
         Args:
             environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
                 `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
                 `RLGUARD_ROLLOUTS` (1 or 0).
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
                 nothing; a warning says that the run is unguarded.
@@ -160,7 +157,7 @@ class Guard:
 
     def _begin(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._stall = Stall(max(settings.unreachable_seconds, STALL_SECONDS))
+        self._limit = WaitLimit(time.monotonic())
         self._pid = os.getpid()
         self._lock = threading.RLock()
         # Guarded by the lock:
@@ -172,6 +169,7 @@ class Guard:
         self._newest: int | None = None  # last step that the loop made, reported or not
         self._began: int | None = None  # step after which the loop began
         self._left_out = False  # whether a step was made that is not reported
+        self._waits_for: str | None = None  # what training waits for now
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._phase is not _Phase.NEW:
@@ -262,6 +260,7 @@ class Guard:
             )
         delivery = reporter.close(FLUSH_SECONDS)
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
+        log.info("training waited %.0f s for the guard in all", self.waited_seconds)
         self._look()
         return True
 
@@ -329,8 +328,9 @@ class Guard:
         entropy: float | None = None,
         reward_std: float | None = None,
         figures: Mapping[str, float | None] | None = None,
+        wait: bool = True,
     ) -> None:
-        """Report an optimizer step, once; returns at once.
+        """Report an optimizer step, once; then wait while `must_wait` says so.
 
         Args:
             step: number of the step, >= 0.
@@ -343,12 +343,27 @@ class Guard:
             figures: up to 16 more by name, such as `rewards/format/mean` or `completions/mean_length`; the
                 dashboard and the report plot them. Nothing is judged by them, and what cannot be sent of
                 them is dropped.
+            wait: as of `checkpoint`.
 
         Raises:
             GuardConfigError: the guard is not open yet.
         """
         if not self._takes("step"):
             return
+        self._submit_step(step, reward, kl, kl_kind, entropy, reward_std, figures)
+        if wait:
+            self._wait()
+
+    def _submit_step(
+        self,
+        step: int,
+        reward: float | None,
+        kl: float | None,
+        kl_kind: str | KlKind | None,
+        entropy: float | None,
+        reward_std: float | None,
+        figures: Mapping[str, float | None] | None,
+    ) -> None:
         self._made(step)
         with self._lock:
             if self._began is None and self._newest is not None:
@@ -388,15 +403,14 @@ class Guard:
     ) -> None:
         """Report a checkpoint that is complete on disk, so that the guard scores it.
 
-        Returns at once, unless `max_lag` is set and more checkpoints than that wait for their score.
-        The starting policy, as the checkpoint of step 0, gives the guard its baseline.
+        Then wait while `must_wait` says so. The checkpoint of step 0, the starting policy, is the baseline.
 
         Args:
             path: its directory, under the guard's checkpoint root.
             step: the step that it was saved at.
             sampling: how the trainer samples, so that the guard evaluates alike; the first one counts for the
                 run. None: not said, and evaluations are greedy unless the guard's settings say otherwise.
-            wait: False leaves `max_lag` to the caller, who asks `lags`; for ranks that must wait together.
+            wait: False leaves the waiting to the caller, who asks `must_wait`; for ranks that wait together.
 
         Raises:
             GuardConfigError: the guard is not open yet.
@@ -410,12 +424,12 @@ class Guard:
         elif self._reporter is not None:
             let_the_guard_read(Path(path))
             self._reporter.submit(CheckpointSample(int(step), os.path.abspath(path), sampling))
-        if self._reporter is not None:
-            self._stall.begin(self._reporter.lag, time.monotonic())
-        if wait and self.lags():
-            log.info("training waits at step %s until the guard has scored more", step)
-            while self.lags():
-                time.sleep(LAG_POLL_SECONDS)
+        if wait:
+            self._wait()
+
+    def _wait(self) -> None:
+        while self.must_wait():
+            time.sleep(LAG_POLL_SECONDS)
 
     def rollouts(self, step: int, rollouts: Iterable[tuple[Any, Any, Any]]) -> None:
         """Show people what the policy writes: a few of these rollouts go to the guard's dashboard and report.
@@ -444,14 +458,28 @@ class Guard:
         elif chosen:
             self._reporter.submit_rollouts(RolloutsSample(int(step), chosen))
 
-    def lags(self) -> bool:
-        """Whether training should wait: more than `max_lag` checkpoints are unscored, and the guard works."""
-        reporter, limit = self._reporter, self._settings.max_lag
-        if reporter is None or limit is None:
+    def must_wait(self) -> bool:
+        """Whether training must wait now: for the baseline, for unscored checkpoints, or for a second look.
+
+        A loop with several ranks asks on rank 0, tells the others, and asks again a moment later, so that no
+        collective waits for long. False once the run must stop, or the guard is lost.
+        """
+        reporter = self._reporter
+        if reporter is None or self._phase is not _Phase.OPEN:
             return False
-        self._stall.look(reporter.lag, reporter.passes, time.monotonic())
         works = reporter.stop_verdict is None and self._lost(reporter) is None
-        return works and self._phase is _Phase.OPEN and reporter.lag > limit
+        verdict, unsent = reporter.verdict_and_unsent
+        reason = reason_to_wait(verdict, unsent, self._settings.max_lag) if works else None
+        waits = self._limit.allows(reason, Progress.of(verdict), time.monotonic())
+        if waits and reason != self._waits_for:
+            log.info("training waits for %s", reason)
+        self._waits_for = reason if waits else None
+        return waits
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long training has waited for the guard so far, seconds."""
+        return self._limit.total(time.monotonic())
 
     @property
     def lag(self) -> int:
@@ -546,7 +574,7 @@ class Guard:
         log.warning("%s", sentence)
 
     def _lost(self, reporter: Reporter) -> str | None:
-        return reporter.unreachable or reporter.refusing or self._stall.reason or reporter.undelivered
+        return reporter.unreachable or reporter.refusing or reporter.undelivered
 
     def _look(self) -> Stop | None:
         """The stop that is latched, or that the newest responses ask for."""

@@ -239,16 +239,16 @@ class Reporter:
             return self._undelivered
 
     @property
+    def verdict_and_unsent(self) -> tuple[VerdictView | None, int]:
+        """The newest verdict, and the checkpoints that are on their way to the guard, as of one moment."""
+        with self._lock:
+            return self._verdict, self._on_their_way
+
+    @property
     def lag(self) -> int:
         """How many checkpoints are yet to be scored: those on their way to the guard, and its own count."""
         with self._lock:
             return self._lag()
-
-    @property
-    def passes(self) -> int:
-        """How many passes of the starting policy the guard has made, while it gathers them."""
-        with self._lock:
-            return self._verdict.baseline_passes if self._verdict is not None else 0
 
     def _lag(self) -> int:
         return self._on_their_way + (self._verdict.waiting if self._verdict is not None else 0)
@@ -356,7 +356,7 @@ class Reporter:
         """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""
         with self._lock:
             if not (self._work() or self._deadline is not None):
-                busy = self._verdict is not None and self._verdict.waiting > 0
+                busy = self._verdict is not None and (self._verdict.waiting > 0 or self._verdict.next_pass)
                 self._lock.wait(min(POLL_SECONDS, BUSY_POLL_SECONDS) if busy else POLL_SECONDS)
             if self._deadline is None:
                 return True

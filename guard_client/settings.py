@@ -40,7 +40,7 @@ class ClientSettings:
     on_unreachable: Literal["stop", "continue"] = "stop"
     unreachable_seconds: float = 300.0
     drain_seconds: float = 0.0
-    max_lag: int | None = None
+    max_lag: int | None = 1
     rollouts: bool = True
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class ClientSettings:
             on_unreachable="stop" if on_unreachable == "stop" else "continue",
             unreachable_seconds=limit,
             drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
-            max_lag=_count("RLGUARD_MAX_LAG", environ.get("RLGUARD_MAX_LAG") or None),
+            max_lag=_lag(environ.get("RLGUARD_MAX_LAG") or "1"),
             rollouts=switch(environ, "RLGUARD_ROLLOUTS", "1"),
         )
 
@@ -117,6 +117,13 @@ def switch(environ: Mapping[str, str], name: str, default: Literal["0", "1"]) ->
     if text not in ("0", "1"):
         raise GuardConfigError(f"{name} must be 1 or 0, got {text!r}")
     return text == "1"
+
+
+def _lag(text: str) -> int | None:
+    """How many checkpoints may be unscored; None for `off`, which waits for nothing."""
+    if text != "off" and not (text.isascii() and text.isdigit()):
+        raise GuardConfigError(f"RLGUARD_MAX_LAG must be a whole number of checkpoints or off, got {text!r}")
+    return None if text == "off" else int(text)
 
 
 def _count(name: str, text: str | None) -> int | None:

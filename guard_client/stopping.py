@@ -1,16 +1,13 @@
-"""Why training stops, and when a wait for the guard is in vain. Values and decisions; no clock."""
+"""Why training stops. Values and decisions; no clock."""
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 
 from guard_client.client import VerdictView
 from guard_client.errors import GuardHaltError, GuardLostError
 from guard_core import CollapseStopError, TripwireStatus
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,38 +28,6 @@ class Stop:
         if self.status is not None:
             return CollapseStopError(self.status)
         return GuardLostError(self.reason) if self.lost else GuardHaltError(self.reason)
-
-
-class Stall:
-    """Whether the guard gets no further while training waits for it; no wait is without an end.
-
-    Args:
-        limit: seconds of one wait in which no checkpoint was scored, nor a pass of the starting policy made.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self._lag, self._passes, self._since = 0, 0, 0.0
-        #: What says that waiting is in vain; None again at a wait that begins with a lower lag.
-        self.reason: str | None = None
-
-    def begin(self, lag: int, now: float) -> None:
-        """A wait may begin with this lag, checkpoints, at `now`, seconds."""
-        if lag < self._lag:
-            self.reason = None
-        self._lag, self._since = lag, now
-
-    def look(self, lag: int, passes: int, now: float) -> None:
-        """Training has waited until `now`, and the guard made so many passes of the starting policy."""
-        if lag < self._lag or passes != self._passes:
-            self._lag, self._passes, self._since = min(lag, self._lag), passes, now
-        elif self.reason is None and now - self._since >= self.limit:
-            self.reason = (
-                f"training has waited {self.limit:g} s for the guard, and none of {lag} checkpoints was "
-                "scored: does it have a held-out evaluator? Its log says; a slow one needs a higher "
-                "unreachable_seconds, or no max_lag"
-            )
-            log.warning("%s", self.reason)
 
 
 def _status_of(verdict: VerdictView) -> TripwireStatus:

@@ -276,7 +276,7 @@ class HeldOutGuard:
             if kl < 0.0:
                 raise ValueError(f"baseline_kls must be non-negative, got {kl!r}")
         mean = math.fsum(baseline_kls) / len(baseline_kls)
-        self.kl_hard_stop = max(min(factor * mean, self.kl_hard_stop), KL_FLOOR)
+        self.kl_hard_stop = min(max(factor * mean, KL_FLOOR), self.kl_hard_stop)
         return self.kl_hard_stop
 
     # -- state -------------------------------------------------------------------------------------------

@@ -541,6 +541,19 @@ class Judge:
         return self._checkpoints_left + (1 if self._fire is None and self._waits_for_a_pass else 0)
 
     @property
+    def _baseline_planned(self) -> int:
+        """Passes that the baseline will have, while it is gathered."""
+        calibrated = self._calibrated
+        return calibrated.passes_planned if calibrated is not None and calibrated.gathers_baseline else 0
+
+    @property
+    def _next_pass(self) -> Literal["baseline", "confirmation"] | None:
+        """What the pass that `wanted_pass` asks for is good for."""
+        if self.wanted_pass() is None:
+            return None
+        return "baseline" if self._baseline_planned else "confirmation"
+
+    @property
     def _is_over(self) -> bool:
         """Whether the trainer has said that it made its last step, and no checkpoint of it waits."""
         return self._count.over and not self._checkpoints_left
@@ -614,6 +627,8 @@ class Judge:
             refused=len(self._refused),
             failure=self._failure,
             baseline_passes=self._calibrated.passes_made if self._calibrated is not None else 0,
+            baseline_planned=self._baseline_planned,
+            next_pass=self._next_pass,
             waiting=self.waiting,
             sooner=self.latch is None and self._calibrated is not None and self._calibrated.is_near,
             steps_since_evaluation=self._count.after,

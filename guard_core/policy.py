@@ -118,7 +118,7 @@ class BaselineBudget(_Section):
 
     completions: int | None = Field(None, ge=1, description="Completions of all passes; null: any number.")
     minutes: Finite | None = Field(
-        None, gt=0, description="Time that all passes may take, minutes; null: any."
+        20.0, gt=0, description="Time that all passes may take, minutes; null: any."
     )
 
     def has_room(
@@ -306,8 +306,5 @@ class Policy(_Section):
         )
 
     def calibrated_share(self) -> CalibratedPolicy:
-        """Settings of the calibrated detector beside HeldOutGuard: half of alpha, the rest is for that rule.
-
-        HeldOutGuard holds its half only with thresholds that `rlguard calibrate` chose for it.
-        """
+        """Settings of the calibrated detector beside HeldOutGuard: half of alpha; that rule has the rest."""
         return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})

@@ -616,6 +616,14 @@ class Verdict(Wire):
     baseline_passes: int = Field(
         0, description="Passes of the starting policy that were made so far, while they are gathered."
     )
+    baseline_planned: int = Field(
+        0, description="Passes of the starting policy that will be made, while they are gathered."
+    )
+    next_pass: Literal["baseline", "confirmation"] | None = Field(
+        None,
+        description="A further pass that the guard makes before any other checkpoint's evaluation: of the "
+        "starting policy, or of the newest checkpoint, to confirm an alarm. Training should wait for it.",
+    )
     waiting: int = Field(
         0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
     )

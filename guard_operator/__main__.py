@@ -31,7 +31,7 @@ from guard_operator.config import OperatorConfig, default_guard_resources
 from guard_operator.runtime.serving import EVERYWHERE
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
-    from guard_operator.app import Operator, PageAddress
+    from guard_operator.app import Operator
     from guard_operator.reconcile.notifier import Notifications
     from guard_operator.runtime.client import Json
     from guard_operator.runtime.lease import LeaseTiming
@@ -122,8 +122,6 @@ def parser() -> argparse.ArgumentParser:
         help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
-    add("--page-token-file", type=Path, help="serve a page of all jobs to whoever has the token in this file")
-    add("--page-port", type=int, default=8082, help="port of that page; 0 takes a free one (default 8082)")
     add(
         "--notify-dir",
         type=Path,
@@ -165,8 +163,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     threading.Thread(target=_stop_on_signal, args=(operator,), name="signals", daemon=True).start()
     logging.info("probes and metrics on port %d", operator.port)
-    if operator.page_port is not None:
-        logging.info("page of all jobs on port %d", operator.page_port)
     return operator.run()
 
 
@@ -199,18 +195,8 @@ def _operator(options: argparse.Namespace) -> Operator:
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
         ManagerConfig(workers=options.workers),
-        page=_page(options),
         notifications=_notifications(options),
     )
-
-
-def _page(options: argparse.Namespace) -> PageAddress | None:
-    if options.page_token_file is None:
-        return None
-    from guard_operator.app import PageAddress
-    from guard_operator.page.server import TokenFile
-
-    return PageAddress((options.bind, options.page_port), TokenFile(options.page_token_file))
 
 
 def _notifications(options: argparse.Namespace) -> Notifications | None:

@@ -15,7 +15,6 @@ from kubernetes.client import Configuration
 from guard_operator.adapters import ComposedAdapter, find_adapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
-from guard_operator.page.server import PageServer, Shown, TokenFile
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
@@ -73,14 +72,6 @@ class LeaseName:
     timing: LeaseTiming = field(default_factory=LeaseTiming)
 
 
-@dataclass(frozen=True, slots=True)
-class PageAddress:
-    """Where the page of all jobs listens, and who may read it."""
-
-    address: tuple[str, int]
-    token: TokenFile
-
-
 class Operator:
     """The whole operator. `run` blocks until `stop`; its result is the exit code."""
 
@@ -92,7 +83,6 @@ class Operator:
         address: tuple[str, int],
         manager: ManagerConfig | None = None,
         timing: Timing | None = None,
-        page: PageAddress | None = None,
         notifications: Notifications | None = None,
     ) -> None:
         self.metrics = OperatorMetrics()
@@ -125,18 +115,11 @@ class Operator:
         self._elector, self._identity = elector, lease.identity
         registry = self.metrics.registry
         self._health = HealthServer(address, self._manager.healthy, self.ready, registry, self.state)
-        shown = Shown(caches.jobs, caches.job, caches.states, caches.jobs_quiet_for)
-        self._page = None if page is None else PageServer(page.address, page.token, shown)
 
     @property
     def port(self) -> int:
         """Port of the probes and metrics."""
         return self._health.port
-
-    @property
-    def page_port(self) -> int | None:
-        """Port of the page of all jobs; None without one."""
-        return None if self._page is None else self._page.port
 
     def run(self) -> int:
         """Run until stopped."""
@@ -147,8 +130,6 @@ class Operator:
             return code
         finally:
             self._health.close()
-            if self._page is not None:
-                self._page.close()
 
     def ready(self) -> bool:
         """Whether it can do all that the operator before it did, so that a rollout may end that one."""
@@ -360,10 +341,6 @@ class _Caches:
     def quiet_for(self, namespace: str) -> float:
         """Seconds since the API server last showed something of the jobs in this namespace, or of any."""
         return min(one.quiet_for() for one in self._jobs if one.namespace in {None, namespace})
-
-    def jobs_quiet_for(self) -> float:
-        """The same of the namespace that has been quiet for longest, of those that could be read."""
-        return max((one.quiet_for() for one in self._jobs if one.synced), default=0.0)
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The workload as cached; only those with the operator's labels are."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from guard_core._version import __version__
     from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
     from guard_core.policy import Policy
+    from guard_core.trust import kl_token_trust_filter
     from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, StepReport, Verdict
     from trainer_image.callback import GuardCallback
     from trainer_image.guarded_trainer import GuardedGRPOTrainer
@@ -43,6 +44,7 @@ __all__ = [
     "TripwireStatus",
     "Verdict",
     "__version__",
+    "kl_token_trust_filter",
 ]
 
 #: Where each name is defined.
@@ -65,6 +67,7 @@ _HOMES = {
     "TripwireStatus": "guard_core.heldout_guard",
     "Verdict": "guard_core.wire",
     "__version__": "guard_core._version",
+    "kl_token_trust_filter": "guard_core.trust",
 }
 
 

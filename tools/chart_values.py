@@ -218,21 +218,6 @@ class MetricsValues(ValuesSection):
     dashboard: Dashboard = section(Dashboard, "Grafana dashboard.")
 
 
-class Page(ValuesSection):
-    """The page of all guarded jobs."""
-
-    enabled: bool = Field(False, description="Serve it, from every ready pod of the operator.")
-    port: PortNumber = Field(
-        8082, description="Port of the pod; another one where hostNetwork shares a node."
-    )
-    existing_secret: str = Field(
-        "",
-        description="Secret in the release's namespace with the page's token under the key `token`. If "
-        "empty, the chart makes one and keeps it across upgrades; what renders without a cluster (`helm "
-        "template`, Argo CD) makes a new token each time, so name one there.",
-    )
-
-
 class NotificationValues(ValuesSection):
     """Webhooks that are notified of runs."""
 
@@ -267,10 +252,6 @@ class NetworkPolicy(ValuesSection):
         "(also with `enabled: false`). If empty: everybody; those of guards only the pods of the cluster "
         "where there is a PodMonitor of them, else nobody. A podSelector alone: of the release's namespace.",
         examples=[[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
-    )
-    page_from: list[Raw] = Field(
-        default_factory=list,
-        description="NetworkPolicyPeers that may reach the page of all jobs; everybody if empty.",
     )
     webhook_ports: list[PortNumber] = Field(
         default_factory=lambda: [443, 9093],
@@ -428,9 +409,6 @@ class Values(ValuesSection):
     )
     metrics: MetricsValues = section(
         MetricsValues, "What Prometheus and Grafana get. The metrics Service is always there."
-    )
-    page: Page = section(
-        Page, "A page of all guarded jobs, read-only and behind a token (see docs/operator.md)."
     )
     notifications: NotificationValues = section(
         NotificationValues,

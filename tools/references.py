@@ -99,9 +99,9 @@ TRAINER_ENVIRONMENT = {
         "How long the end of training may wait until every checkpoint is evaluated, seconds.",
     ),
     "RLGUARD_MAX_LAG": (
-        "integer ≥ 0",
-        "never wait",
-        "How many checkpoints may be unscored before training waits for the guard when it has saved one.",
+        "integer ≥ 0, or off",
+        "`1`",
+        "How many checkpoints may be unscored while training goes on; `off` never waits.",
     ),
     "RLGUARD_KEEP_BEST": (
         "0 or 1",

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
@@ -37,7 +38,13 @@ from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
-from trainer_image.outlook import kept_for_their_turn, rotation_ahead, save_sooner, steps_per_save
+from trainer_image.outlook import (
+    kept_for_their_turn,
+    rotation_ahead,
+    safe_lag,
+    save_sooner,
+    steps_per_save,
+)
 from trainer_image.preflight import Outset, trainer_rows
 from trainer_image.rollouts import newest_rollouts
 from trainer_image.unscorable import adapter_unscorable, outside_root, unscorable
@@ -63,15 +70,15 @@ class GuardCallback(TrainerCallback):
         strict: on a stop raise `CollapseStopError` (a fire), `GuardHaltError` (a halt) or
             `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
-            one report after the other, when training waits for it in vain (`max_lag`), or when a checkpoint
-            has not reached it by the end of training.
+            one report after the other, or when a checkpoint has not reached it by the end of training.
         unreachable_seconds: the time of `on_unreachable`, seconds.
         drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
             For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
             fail the other ranks, which wait too.
-        max_lag: how many checkpoints may be unscored before training waits for the guard when it has saved
-            one, so that a fire stops a run that still trains; None never waits. A guard that scores nothing
-            for an hour of waiting (`unreachable_seconds` if that is more) is treated as an unreachable one.
+        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
+            policy is ruined; None never waits. At most one less than `save_total_limit` leaves to wait, so
+            that none is deleted before its turn. Training also waits for the baseline and for a second look
+            at an alarm. `guard_client.waiting` bounds all waits.
         rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report:
             of the first step, and of each checkpoint.
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
@@ -94,7 +101,7 @@ class GuardCallback(TrainerCallback):
         on_unreachable: Literal["stop", "continue"] = "stop",
         unreachable_seconds: float = 300.0,
         drain_seconds: float = 0.0,
-        max_lag: int | None = None,
+        max_lag: int | None = 1,
         rollouts: bool = True,
         keep_best: bool = False,
         save_sooner: bool = False,
@@ -139,7 +146,7 @@ class GuardCallback(TrainerCallback):
         Args:
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
                 `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
-                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
                 `RLGUARD_ROLLOUTS` (1 or 0), `RLGUARD_KEEP_BEST` (1 or 0), `RLGUARD_SAVE_SOONER` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
@@ -170,7 +177,7 @@ class GuardCallback(TrainerCallback):
         if self._keep_best:
             _refuse_other_rotation(args)
         self._trainer = _calling_trainer(self, state)
-        self._guard = self._make_guard() if state.is_world_process_zero else None
+        self._guard = self._make_guard(args) if state.is_world_process_zero else None
         reason = None if self._guard is None else unscorable(args, state, self._trainer)
         reason = ranks.agree(reason, args.device)
         if reason is not None:
@@ -199,6 +206,9 @@ class GuardCallback(TrainerCallback):
         if self._guard is not None:
             self._say_what_is_ahead(args, state)
         self._save_the_start(args, state)
+        self._wait_for_the_guard(args, control)
+        if self.stop is not None:
+            self._take_no_step()
         return control
 
     def on_step_end(
@@ -210,8 +220,7 @@ class GuardCallback(TrainerCallback):
         self._take_rollouts(state.global_step)
         if sample is not None:
             self._report(sample)
-        if self.stop is None:
-            self._stop_if(self._agreed(args), control)
+        self._wait_for_the_guard(args, control)
         self._spare_the_best(args, state)
         self._save_between(args, state, control)
         return control
@@ -248,7 +257,7 @@ class GuardCallback(TrainerCallback):
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
             self._guard.checkpoint(path, step=state.global_step, sampling=self._sampling, wait=False)
             self._send_rollouts(state.global_step)
-        self._wait_for_the_guard(args, state, control)
+        self._wait_for_the_guard(args, control)
         self._say_if_rotated_away(args)
 
     def on_train_end(
@@ -280,33 +289,34 @@ class GuardCallback(TrainerCallback):
             if self._guard is not None:
                 log.info("the guard wants a checkpoint sooner: one is saved at step %d", state.global_step)
 
-    def _wait_for_the_guard(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
-    ) -> None:
-        """Wait while more than `max_lag` checkpoints are unscored; rank 0 looks, and all ranks wait with it.
+    def _wait_for_the_guard(self, args: TrainingArguments, control: TrainerControl) -> None:
+        """Wait while the guard's `must_wait` says so, then act on the verdict; all ranks wait together.
 
         They agree again at every look, so that no collective waits for longer than a moment.
         """
-        told = False
-        while ranks.agree(self._lags(), args.device) is not None:
+        if self.stop is not None:
+            return
+        while ranks.agree(self._must_wait(), args.device) is not None:
             if self._guard is not None:
-                if not told:
-                    log.info("training waits at step %d until the guard has scored more", state.global_step)
-                    told = True
                 time.sleep(LAG_POLL_SECONDS)
         self._stop_if(self._agreed(args), control)
 
-    def _lags(self) -> bool | None:
-        """True on rank 0 while training should wait; None otherwise."""
-        return True if self._guard is not None and self._guard.lags() else None
+    def _must_wait(self) -> bool | None:
+        """True on rank 0 while training must wait; None otherwise."""
+        return True if self._guard is not None and self._guard.must_wait() else None
 
     # -- reporting -----------------------------------------------------------------------------------------
 
-    def _make_guard(self) -> Guard | None:
-        """This run's guard, or None if it is optional and the environment names none."""
+    def _make_guard(self, args: TrainingArguments) -> Guard | None:
+        """This run's guard, or None if it is optional and the environment names none.
+
+        Nothing may be unscored for so long that the Trainer's rotation deletes it.
+        """
         if self._settings.url is None and not self._optional:
             raise GuardConfigError("GuardCallback on rank 0 needs the guard's URL: set RLGUARD_URL")
-        guard = Guard.of(self._settings)
+        lag, kept = self._settings.max_lag, kept_for_their_turn(args, keep_best=self._keep_best)
+        most = lag if lag is None or kept is None else min(lag, max(0, safe_lag(kept)))
+        guard = Guard.of(replace(self._settings, max_lag=most))
         if guard.guards:
             return guard
         guard.open().close()  # says that the run is unguarded

@@ -21,7 +21,6 @@ from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import pad
 
 from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
-from guard_core.step_monitor import MEDIAN_WINDOW, median_of_last
 from trainer_image import ranks
 from trainer_image.config import LOSS_COLUMNS
 from trainer_image.losses import Logits, distillation_loss, replay_loss
@@ -38,8 +37,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
     """GRPO that stops when `heldout_guard` fires.
 
     Every `logging_steps` optimizer steps, beginning with step 0, the guard folds the newest in-loop reward,
-    the score that `heldout_eval_fn` returns, and the KL to the reference if there is one: the median of the
-    newest KLs of the last five rounds, because one token can add 22,000 nats to one of them. A step that
+    the score that `heldout_eval_fn` returns, and the newest KL to the reference if there is one. A step that
     generates nothing trains on the completions of an earlier one, and their reward is then the newest.
 
     The state is saved with every checkpoint, and `train(resume_from_checkpoint=...)` goes on from it, with
@@ -78,7 +76,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
     #: Whether the model must make all logits at once; None until the first forward of a loss.
     _whole_logits: bool | None = None
     _killswitch_step: int | None = None
-    _killswitch_kls: tuple[float, ...] = ()
     #: Newest values by metric, kept because `log` clears the lists; None: the newest was not finite.
     _newest_values: Mapping[str, float | None] = {}
 
@@ -107,8 +104,13 @@ class GuardedGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         if heldout_guard is not None or alpha_sdpo or beta_replay:
             self._refuse_another_loss()
-        if heldout_guard is not None:
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the parent does; on a resume, restore the kill switch first."""
+        self.remove_callback(_KillSwitchAtStart)
+        if self.heldout_guard is not None:
             self.add_callback(_KillSwitchAtStart(self))
+        return super().train(*args, **kwargs)
 
     # -- the loss ------------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
         if not hasattr(self, "compute_liger_loss"):
             return
         for name in names:
-            if getattr(self.args, name, False):
+            if getattr(getattr(self, "args", None), name, False):
                 raise ValueError(
                     f"{name}=True has this version of TRL compute another loss, so neither the kill switch "
                     f"nor alpha_sdpo nor beta_replay would do anything: set {name}=False, or take TRL 1.16"
@@ -130,7 +132,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
             loss = loss + self.alpha_sdpo * self._compute_sdpo_loss(model, inputs)
         if self.beta_replay:
             loss = loss + self.beta_replay * self._compute_trace_replay_loss(model, inputs)
-        if self._killswitch_is_due():
+        if self.heldout_guard is not None and self._killswitch_is_due():
             self._killswitch_step = self.state.global_step
             self._maybe_update_killswitch()
         return loss
@@ -314,11 +316,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
         reward, score, kl = ranks.agree(
             (reward, self._heldout_score(), kl), getattr(self.args, "device", "cpu")
         )
-        if kl is not None:
-            self._killswitch_kls = (*self._killswitch_kls, kl)[-MEDIAN_WINDOW:]
-            # Of fewer a spike may be the median, and the first value seeds the average for good.
-            whole = len(self._killswitch_kls) == MEDIAN_WINDOW
-            kl = median_of_last(self._killswitch_kls) if whole else None
         status = self.heldout_guard.update(self.state.global_step, reward, score, kl_to_init=kl)
         self.log(_log_entry(status, score))
         if status.fire:
@@ -351,7 +348,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
             self.state.stateful_callbacks[_STATE_KEY] = {
                 "version": _STATE_VERSION,
                 "guard": self.heldout_guard.to_state(),
-                "kls": list(self._killswitch_kls),
             }
         super()._save_checkpoint(*args, **kwargs)
 
@@ -377,7 +373,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
             )
         thresholds = {f.name: getattr(guard, f.name) for f in fields(guard) if f.init}
         vars(guard).update(vars(HeldOutGuard.from_state(saved["guard"] | thresholds)))
-        self._killswitch_kls = tuple(saved["kls"])
         log.info("the kill switch goes on after %d rounds", guard.count)
         if guard.fired:
             if self.strict_killswitch:

@@ -70,7 +70,7 @@ def rotation_ahead(lag: int, limit: int | None) -> str | None:
         return None
     return (
         f"{lag} checkpoints are unscored and save_total_limit keeps {limit}: one that is deleted before its "
-        f"turn is judged by nobody. Raise save_total_limit, save less often, or have training wait for the "
+        "turn is judged by nobody. Raise save_total_limit, save less often, or have training wait for the "
         f"guard (max_lag={safe_lag(limit)}, RLGUARD_MAX_LAG)"
     )
 

@@ -32,7 +32,7 @@ class Outset:
         trainer: the Trainer, or None where only its arguments are known.
         verdict: what the guard says of itself; None: it has not answered.
         sampling: how the trainer samples, None where that is not known, or why no guard can sample so.
-        max_lag: checkpoints that may be unscored before training waits; None: it never does.
+        max_lag: checkpoints that may be unscored while training goes on; None: it never waits.
         keep_best: whether the best checkpoint takes the place of one that rotation keeps.
     """
 
@@ -150,11 +150,10 @@ def _rotation_row(run: Outset) -> Row:
         return Row(name, _OK, "none: every checkpoint stays until it is scored")
     if room < 1:
         return Row(name, _WARN, "none has room to wait for its score beside the best one: raise it")
-    most = safe_lag(room)
-    if run.max_lag is not None and run.max_lag <= most:
-        said = f"{room} are kept, and training waits once {run.max_lag} are unscored (max_lag)"
-        return Row(name, _OK, said)
-    wait = f"max_lag={most} has training wait for them"
+    if run.max_lag is not None:
+        most = min(run.max_lag, safe_lag(room))
+        return Row(name, _OK, f"{room} are kept, and training waits while more than {most} are unscored")
+    wait = f"max_lag={safe_lag(room)} has training wait for them"
     return Row(
         name,
         _UNKNOWN,

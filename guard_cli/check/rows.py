@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_cli.baseline import uninformative
 from guard_core import preflight
 from guard_core.policy import GREEDY_PASSES, Policy
 from guard_core.preflight import WITHOUT_KL, CheckLevel, Row, is_greedy
@@ -277,9 +276,7 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
     if measured is None or measured.score is None:
         return Row(name, CheckLevel.OK, "it loads; --time tries it on completions")
     if measured.paid is None:
-        return Row(
-            name, CheckLevel.REFUSE, "it failed on the completions of --model: rlguard baseline keeps the log"
-        )
+        return Row(name, CheckLevel.REFUSE, "it failed on the completions of --model")
     said = f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
     if measured.in_part:
         more = (
@@ -496,8 +493,10 @@ def completions_row(measured: TriedEvaluation) -> Row:
 
 def score_row(score: float) -> Row:
     """Whether the starting score leaves room to move."""
-    if said := uninformative(score):
-        return Row("starting score", CheckLevel.WARN, said)
+    from guard_core.detectors.run import uninformative_baseline
+
+    if said := uninformative_baseline(score, None):
+        return Row("starting score", CheckLevel.WARN, said.message)
     return Row("starting score", CheckLevel.OK, f"{score:.3f}")
 
 

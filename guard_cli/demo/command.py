@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 HELDOUT_ITEMS = 256
 POLICY = Path(__file__).with_name("policy.yaml")
-#: For trainer and evaluator: one thread each, and no look at a model hub. Training waits for a guard that is
-#: more than two checkpoints behind, or a run of this size would be over before it can be stopped.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "RLGUARD_MAX_LAG": "2",
-}
+#: For trainer and evaluator: one thread each, and no look at a model hub.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 EPILOG = epilog(
     "rlguard demo",

@@ -64,6 +64,15 @@ def run(
             file_okay=False,
         ),
     ] = None,
+    max_lag: Annotated[
+        str | None,
+        typer.Option(
+            "--max-lag",
+            metavar="N|off",
+            help="Checkpoints that may be unscored while the trainer goes on; 1 without it. With `off` it "
+            "never waits for the guard, and a fire may come late.",
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds between SIGTERM and SIGKILL of the trainer.")
     ] = 10.0,
@@ -102,6 +111,7 @@ def run(
         config=file,
         grace=grace,
         drain=drain,
+        max_lag=_lag(max_lag, followed=follow is not None),
         follow=_followed(follow, format_, run_config, column or []),
         resume_from=options.absolute(resume_from),
     )
@@ -124,6 +134,17 @@ def how_to_go_on(plan: Plan, finished: Finished) -> str:
     settings = settings_to_start("" if plan.follow is None else plan.follow.format, path, "NEW_FOLDER")
     said = f"to go on from the last good checkpoint: rlguard run --resume-from {path} …"
     return f"{said}; {settings}" if settings else said
+
+
+def _lag(given: str | None, *, followed: bool) -> str | None:
+    """What `--max-lag` says, checked."""
+    if given is None:
+        return None
+    if given != "off" and not (given.isascii() and given.isdigit()):
+        raise CliError(f"--max-lag must be a whole number of checkpoints or off, got {given!r}")
+    if followed:
+        raise CliError("--max-lag: a trainer that is followed cannot be told to wait; leave it out")
+    return given
 
 
 def _followed(metrics: Path | None, format_: str, run_config: Path | None, column: list[str]) -> What | None:

@@ -24,6 +24,7 @@ class Plan:
         ready: seconds that the guard may take to start.
         show_trainer: print the trainer's output, which goes to trainer.log in any case.
         follow: read steps and checkpoints from what the trainer writes; without metrics, from its output.
+        max_lag: checkpoints that may be unscored while the trainer goes on, or `off`; None: as it is set up.
         resume_from: checkpoint of another run from which the trainer is told to start.
     """
 
@@ -36,6 +37,7 @@ class Plan:
     ready: float = 180.0
     show_trainer: bool = True
     follow: What | None = None
+    max_lag: str | None = None
     resume_from: Path | None = None
 
 

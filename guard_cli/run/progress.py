@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ class PlainProgress:
     def __init__(self, shown: StandardStream, said: StandardStream, tail: LogTail | None) -> None:
         self._shown, self._said, self._tail = shown, said, tail
         self._told: tuple[object, ...] | None = None
+        self._pace = BaselinePace()
 
     def note(self, text: str) -> None:
         """Print it."""
@@ -88,10 +90,10 @@ class PlainProgress:
         self._pass_on()
         if verdict is None:
             return
-        now = (verdict.level, verdict.code, verdict.last_evaluation)
+        now = (verdict.level, verdict.code, verdict.last_evaluation, verdict.baseline_passes)
         if now != self._told:
             self._told = now
-            self._said.write(f"rlguard: {describe(verdict)}\n")
+            self._said.write(f"rlguard: {describe(verdict, self._pace)}\n")
 
     def _pass_on(self) -> None:
         if self._tail is not None and (text := self._tail.new()):
@@ -103,6 +105,7 @@ class LiveProgress:
 
     def __init__(self, console: Console, live: Live, tail: LogTail | None) -> None:
         self._console, self._live, self._tail = console, live, tail
+        self._pace = BaselinePace()
 
     def note(self, text: str) -> None:
         """Print it above the line."""
@@ -110,20 +113,57 @@ class LiveProgress:
         self._console.print(f"rlguard: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, verdict: Verdict | None) -> None:
-        """Replace the line."""
+        """Replace the line; a bar shows how far the baseline is."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
         from rich.text import Text
 
         self._pass_on()
-        if verdict is not None:
-            self._live.update(Text(f"rlguard: {describe(verdict)}", style=STYLES[verdict.level]))
+        if verdict is None:
+            return
+        line = Text(f"rlguard: {describe(verdict, self._pace)}", style=STYLES[verdict.level])
+        bar = ProgressBar(verdict.baseline_planned, verdict.baseline_passes, width=40)
+        self._live.update(Group(line, bar) if gathers_baseline(verdict) else line)
 
     def _pass_on(self) -> None:
         if self._tail is not None and (text := self._tail.new()):
             self._console.out(text.rstrip("\n").replace("\r", "\n"), highlight=False)
 
 
-def describe(verdict: Verdict) -> str:
-    """One line: step, the numbers that are known, level and reason."""
+class BaselinePace:
+    """How long the rest of the baseline takes, from the passes that were seen to end.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def seconds_left(self, made: int, planned: int) -> float | None:
+        """Seconds until all planned passes are made; None before the second one was seen."""
+        now = self._clock()
+        if self._first is None and made > 0:
+            self._first = made, now
+        if self._first is None or made <= self._first[0]:
+            return None
+        passes, since = self._first
+        return (now - since) / (made - passes) * (planned - made)
+
+
+def gathers_baseline(verdict: Verdict) -> bool:
+    """Whether the starting policy is being scored."""
+    return verdict.next_pass == "baseline"
+
+
+def describe(verdict: Verdict, pace: BaselinePace) -> str:
+    """One line: step, the numbers that are known, level and reason; the baseline while it is made."""
+    if gathers_baseline(verdict):
+        made, planned = verdict.baseline_passes, verdict.baseline_planned
+        left = pace.seconds_left(made, planned)
+        rest = "" if left is None else f", about {_duration(left)} left"
+        return f"baseline: {made} of {planned} passes{rest}"
     parts = ["no step yet" if verdict.step is None else f"step {verdict.step}"]
     if verdict.last_evaluation is not None:
         parts.append(f"held-out {verdict.last_evaluation.score:.3f} at step {verdict.last_evaluation.step}")
@@ -135,3 +175,7 @@ def describe(verdict: Verdict) -> str:
         parts.append(f"KL {verdict.kl_ema:.3g}")
     parts.append(f"{verdict.level.value}: {verdict.reason}")
     return " | ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

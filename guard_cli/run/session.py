@@ -144,6 +144,8 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals, to: tuple[
         try:
             progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
             following = _start_following(plan, settings, guard, progress)
+            if following is not None:
+                progress.note("a followed trainer does not wait for the guard: a fire may come late")
             trainer = _start_trainer(plan, settings, guard)
             try:
                 if plan.resume_from is not None and (words := where_it_starts(plan)):
@@ -182,6 +184,8 @@ def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> 
         "RLGUARD_URL": guard.url,
         "RLGUARD_TOKEN": str(settings.tokens()[0]),
     }
+    if plan.max_lag is not None:
+        given["RLGUARD_MAX_LAG"] = plan.max_lag
     if plan.resume_from is not None:
         run = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.out.absolute().name).strip(".-") or "run"
         given |= {"RLGUARD_RESUME_FROM": str(plan.resume_from), "RLGUARD_RUN": run}

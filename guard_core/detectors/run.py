@@ -22,7 +22,7 @@ from guard_core.detectors.calibrated import (
 )
 from guard_core.detectors.gap import Gap
 from guard_core.detectors.parts import Fast
-from guard_core.policy import GREEDY_PASSES, BaselineBudget, CalibratedPolicy
+from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSampling, Level
 
 N = TypeVar("N", int, float)
@@ -292,6 +292,25 @@ class CalibratedRun:
         return len(self._passes)
 
     @property
+    def passes_planned(self) -> int:
+        """Passes that the baseline will have, as far as the costs of those that were made tell."""
+        made, cost, budget = len(self._passes), self._cost, self._config.baseline_budget
+        greedy = made > 1 and self._baseline.greedy
+        planned = min(GREEDY_PASSES, self._config.baseline_passes) if greedy else self._config.baseline_passes
+        if not made:
+            return planned
+        one = PassCost(None if cost.completions is None else cost.completions // made, cost.again, cost.again)
+        passes = made
+        while passes < planned and budget.has_room(passes, cost.completions, cost.seconds, cost.again):
+            passes, cost = passes + 1, cost.plus(one)
+        return passes
+
+    @property
+    def gathers_baseline(self) -> bool:
+        """Whether the baseline is not complete yet."""
+        return self._detector is None
+
+    @property
     def readings(self) -> tuple[DetectorReading, ...]:
         """What each part says after the newest evaluation."""
         status = self._detector.last_status if self._detector else None
@@ -302,10 +321,8 @@ class CalibratedRun:
         if self._unusable:
             yield Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message=self._unusable)
         elif not self.readings:
-            done, wanted = len(self._passes), self._config.baseline_passes
-            most = "" if self._config.baseline_budget == BaselineBudget() else "at most "
             message = (
-                f"{done} of {most}{wanted} passes of the starting policy are done"
+                f"{self.passes_made} of {self.passes_planned} passes of the starting policy are done"
                 if self._detector is None
                 else "no checkpoint after the baseline has been evaluated"
             )

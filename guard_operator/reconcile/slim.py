@@ -5,9 +5,7 @@ A decision over a slim object is the same as one over the whole.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from itertools import accumulate, pairwise
 from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
@@ -35,8 +33,6 @@ _OF_WHO_WAITS = ("name", "state", "lastState")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
 #: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
-#: Where a slim job keeps its rounds for the page, as [in-loop reward, held-out score], thinned.
-TREND, TREND_POINTS = "trend", 24
 _NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail", "rollouts", "keptSteps"})
 
 
@@ -115,35 +111,15 @@ def slim_queued(raw: Json) -> Json:
 
 
 def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached: not the guard's detector state, and of its history a small part.
+    """The part of a job that is cached: not the guard's detector state and history.
 
     Of a job that is over no spec is cached: it is only shown, and who must act on it after all reads it.
     """
     status = dict(raw.get("status") or {})
     if "guard" in status:
-        guard = status["guard"]
-        status["guard"] = {k: v for k, v in guard.items() if k not in _NOT_OF_A_REPORT}
-        if rounds := guard.get("historyTail"):
-            status["guard"][TREND] = _trend(rounds)
+        status["guard"] = {k: v for k, v in status["guard"].items() if k not in _NOT_OF_A_REPORT}
     metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
     return {"metadata": metadata, **({} if is_over(raw) else {"spec": raw["spec"]}), "status": status}
-
-
-def _trend(rounds: list[Json]) -> list[list[float]]:
-    """At most `TREND_POINTS` rounds, the first and the last among them; some 15 bytes each.
-
-    They are those nearest to evenly spread steps: the page draws them at equal distances, and the old part of
-    a long history is thin.
-    """
-    try:
-        steps = [max(1, after["step"] - before["step"]) for before, after in pairwise(rounds)]
-        made, few = list(accumulate(steps, initial=0)), min(len(rounds), TREND_POINTS) - 1
-        ends = [(low + high) / 2 for low, high in pairwise(made)]  # up to where a round is the nearest
-        near = [bisect_right(ends, n * made[-1] / few) for n in range(few)] + [len(made) - 1]
-        chosen = [rounds[i] for i in dict.fromkeys(near)]
-        return [[float(f"{one[value]:.3g}") for value in ("reward", "heldout")] for one in chosen]
-    except (ArithmeticError, KeyError, TypeError, ValueError):  # not as the CRD has it: it ends no cache
-        return []
 
 
 def _kept(of: Mapping[str, Any], fields: Iterable[str]) -> Json:

@@ -188,7 +188,7 @@ class Engine:
         async with ledger.lock:
             if not self.store_works:
                 return
-            if self._worker is not None and ledger.judge.waiting:
+            if self._worker is not None and (ledger.judge.waiting or ledger.judge.wanted_pass()):
                 liveness.start_anew()
             judge = halted(ledger.judge, liveness.silent_for, liveness.refusals.condition())
             if judge is not None:

@@ -320,6 +320,8 @@ class Ledger:
         verdict = verdict.model_copy(update={"checkpoint_root": str(self._root)})
         if (worker := self._worker) is not None:
             verdict = verdict.model_copy(update={"adapters": worker.adapters, "needed": worker.needed})
+        else:  # nobody makes these evaluations: nobody should wait for them
+            verdict = verdict.model_copy(update={"waiting": 0})
         self._verdict = verdict
         self._trainer_json = for_trainer(self._verdict).model_dump_json().encode()
 

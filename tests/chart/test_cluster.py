@@ -48,6 +48,8 @@ from guard_operator.runtime.errors import ApiError
 
 from .conftest import CHART, NAMESPACE, ROOT, VALUES, Helm, Json, Render, Tools, load
 
+pytestmark = pytest.mark.nightly
+
 eventually = load(ROOT / "tests/operator/integration/waiting.py", "chart_waiting").eventually
 pod_fields = load(ROOT / "tests/operator/unit/pod_fields.py", "pod_fields")
 
@@ -111,6 +113,7 @@ def test_an_object_that_is_wrong_would_be_refused(cluster: Cluster, render: Rend
         cluster.apply(deployment)
 
 
+@pytest.mark.always
 def test_helm_itself_finds_the_release_installable(cluster: Cluster, helm: Helm, kubeconfig: Path) -> None:
     done = helm(
         "install", "rlguard", CHART, "--dry-run=server", f"--kubeconfig={kubeconfig}", "--namespace", "x",
@@ -423,6 +426,7 @@ def set_guard(spec: Json, **values: Any) -> None:
     spec["guard"].update(values)
 
 
+@pytest.mark.always
 def test_the_pod_that_the_operator_made_is_admitted(admission: Client) -> None:
     assert refusal(admission, guarded_pod(STRICT)) is None
 
@@ -433,12 +437,14 @@ def test_the_digest_of_its_guard_outlives_the_servers_defaults(admission: Client
     assert is_as_injected(stored) is True
 
 
+@pytest.mark.always
 def test_a_worker_without_a_guard_is_admitted(admission: Client) -> None:
     pod = without_guard(guarded_pod(STRICT))
     pod["metadata"]["labels"]["training.kubeflow.org/replica-type"] = "worker"
     assert refusal(admission, pod) is None
 
 
+@pytest.mark.always
 def test_the_pod_of_a_batch_job_must_have_its_guard(admission: Client) -> None:
     pod = guarded_pod(STRICT)
     pod["metadata"]["labels"] |= {
@@ -534,6 +540,7 @@ def test_the_nodes_of_a_trainjob_have_their_guard(admission: Client) -> None:
     assert said(**{part: "dataset-initializer"}) == "None"
 
 
+@pytest.mark.always
 def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:
     pod = guarded_pod(UNWATCHED)
     pod["spec"]["hostPID"] = True
@@ -769,6 +776,7 @@ def test_what_the_operator_refuses_the_api_server_refuses(
         assert find_violations(ADAPTERS[0], job.spec.template.spec, job.spec.guard, CONFIG)
 
 
+@pytest.mark.always
 def test_a_guard_stays_a_sidecar_also_once_its_job_is_gone(admission: Client) -> None:
     """Then no policy knows which probes it must have."""
     (case,) = (case for case in CASES if case.name == "a guard that ends")
@@ -808,6 +816,7 @@ def test_held_out_data_in_the_environment_is_refused(admission: Client, kind: st
     assert answer is not None and "extra: must not be what only the guard may have" in answer
 
 
+@pytest.mark.always
 def test_the_evaluators_key_is_the_guards_alone(admission: Client) -> None:
     openai = {"baseUrl": "https://vllm/v1", "model": "m", "apiKeySecretName": "key"}
     change = lambda spec: spec["guard"]["heldout"].update(evaluator={"openai": openai})  # noqa: E731

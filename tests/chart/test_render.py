@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import subprocess
@@ -213,7 +212,7 @@ class TestContent:
         assert pod["nodeSelector"] == given["nodeSelector"]
         assert pod["tolerations"] == given["tolerations"]
         assert pod["affinity"] == given["affinity"]
-        assert pod["volumes"][2:] == given["extraVolumes"]
+        assert pod["volumes"][1:] == given["extraVolumes"]
         names = ["registry", "by-name", "by-reference"]
         for one in (pod, find(objects, "Pod")["spec"]):
             assert one["imagePullSecrets"] == [{"name": name} for name in names]
@@ -223,13 +222,12 @@ class TestContent:
         assert spread.items() > given["topologySpreadConstraints"][0].items()
         assert spread["labelSelector"]["matchLabels"].items() >= OPERATOR.items()
         assert pod["hostNetwork"] and pod["dnsPolicy"] == given["dnsPolicy"]
-        ports = {"http": given["port"], "page": given["page"]["port"]}
-        assert container(objects)["ports"] == [{"name": n, "containerPort": p} for n, p in ports.items()]
+        assert container(objects)["ports"] == [{"name": "http", "containerPort": given["port"]}]
         monitor = find(objects, "ServiceMonitor")["spec"]["endpoints"][0]
         wanted = given["metrics"]["serviceMonitor"]
         assert monitor["relabelings"] == wanted["relabelings"]
         assert monitor["metricRelabelings"] == wanted["metricRelabelings"]
-        assert container(objects)["volumeMounts"][2:] == given["extraVolumeMounts"]
+        assert container(objects)["volumeMounts"][1:] == given["extraVolumeMounts"]
         assert given["extraEnv"][0] in container(objects)["env"]
         assert parser().parse_args(container(objects)["args"]).bind == "0.0.0.0"
         extra = [one for one in objects if one["metadata"]["name"] in {"ca", f"{RELEASE}-more"}]
@@ -269,39 +267,6 @@ class TestContent:
             "spec"
         ]
         assert pod["topologySpreadConstraints"] == own
-
-    @pytest.mark.parametrize("existing", ["", "of-the-platform"])
-    def test_the_page_is_served_with_the_token_of_its_secret(self, render: Render, existing: str) -> None:
-        objects = render({"page.enabled": "true", "page.existingSecret": json.dumps(existing)})
-        options, pod = parser().parse_args(container(objects)["args"]), container(objects)
-        (mount,) = pod["volumeMounts"]
-        (volume,) = find(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
-        assert str(options.page_token_file) == f"{mount['mountPath']}/token" and mount["readOnly"]
-        assert volume["name"] == mount["name"]
-        assert volume["secret"]["secretName"] == (existing or "rlguard-page")
-        made = [o for o in objects if o["kind"] == "Secret"]
-        assert len(made) == (0 if existing else 1)
-        if made:
-            token = base64.b64decode(made[0]["data"]["token"])
-            assert len(token) == 43 and token != base64.b64decode(
-                find(render({"page.enabled": "true"}), "Secret")["data"]["token"]
-            )
-            assert token.decode() not in json.dumps(find(objects, "Deployment"))
-        port = next(p for p in pod["ports"] if p["name"] == "page")
-        assert port["containerPort"] == options.page_port
-        assert find(objects, "Service", "rlguard-page")["spec"]["ports"][0]["targetPort"] == "page"
-
-    def test_the_page_is_off_by_default(self, render: Render) -> None:
-        objects = render()
-        assert not [o for o in objects if o["kind"] == "Secret"]
-        assert parser().parse_args(container(objects)["args"]).page_token_file is None
-
-    def test_who_may_reach_the_page(self, render: Render) -> None:
-        from_ = [{"podSelector": {"matchLabels": {"app": "ingress"}}}]
-        values = {"networkPolicy.enabled": "true", "networkPolicy.pageFrom": json.dumps(from_)}
-        assert len(find(render(values), "NetworkPolicy")["spec"]["ingress"]) == 1
-        policy = find(render({"page.enabled": "true", **values}), "NetworkPolicy")
-        assert {"ports": [{"port": "page"}], "from": from_} in policy["spec"]["ingress"]
 
     def test_the_webhooks_come_from_a_secret_that_is_mounted(self, render: Render) -> None:
         objects = render({"notifications.existingSecret": '"hooks"', "networkPolicy.enabled": "true"})

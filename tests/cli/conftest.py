@@ -2,11 +2,9 @@
 
 import subprocess
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
-from guard_cli.calibrate import propose
 from guard_cli.main import main
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,10 +24,3 @@ def rlguard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return invoke
-
-
-@pytest.fixture
-def calibrate(rlguard: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """With few simulated runs, for tests that do not look at how exact the delays are."""
-    monkeypatch.setattr(propose, "CALIBRATED_RUNS", 8)
-    return partial(rlguard, "calibrate")

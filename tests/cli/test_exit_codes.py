@@ -80,4 +80,4 @@ def test_codes_are_found_where_they_are_given() -> None:
     assert set(ends_with("guard_cli.follow")) >= {0, 3, 4}
     assert set(ends_with("guard_cli.split")) >= {0, 1}
     assert 1 in set(ends_with("guard_cli.cluster"))
-    assert "guard_cli.stored" in imported("guard_cli.status", set())
+    assert "guard_cli.cluster" in imported("guard_cli.status", set())

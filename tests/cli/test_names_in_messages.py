@@ -25,8 +25,6 @@ def said(words: list[str]) -> str:
             ["check", "--heldout", "x", "--device", "tpu"],
             "--device must be auto, cpu, mps, cuda or cuda:N, not",
         ),
-        (["calibrate", BASELINE], "did you write itms for items?"),
-        (["calibrate", BASELINE, "--detector", "calibrted"], "no such detector: did you mean calibrated?"),
         (["replay", BASELINE, "--detector", "heldot_guard"], "no such detector: did you mean heldout_guard?"),
         (["follow", "--metrics", "-", "--format", "verk"], "--format verk: did you mean verl?"),
     ],

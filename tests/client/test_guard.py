@@ -26,7 +26,7 @@ from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_client.guard import Guard
 from guard_core import CollapseStopError
 from guard_core.wire import KlKind
-from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
+from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
 from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
 
 REF = "ref_token_mean"
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_readable_for_whoever_may_list_it(
 def test_nothing_waits_for_a_guard_that_hangs(guard: FaultyGuard, tmp_path: Path) -> None:
     release = threading.Event()
     guard.fault = lambda _, body: body is not None and release.wait(60) and False
-    run = Guard(guard.url).open()
+    run = Guard(guard.url, max_lag=None).open()
     for step in range(1, 501):
         run.step(step, reward=0.5)
     run.checkpoint(tmp_path, step=500)
@@ -261,7 +261,7 @@ def test_the_loops_own_error_is_not_hidden(guard: FaultyGuard) -> None:
 
 
 def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, caplog: Any) -> None:
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+    guard.verdict_after = lambda _: BUSY
     with pytest.raises(ZeroDivisionError):
         loop(guard, 1, lambda _: 1 / 0, drain_seconds=0.2)
     assert "left without an evaluation" not in caplog.text
@@ -272,7 +272,7 @@ def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, ca
 def test_a_loop_that_was_stopped_does_not_wait_for_evaluations(
     guard: FaultyGuard, tmp_path: Path, caplog: Any
 ) -> None:
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+    guard.verdict_after = lambda _: BUSY
 
     def lose_the_guard(run: Guard) -> None:
         run.checkpoint(tmp_path, step=1)
@@ -329,7 +329,7 @@ def test_the_end_waits_for_the_last_evaluations(guard: FaultyGuard, tmp_path: Pa
 
     def verdict(_: int) -> Any:
         asked.append(1)
-        waiting = HEALTHY.model_copy(update={"waiting": 1})
+        waiting = BUSY
         return FIRED if len(asked) > 8 else waiting
 
     def save(run: Guard) -> None:
@@ -340,12 +340,12 @@ def test_the_end_waits_for_the_last_evaluations(guard: FaultyGuard, tmp_path: Pa
         loop(guard, 1, save, drain_seconds=60.0)
 
 
-def test_checkpoint_waits_for_a_guard_that_lags_if_told_so(guard: FaultyGuard, tmp_path: Path) -> None:
+def test_a_checkpoint_waits_for_its_score(guard: FaultyGuard, tmp_path: Path) -> None:
     asked: list[int] = []
 
     def verdict(_: int) -> Any:
         asked.append(1)
-        return HEALTHY.model_copy(update={"waiting": int(bool(guard.checkpoints) and len(asked) < 8)})
+        return BUSY if guard.checkpoints and len(asked) < 8 else HEALTHY
 
     guard.verdict_after = verdict
     with Guard(guard.url, max_lag=0) as run:
@@ -353,7 +353,7 @@ def test_checkpoint_waits_for_a_guard_that_lags_if_told_so(guard: FaultyGuard, t
         assert len(asked) >= 8
         asked.clear()
         run.checkpoint(tmp_path, step=2, wait=False)
-        assert run.lags()
+        assert run.must_wait() and run.waited_seconds > 0
 
 
 # -- wrong calls -----------------------------------------------------------------------------------------
@@ -571,7 +571,7 @@ def test_without_a_url_an_optional_guard_guards_nothing_and_says_so(caplog: Any,
         run.step(1, reward=0.5)
         run.step(2, reward=float("nan"))
         run.checkpoint(tmp_path, step=1)
-        assert run.halted is None and not run.guards and run.verdict is None and not run.lags()
+        assert run.halted is None and not run.guards and run.verdict is None and not run.must_wait()
         assert caplog.text.count("this run is unguarded") == 1
         assert not any(thread.name == "rlguard-reporter" for thread in threading.enumerate())
 

@@ -24,9 +24,7 @@ from guard_cli.commands import COMMANDS
 from tests.docs.blocks import REASONS, Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    page for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]) if page.stem != "CHANGELOG"
-]
+PAGES = [page for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])]
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
@@ -83,10 +81,6 @@ def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "out").mkdir()
     log = [{"step": s, "reward": 0.5 + s / 100, "kl": 0.01, "eval_reward": 0.4} for s in range(1, 30)]
     (folder / "out" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-    chances = [draw.random() for _ in range(128)]
-    with (folder / "baseline.jsonl").open("w") as baseline:
-        for _ in range(16):
-            baseline.write(json.dumps({"items": [int(draw.random() < c) for c in chances]}) + "\n")
     (folder / "rewards.py").write_text("def graded(completion, answer, meta):\n    return 0.5\n")
     return folder
 
@@ -132,6 +126,7 @@ def missing_lines(expected: list[str], output: str) -> list[str]:
     return missing
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(1200)

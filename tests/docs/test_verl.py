@@ -17,6 +17,8 @@ import rlguard
 from tests.docs.blocks import blocks
 from tests.docs.test_blocks import ROOT
 
+pytestmark = pytest.mark.nightly
+
 [SCRIPT] = [b for b in blocks(ROOT / "docs/guard-a-script.md") if b.title == "guarded_ppo.py"]
 
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import yaml
 
 from guard_operator.runtime.client import STATEFUL_SETS
@@ -19,8 +18,6 @@ from guard_operator.runtime.client import STATEFUL_SETS
 from . import given, jobs, then, timeouts
 from .kube import Json, Namespace
 from .workloads import PodRun
-
-pytestmark = pytest.mark.long
 
 #: The demo's graders, as TRL calls a reward.
 REWARD = """

@@ -74,7 +74,6 @@ def test_nobody_but_the_pods_of_its_job_reaches_a_guard_in_its_own_pod(
     assert not reaches(job, job.pod_name, guard["metricsPort"])
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_the_metrics_of_a_guard_in_its_own_pod_are_for_the_scrapers_that_the_chart_names(
     namespace: Namespace, shared: list[Json]
@@ -100,7 +99,6 @@ def test_the_metrics_of_a_guard_in_its_own_pod_are_for_the_scrapers_that_the_cha
         assert not reaches(job, "stranger", guard["metricsPort"])
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_a_guard_in_its_own_pod_that_is_killed_after_it_fired_says_so_again(
     namespace: Namespace, shared: list[Json]
@@ -128,7 +126,6 @@ def test_a_guard_in_its_own_pod_that_is_killed_after_it_fired_says_so_again(
     no_guard_is_left(job, name)
 
 
-@pytest.mark.long
 def test_a_silent_guard_in_its_own_pod_is_met_with_the_jobs_policy(
     namespace: Namespace, shared: list[Json]
 ) -> None:
@@ -145,7 +142,6 @@ def test_a_silent_guard_in_its_own_pod_is_met_with_the_jobs_policy(
     no_guard_is_left(job, name)
 
 
-@pytest.mark.long
 def test_two_operators_that_both_lead_make_one_guard_and_one_stop(
     namespace: Namespace, shared: list[Json]
 ) -> None:

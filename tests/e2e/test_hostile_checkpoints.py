@@ -11,8 +11,6 @@ from guard_core.wire import FailureKind
 from . import given, then, timeouts, when
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
-pytestmark = pytest.mark.long
-
 #: What the guard tells this token: its verdict, and what it responds to a step that it has.
 EVERYTHING_TOLD = """
 import http.client, json, os, socket

@@ -79,7 +79,6 @@ def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
 # -- what the operator needs -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_the_training_operator_is_away(namespace: Namespace) -> None:
     """Its webhook refuses every patch, so the workload is deleted; nothing of it comes back."""
@@ -132,7 +131,6 @@ def test_the_api_server_is_away(namespace: Namespace) -> None:
     assert "Failed" not in obedient.conditions, "a run that the guard ended has not failed by itself"
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_stopped_stays_stopped_after_an_outage_of_the_api_server(namespace: Namespace) -> None:
     """The training-operator comes back with a cache from before, and may make the pod again."""
@@ -221,9 +219,7 @@ def test_suspend_and_delete_by_choice(namespace: Namespace) -> None:
     then.the_condition_is(suspended, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
 
 
-@pytest.mark.parametrize(
-    "why", ["it ignores SIGTERM", pytest.param("its hook takes long", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("why", ["it ignores SIGTERM", "its hook takes long"])
 def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namespace, why: str) -> None:
     manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
     jobs.pod_spec_of(manifests[-1])["terminationGracePeriodSeconds"] = 24 * 3600
@@ -245,7 +241,6 @@ def test_a_grace_period_of_a_day_is_cut_to_what_the_job_allows(namespace: Namesp
     then.it_was_told_once(job, *STORY)
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namespace) -> None:
     """Nobody can end it; it is not called stopped, and whoever can help is told where to look."""
@@ -267,7 +262,6 @@ def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namesp
     then.it_was_told_once(job, *STORY)
 
 
-@pytest.mark.long
 @pytest.mark.alone
 def test_a_pod_that_runs_without_its_guard_is_told_and_then_stopped(namespace: Namespace) -> None:
     """Where no policy is asked, somebody may take the guard out of the workload, and lose the pod."""

@@ -65,7 +65,6 @@ def test_an_honest_run_succeeds(namespace: Namespace) -> None:
     assert job.guard["lastEvaluation"]["step"] == 24, "the trainer has waited for the last checkpoint's score"
 
 
-@pytest.mark.long
 def test_a_run_that_does_not_wait_for_its_guard_says_what_was_left(namespace: Namespace) -> None:
     job = given.the_demo_with(
         namespace,

@@ -162,8 +162,6 @@ COMMAND_LINES = [
     ),
     (["split", "make", "x.jsonl", "--train", "a", "--heldout", "b"], "datasketch", "cli"),
     (["check", "--heldout", "HELDOUT"], "rich", "cli"),
-    (["baseline", "model", "--heldout", "HELDOUT"], "numpy", "cli"),
-    (["calibrate"], "numpy", "cli"),
     (["replay", "x.jsonl"], "yaml", "cli"),
     (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "typer", "cli"),
     (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "kubernetes", "operator"),
@@ -173,8 +171,6 @@ COMMAND_LINES = [
     (["report", "job"], "kubernetes", "operator"),
     (["resume", "job"], "typer", "cli"),
     (["resume", "job"], "kubernetes", "operator"),
-    (["inspect", "."], "fastapi", "cli"),
-    (["bundle", "."], "fastapi", "cli"),
     ([], "typer", "cli"),
     (["--version"], "typer", "cli"),
 ]

@@ -38,13 +38,12 @@ one_at_a_time() { # LOCK: two test processes build once
   flock 9
 }
 
-once() { # DIRECTORY FUNCTION: run FUNCTION in a scratch directory that becomes DIRECTORY
+once() { # DIRECTORY FUNCTION: run FUNCTION in a scratch directory that becomes DIRECTORY; if it fails, the next run goes on there
   if [[ -d $1 ]]; then return; fi
   find_go
-  local work
-  work=$(mktemp -d "$CACHE/making.XXXXXX")
-  if ! "$2" "$work"; then rm -rf "$work"; say "making $1 failed"; exit 1; fi
-  mv "$work" "$1"
+  mkdir -p "$1.unfinished"
+  "$2" "$1.unfinished" || { say "making $1 failed; what was finished is kept, so run this again"; exit 1; }
+  mv "$1.unfinished" "$1"
 }
 
 build() { # MODULE LDFLAGS OUTPUT PACKAGE...: OUTPUT is a file, or a folder if it ends in a slash
@@ -56,9 +55,16 @@ build_in_place() { # MODULE GO_MODULE LDFLAGS OUTPUT PACKAGE...: as its own main
   sources=$(module_dir "$1" "$2") && build_at "$sources" "${@:3}"
 }
 
-build_at() { # FOLDER LDFLAGS OUTPUT PACKAGE...
-  say "building ${*:4}"
-  (cd "$1" && nice -n 10 "$go" build -trimpath -ldflags "-s -w $2" -o "$3" "${@:4}")
+build_at() { # FOLDER LDFLAGS OUTPUT PACKAGE...: one after the other, so that each is finished or absent
+  local package output
+  for package in "${@:4}"; do
+    output=$3
+    if [[ $3 == */ ]]; then output=$3${package##*/}; fi
+    if [[ -e $output ]]; then continue; fi
+    say "building $package"
+    (cd "$1" && nice -n 10 "$go" build -trimpath -ldflags "-s -w $2" -o "$output.part" "$package") &&
+      mv "$output.part" "$output" || return
+  done
 }
 
 module_dir() { # MODULE GO_MODULE: where its pinned version lies unpacked

@@ -27,7 +27,7 @@ from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 from tests.heldout.models import save_tiny_model
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow]
 
 ITEMS = [HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=", answer=str(n * 8)) for n in range(8)]
 

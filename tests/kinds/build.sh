@@ -21,7 +21,7 @@ make_controller() {
   local sources
   build_in_place "$NAME" $GO_MODULE "" "$1/manager" $MAIN &&
     sources=$(module_dir "$NAME" $GO_MODULE) &&
-    mkdir "$1/crds" &&
+    mkdir -p "$1/crds" &&
     install -m 644 "$sources/$CRDS"/*_*.yaml "$1/crds/" &&
     if [[ -n ${WEBHOOKS:-} ]]; then install -m 644 "$sources/$WEBHOOKS" "$1/webhooks.yaml"; fi
 }

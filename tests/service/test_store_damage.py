@@ -18,7 +18,6 @@ from guard_core.judge import Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.errors import ChangedRunError, StoreCorruptError, StoreError
-from guard_service.inspection import summarize_store
 from guard_service.store import SCHEMA_VERSION, Store, chain, database
 from guard_service.store.database import APPLICATION_ID
 from guard_service.store.witness import HEAD_NAME, LATCH_NAME, Head, read_head, read_latches
@@ -240,12 +239,6 @@ def test_taking_over_may_be_interrupted(tmp_path: Path, monkeypatch: pytest.Monk
         Store(tmp_path, POLICY)
     monkeypatch.undo()
     assert content(tmp_path) == expected
-
-
-def test_a_store_of_schema_5_is_read_by_inspect(tmp_path: Path) -> None:
-    fill(tmp_path / "state", fire=True).close()
-    as_schema_5(tmp_path / "state")
-    assert summarize_store(tmp_path / "state")["verdict"]["fire"] is True
 
 
 def full_of_names(directory: Path, announcements: int, size: int = 300_000) -> Store:

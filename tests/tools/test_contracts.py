@@ -26,7 +26,7 @@ BREAKS = {
     "the follower knows": ("guard_follow.what", "guard_service.errors"),
     "the follower: its": ("guard_follow.names", "guard_follow.steps"),
     "no circle": ("guard_follow.what", "guard_follow.follower"),
-    "the operator: page": ("guard_operator.runtime.queue", "guard_operator.api.names"),
+    "the operator: decisions": ("guard_operator.runtime.queue", "guard_operator.api.names"),
     "one reconcile": ("guard_operator.reconcile.gather", "guard_operator.reconcile.decide"),
     "the guard: HTTP": ("guard_service.metrics", "guard_service.engine.engine"),
     "the API": ("guard_service.api.access", "guard_service.api.reading"),

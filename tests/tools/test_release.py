@@ -117,7 +117,7 @@ def actionlint(*files: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(720)
 def test_actionlint_finds_nothing_in_the_workflows() -> None:
     done = actionlint(*WORKFLOWS)
-    assert len(WORKFLOWS) == 2 and done.returncode == 0, done.stdout + done.stderr
+    assert len(WORKFLOWS) == 3 and done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(720)
@@ -135,31 +135,33 @@ def test_actionlint_finds_a_mistake(tmp_path: Path, old: str, new: str) -> None:
 def test_what_a_workflow_runs_exists(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for job in yaml.safe_load(path.read_text())["jobs"].values():
-        made = [what.split()[0] for what in job.get("strategy", {}).get("matrix", {}).get("target", ())]
+        made = list(job.get("strategy", {}).get("matrix", {}).get("part", ()))
         for line in [step["run"] for step in job["steps"] if "run" in step]:
             if line.startswith("make "):
                 made += line.split()[1:]
             else:
-                script = line.removesuffix(" ${{ matrix.target }}").split()[-1]
+                script = line.removesuffix(" ${{ matrix.part }}").split()[-1]
                 assert line.startswith("docker buildx bake") or (ROOT / script).is_file()
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in made)
 
 
-def test_the_weekly_job_has_every_kubernetes_that_can_be_built() -> None:
-    """Its entries are arguments of make, which must reach the recipe: the Makefile has a VERSION, too."""
-    long = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["long"]
-    asked = {what for what in long["strategy"]["matrix"]["target"] if what.startswith("test-kubernetes")}
+def test_the_nightly_workflow_runs_every_part_of_test_all_that_fits_on_its_disk() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"]
+    parts = re.search(r"^PARTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert parts and set(jobs["part"]["strategy"]["matrix"]["part"]) == set(parts[1].split()) - {"e2e-vllm"}
+
+
+def test_every_kubernetes_that_can_be_built_is_tested() -> None:
+    command = ["make", "-n", "test-kubernetes"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     there = {path.name.removeprefix("kubernetes-") for path in (ROOT / "tests/go").glob("kubernetes-*")}
-    assert there and asked == {f"test-kubernetes VERSION={version}" for version in there}
-    for what in asked:
-        command = ["make", "-n", *what.split()]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert f"RLGUARD_KUBERNETES={what.partition('=')[2]} .venv/bin/pytest" in done.stdout
+    listed = re.search(r"for version in (.*?);", done.stdout)
+    assert there and listed and set(listed[1].split()) == there
 
 
 @pytest.mark.parametrize(
     ("arguments", "made"),
-    [([], ["test"]), (["e2e"], ["e2e"]), (["test-kubernetes", "VERSION=1.30"],) * 2],
+    [([], ["test"]), (["e2e"], ["e2e"]), (["test-kubernetes", "KUBERNETES=1.30"],) * 2],
     ids=["none", "a target", "a variable"],
 )
 def test_ci_hands_its_arguments_to_make(arguments: list[str], made: list[str]) -> None:

@@ -17,6 +17,7 @@ from guard_core.wire import (
     Code,
     EndReport,
     EndResponse,
+    EvaluationSummary,
     FiguresReport,
     Level,
     RolloutsReport,
@@ -27,6 +28,13 @@ from guard_core.wire import (
 )
 
 HEALTHY = Verdict(level=Level.HEALTHY, code=Code.OK, reason="nothing", fire=False, halt=False, stop=False)
+#: One checkpoint waits for its score, and the starting policy has had its own.
+BUSY = HEALTHY.model_copy(
+    update={
+        "waiting": 1,
+        "last_evaluation": EvaluationSummary(attempt=0, step=0, score=0.5, items=4, path="/start"),
+    }
+)
 FIRED = Verdict(
     level=Level.FIRED,
     code=Code.HACKING_GAP,

@@ -18,8 +18,6 @@ import pytest
 
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_core import CollapseStopError
-from guard_core.judge import Evaluation, Judge
-from guard_core.policy import Policy
 from guard_core.wire import (
     Code,
     Condition,
@@ -29,10 +27,10 @@ from guard_core.wire import (
     Level,
     Verdict,
 )
-from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
+from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, problem, reply
 from tests.trainer.said import table_in
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 
 @pytest.fixture
@@ -55,6 +53,7 @@ def without_times(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if k not in timed} for entry in history]
 
 
+@pytest.mark.always
 def test_every_step_is_reported_with_the_values_that_trl_logs(train, guard: FaultyGuard) -> None:
     every_step = train(None, max_steps=6, logging_steps=1, gradient_accumulation_steps=2)
     every_step.train()
@@ -90,6 +89,7 @@ def test_the_log_history_is_what_it_would_have_been(train, guard: FaultyGuard, l
     assert without_times(guarded.state.log_history) == without_times(plain.state.log_history)
 
 
+@pytest.mark.always
 def test_without_a_reference_model_kl_is_absent(train, guard: FaultyGuard) -> None:
     train(guard.url, beta=0.0).train()
     assert {(r.kl, r.kl_kind) for r in guard.steps} == {(None, KlKind.ABSENT)}
@@ -172,6 +172,7 @@ def test_a_trainer_without_lists_is_reported_as_it_logs(
     ]
 
 
+@pytest.mark.always
 def test_checkpoints_are_reported_when_they_are_on_disk(train, guard: FaultyGuard) -> None:
     seen: list[list[str]] = []
 
@@ -444,11 +445,12 @@ def late_evaluation(guard: FaultyGuard, found: Verdict) -> None:
         asked = [path for _, path in guard.requests if path == "/v1/verdict"]
         if not guard.checkpoints or len(asked) > 5:
             return found if guard.checkpoints else HEALTHY
-        return HEALTHY.model_copy(update={"waiting": 1})
+        return BUSY
 
     guard.verdict_after = verdict
 
 
+@pytest.mark.always
 def test_the_end_of_training_waits_for_the_last_evaluations(
     train, guard: FaultyGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,7 +466,7 @@ def test_the_end_of_training_waits_for_the_last_evaluations(
 def test_the_end_of_training_waits_for_so_long_and_no_longer(
     train, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1})
+    guard.verdict_after = lambda _: BUSY
     trainer = train(guard.url, callback_kwargs={"drain_seconds": 0.5}, max_steps=1)
     trainer.train()
     assert "checkpoints were left without an evaluation after 0.5 s" in caplog.text
@@ -479,6 +481,7 @@ def fire_after(steps: int) -> Any:
     return lambda acknowledged: FIRED if acknowledged >= steps else HEALTHY
 
 
+@pytest.mark.always
 def test_a_fire_raises_and_ends_training(train, guard: FaultyGuard) -> None:
     guard.verdict_after = fire_after(2)
     trainer = train(guard.url, max_steps=500)
@@ -503,6 +506,7 @@ def test_an_argument_of_another_type_is_named(arguments: dict[str, Any], said: s
         GuardCallback(**({"url": "http://127.0.0.1:1"} | arguments))
 
 
+@pytest.mark.always
 def test_a_fire_ends_training_softly(train, guard: FaultyGuard) -> None:
     guard.verdict_after = fire_after(2)
     trainer = train(guard.url, max_steps=500, callback_kwargs={"strict": False})
@@ -524,6 +528,7 @@ def test_a_fire_that_the_last_report_brings_still_raises(train, guard: FaultyGua
     assert trainer.state.global_step == 3
 
 
+@pytest.mark.always
 def test_a_restarted_trainer_stops_before_its_first_step(train, guard: FaultyGuard) -> None:
     guard.verdict_after = lambda _: FIRED
     trainer = train(guard.url)
@@ -559,6 +564,7 @@ def test_a_given_attempt_is_kept(train, guard: FaultyGuard) -> None:
     assert [r.attempt for r in guard.steps] == [7]
 
 
+@pytest.mark.always
 def test_no_guard_at_the_start_stops(train, guard: FaultyGuard) -> None:
     guard.close()
     trainer = train(guard.url, callback_kwargs={"unreachable_seconds": 0.2})
@@ -577,6 +583,7 @@ def test_no_guard_at_the_start_continues_if_told_so(train, guard: FaultyGuard, c
     assert "4 not delivered" in caplog.text
 
 
+@pytest.mark.always
 def test_a_guard_lost_in_the_middle_stops(train, guard: FaultyGuard, monkeypatch) -> None:
     def lost(handler: Any, _: Any) -> bool:
         return len(guard.steps) >= 2 and reply(handler, 503, "")
@@ -637,6 +644,7 @@ def test_a_resumed_run_has_no_start_to_save_and_says_where_it_began(train, guard
     assert [(end.step, end.began) for end in guard.ends] == [(4, 2)]
 
 
+@pytest.mark.always
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
     import threading
 
@@ -690,6 +698,7 @@ def test_a_guard_that_refuses_everything_is_treated_as_lost(train, guard: Faulty
     assert trainer.state.global_step < 300
 
 
+@pytest.mark.always
 def test_a_run_of_which_every_checkpoint_was_refused_does_not_end_well(train, guard: FaultyGuard) -> None:
     guard.fault = OUTSIDE
     with pytest.raises(GuardLostError, match=r"refused every checkpoint .*outside the checkpoint root"):
@@ -716,7 +725,7 @@ def scored_after(looks: int, found: Verdict = HEALTHY) -> Any:
             state["left"] = looks
         elif handler.path == "/v1/verdict" and state["left"]:
             state["left"] -= 1
-            waiting = HEALTHY.model_copy(update={"waiting": 1})
+            waiting = BUSY
             return reply(handler, 200, (waiting if state["left"] else found).model_dump_json())
         return False
 
@@ -725,7 +734,7 @@ def scored_after(looks: int, found: Verdict = HEALTHY) -> Any:
 
 def lagging(guard: FaultyGuard) -> None:
     """One evaluation is under way whenever a report is answered."""
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"waiting": 1 if guard.checkpoints else 0})
+    guard.verdict_after = lambda _: BUSY if guard.checkpoints else HEALTHY
 
 
 @pytest.fixture
@@ -734,6 +743,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_image.callback.LAG_POLL_SECONDS", 0.02)
 
 
+@pytest.mark.always
 def test_training_waits_for_a_guard_that_lags_and_goes_on(
     train, guard: FaultyGuard, quick_looks, caplog
 ) -> None:
@@ -749,12 +759,13 @@ def test_training_waits_for_a_guard_that_lags_and_goes_on(
         return answer(handler, body)
 
     guard.fault = look
-    with caplog.at_level(logging.INFO, "trainer_image"):
+    with caplog.at_level(logging.INFO, "guard_client"):
         trainer.train()
-    assert "training waits at step 1 until" in caplog.text
+    assert "training waits for 1 unscored checkpoints (at most 0)" in caplog.text
     assert steps_at_look.count(1) >= 3 and trainer.state.global_step == 2
 
 
+@pytest.mark.always
 def test_a_rank_without_a_guard_waits_as_long_as_rank_0_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -770,6 +781,7 @@ def test_a_rank_without_a_guard_waits_as_long_as_rank_0_says(
     assert list(told) == [] and callback.stop is None
 
 
+@pytest.mark.always
 def test_a_fire_stops_a_run_that_waits_before_it_trains_on(train, guard: FaultyGuard, quick_looks) -> None:
     lagging(guard)
     guard.fault = scored_after(3, FIRED)
@@ -789,75 +801,51 @@ def test_a_run_that_waits_is_stopped_when_the_guard_is_lost(train, guard: Faulty
     assert trainer.state.global_step == 1
 
 
-@pytest.fixture
-def short_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guard_client.guard.STALL_SECONDS", 0.3)
-
-
-IMPATIENT = {"max_lag": 0, "unreachable_seconds": 0.3}
-
-
-def test_a_guard_that_scores_nothing_is_not_waited_for_without_an_end(
-    train, guard: FaultyGuard, quick_looks, short_stall
+@pytest.mark.always
+def test_a_guard_that_finishes_nothing_is_waited_for_once(
+    train, guard: FaultyGuard, quick_looks, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
+    monkeypatch.setattr("guard_client.waiting.STALL_SECONDS", 0.3)
     lagging(guard)
-    trainer = train(guard.url, max_steps=500, save_steps=1, callback_kwargs=IMPATIENT)
-    with pytest.raises(GuardLostError, match="none of 1 checkpoints was scored: does it have a held-out"):
-        trainer.train()
-    assert trainer.state.global_step == 1
-
-
-def test_a_guard_that_scores_nothing_is_waited_for_once_if_told_to_continue(
-    train, guard: FaultyGuard, quick_looks, short_stall, caplog
-) -> None:
-    lagging(guard)
-    kwargs = IMPATIENT | {"on_unreachable": "continue"}
-    trainer = train(guard.url, max_steps=4, save_steps=1, callback_kwargs=kwargs)
+    trainer = train(guard.url, max_steps=4, save_steps=1, callback_kwargs={"max_lag": 0})
     trainer.train()
     assert trainer.state.global_step == 4 and trainer.callback_handler.callbacks[-1].stop is None
-    assert caplog.text.count("training has waited 0.3 s for the guard") == 1
+    assert caplog.text.count("training goes on unjudged") == 1
 
 
-def test_a_wait_is_in_vain_when_the_lag_does_not_fall_and_until_it_does() -> None:
-    from guard_client.stopping import Stall
+def held_by(next_pass: str, polls: int) -> tuple[Any, list[int]]:
+    """A verdict that wants such a pass until it was asked for so many times, and the steps at each look."""
+    seen: list[int] = []
 
-    stall = Stall(10.0)
-    stall.begin(3, 0.0)
-    for lag, now in ((3, 9.0), (2, 9.5), (2, 19.0)):
-        stall.look(lag, 0, now)
-        assert stall.reason is None, "the lag has fallen at 9.5 s"
-    stall.look(2, 0, 19.5)
-    assert stall.reason is not None
-    stall.begin(3, 20.0)
-    assert stall.reason is not None, "one more was saved and none was scored"
-    stall.begin(2, 21.0)
-    assert stall.reason is None
-    stall.look(2, 0, 30.0)
-    assert stall.reason is None, "a new wait has the whole limit"
+    def verdict(steps: int) -> Any:
+        seen.append(steps)
+        wants = seen.count(steps) <= polls and steps <= 1
+        return BUSY.model_copy(update={"waiting": 0, "next_pass": next_pass if wants else None})
+
+    return verdict, seen
 
 
-def test_a_pass_of_the_starting_policy_is_progress_while_no_checkpoint_is_scored() -> None:
-    """Sixteen passes of five minutes take longer than the limit of an hour."""
-    from guard_client.stopping import Stall
+@pytest.mark.always
+def test_no_step_is_made_before_the_baseline(train, guard: FaultyGuard, quick_looks) -> None:
+    guard.verdict_after, seen = held_by("baseline", polls=6)
+    trainer = train(guard.url, max_steps=2, save_steps=2)
+    trainer.train()
+    assert seen.count(0) >= 6 and trainer.state.global_step == 2
 
-    judge, stall = Judge(Policy()), Stall(3600.0)
-    for _ in range(4):  # the starting policy, and three that were saved meanwhile
-        judge.fold_checkpoint(None)
-    stall.begin(judge.waiting, 0.0)
-    for index in range(16):
-        now = 300.0 * (index + 1)
-        items = tuple(float((item + index) % 3 == 0) for item in range(64))
-        judge.fold_evaluation(Evaluation(0, 0, "/c/start", items, pass_index=index))
-        stall.look(judge.waiting, judge.verdict().baseline_passes, now)
-        assert stall.reason is None, f"pass {index}"
-    stall.look(judge.waiting, judge.verdict().baseline_passes, now + 3600.0)
-    assert stall.reason is not None, "nothing was made for an hour"
+
+@pytest.mark.always
+def test_nobody_trains_on_while_an_alarm_waits_for_its_second_look(
+    train, guard: FaultyGuard, quick_looks
+) -> None:
+    guard.verdict_after, seen = held_by("confirmation", polls=6)
+    train(guard.url, max_steps=3, save_steps=3).train()
+    assert seen.count(1) >= 6, "step 2 was made only after the second look"
 
 
 @pytest.mark.parametrize("max_lag", [None, 1])
 def test_a_run_within_its_lag_does_not_wait(train, guard: FaultyGuard, max_lag: int | None, caplog) -> None:
     lagging(guard)
-    with caplog.at_level(logging.INFO, "trainer_image"):
+    with caplog.at_level(logging.INFO, "guard_client"):
         train(guard.url, max_steps=2, save_steps=2, callback_kwargs={"max_lag": max_lag}).train()
     assert "training waits" not in caplog.text
 
@@ -911,12 +899,12 @@ def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: F
         "tokenizer": "ok",
         "evaluations": "ok",
         "sampling": "ok",
-        "save_total_limit": "not checked",
+        "save_total_limit": "ok",
         "starting policy": "ok",
         "evaluation time": "not checked",
     }
     assert "a beta of 0.001 would show it" in rows["KL to the reference"].says
-    assert "max_lag=1" in rows["save_total_limit"].says
+    assert "while more than 1 are unscored" in rows["save_total_limit"].says
 
 
 def test_a_table_that_cannot_be_made_ends_no_run(train, guard: FaultyGuard, monkeypatch) -> None:
@@ -933,6 +921,7 @@ def test_a_table_that_cannot_be_made_ends_no_run(train, guard: FaultyGuard, monk
 # -- what could never be scored ------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [
@@ -1113,7 +1102,7 @@ def test_a_rotation_that_nears_what_is_unscored_is_said_once(
     waits = HEALTHY.model_copy(update={"waiting": 3})
     guard.verdict_after = lambda _: waits
     train(
-        guard.url, max_steps=3, save_steps=1, save_total_limit=limit, callback_kwargs={"max_lag": 3}
+        guard.url, max_steps=3, save_steps=1, save_total_limit=limit, callback_kwargs={"max_lag": None}
     ).train()
     told = [record.getMessage() for record in caplog.records if "save_total_limit keeps 2" in record.message]
     assert len(told) == said
@@ -1293,6 +1282,7 @@ def test_rewards_are_summed_as_trl_does(train, guard: FaultyGuard) -> None:
         assert rollout.reward == pytest.approx(2.0 * digits + 0.5)
 
 
+@pytest.mark.always
 def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: FaultyGuard) -> None:
     from datasets import Dataset
 

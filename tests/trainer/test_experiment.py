@@ -22,7 +22,7 @@ from guard_core.wire import Code, DetectorReading, EvaluationSummary, Level, Ver
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image.experiment import Experiment, verdict_figures
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 SCORED = EvaluationSummary(
     attempt=0, step=2, score=0.625, items=64, truncated=0.25, proxy_score=0.75, path="/out/checkpoint-2"

@@ -28,7 +28,7 @@ from trainer_image.figures import UNKNOWN, figures_of, sampling_of
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow]
 
 STEPS = 3
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"

@@ -59,15 +59,6 @@ def parent_loss(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
 # -- the kill switch on a bare instance ------------------------------------------------------------
 
 
-def test_the_parent_is_the_first_base() -> None:
-    assert GuardedGRPOTrainer.__bases__[0] is GRPOTrainer
-
-
-def test_a_guard_without_an_eval_function_is_refused() -> None:
-    with pytest.raises(ValueError, match="heldout_eval_fn"):
-        GuardedGRPOTrainer(heldout_guard=HeldOutGuard())
-
-
 @pytest.mark.parametrize("name", ["alpha_sdpo", "beta_replay"])
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_a_wrong_weight_is_named(name: str, value: float) -> None:
@@ -97,26 +88,16 @@ def test_a_loss_that_would_leave_the_kill_switch_out_is_refused(
         GuardedGRPOTrainer(given, **own)
 
 
-def test_without_a_guard_nothing_is_touched(parent_loss: torch.Tensor) -> None:
-    trainer = GuardedGRPOTrainer.__new__(GuardedGRPOTrainer)
-    trainer.state, trainer.args = SimpleNamespace(global_step=0), SimpleNamespace(logging_steps=1)
-    assert trainer._compute_loss(None, {}) is parent_loss
-
-
-@pytest.mark.parametrize("reward", [None, [], [math.nan]])
-def test_without_a_reward_the_eval_function_is_not_called(reward: Any) -> None:
-    metrics = {} if reward is None else {"reward": reward}
+def test_a_reward_that_is_no_number_is_not_folded_and_calls_no_evaluation() -> None:
+    metrics = {"reward": [math.nan]}
     trainer = bare(_metrics={"train": metrics}, heldout_eval_fn=lambda: pytest.fail("called"))
     assert trainer._maybe_update_killswitch() is None
     assert trainer.logged == [] and trainer.heldout_guard.count == 0
 
 
-def test_the_newest_values_are_folded_and_logged() -> None:
-    metrics = {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}
-    trainer = bare(_metrics={"train": metrics}, _killswitch_kls=(0.02,) * 4)
-    trainer.state.global_step = 7
-    status = trainer._maybe_update_killswitch()
-    assert (status.step, status.in_loop_ema, status.heldout_ema, status.kl_ema) == (7, 0.7, 0.5, 0.02)
+def test_every_value_of_a_round_is_logged() -> None:
+    trainer = bare(_metrics={"train": {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}})
+    trainer._maybe_update_killswitch()
     assert trainer.logged == [
         {
             "killswitch/fire": 0.0,
@@ -137,36 +118,13 @@ def test_a_missing_kl_is_not_zero(kl: Any) -> None:
     assert "killswitch/kl_ema" not in trainer.logged[0]
 
 
-def folded_kls(kls: list[float], **overrides: Any) -> HeldOutGuard:
-    """A guard after one round for each KL; its EMA is the newest value that it was given."""
-    trainer = bare(heldout_guard=tight_guard(**overrides))
-    for step, kl in enumerate(kls):
-        trainer.state.global_step = step
+def test_a_kl_that_is_not_finite_is_logged_and_not_folded(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, folded = bare(), []
+    for trainer.state.global_step, kl in enumerate((0.01, math.inf, 0.03)):
         trainer._metrics["train"]["kl"].append(kl)
-        trainer._maybe_update_killswitch()
-    return trainer.heldout_guard
-
-
-@pytest.mark.parametrize("spike_at", range(8))
-def test_one_spike_of_kl_does_not_stop(spike_at: int) -> None:
-    kls = [22_000.0 if step == spike_at else 0.01 for step in range(8)]
-    assert folded_kls(kls, min_steps=1).last_status.kl_ema == 0.01
-
-
-def test_a_drift_of_kl_stops_two_rounds_later() -> None:
-    with pytest.raises(CollapseStopError, match="hard stop") as stop:
-        folded_kls([0.01] * 5 + [0.5] * 5)
-    assert stop.value.status.step == 7
-
-
-def test_a_kl_that_is_not_finite_is_said_and_not_folded(caplog: pytest.LogCaptureFixture) -> None:
-    assert folded_kls([0.01, math.inf, *[0.01] * 3, 0.03]).last_status.kl_ema == 0.01
+        folded.append(trainer._maybe_update_killswitch().kl_ema)
+    assert folded == [0.01, 0.01, 0.03]
     assert "KL at step 1 is not finite" in caplog.text and "step 2" not in caplog.text
-
-
-def test_no_kl_is_folded_before_its_median_is_one_of_five() -> None:
-    assert folded_kls([0.01] * 4).last_status.kl_ema is None
-    assert folded_kls([0.01] * 5).last_status.kl_ema == 0.01
 
 
 def test_a_reward_that_was_logged_away_is_still_the_newest() -> None:
@@ -181,28 +139,6 @@ def test_a_reward_that_is_no_number_hides_the_older_one() -> None:
     trainer._keep_newest()
     trainer._metrics = {"train": {"reward": [math.nan]}}
     assert trainer._maybe_update_killswitch() is None
-
-
-def hack(trainer: GuardedGRPOTrainer) -> None:
-    """Two rounds between which only the in-loop reward rises."""
-    for step, reward in enumerate((0.2, 0.9)):
-        trainer.state.global_step = step
-        trainer._metrics["train"]["reward"].append(reward)
-        trainer._compute_loss(None, {})
-
-
-def test_a_fire_raises_if_strict(parent_loss: torch.Tensor) -> None:
-    trainer = bare()
-    with pytest.raises(CollapseStopError, match="Hacking Gap") as stop:
-        hack(trainer)
-    assert stop.value.status.step == 1 and trainer.logged[-1]["killswitch/fire"] == 1.0
-    assert not trainer.control.should_training_stop
-
-
-def test_a_fire_stops_softly_otherwise(parent_loss: torch.Tensor) -> None:
-    trainer = bare(strict_killswitch=False)
-    hack(trainer)
-    assert trainer.control.should_training_stop and trainer.logged[-1]["killswitch/fire"] == 1.0
 
 
 def test_only_logging_steps_count_and_step_0_is_one(parent_loss: torch.Tensor) -> None:
@@ -235,7 +171,7 @@ def test_the_score_is_taken_without_gradients_and_training_goes_on_after_it() ->
 
 def test_all_ranks_fold_what_rank_0_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_image.ranks.agree", lambda mine, _device: (0.1, 0.2, 0.3))
-    status = bare(_killswitch_kls=(0.3,) * 4)._maybe_update_killswitch()
+    status = bare()._maybe_update_killswitch()
     assert (status.in_loop_ema, status.heldout_ema, status.kl_ema) == (0.1, 0.2, 0.3)
 
 
@@ -262,13 +198,6 @@ def test_a_loss_is_logged_over_all_ranks_and_scaled_for_accumulation(training: b
 def test_a_score_that_is_no_number_is_an_error_naming_the_function(score: float) -> None:
     with pytest.raises(ValueError, match="heldout_eval_fn"):
         bare(heldout_eval_fn=lambda: score)._maybe_update_killswitch()
-
-
-def test_the_weighted_losses_are_added(parent_loss: torch.Tensor) -> None:
-    trainer = bare(alpha_sdpo=0.5, beta_replay=0.25, heldout_guard=None)
-    trainer._compute_sdpo_loss = lambda *_: torch.tensor(10.0)
-    trainer._compute_trace_replay_loss = lambda *_: torch.tensor(100.0)
-    assert trainer._compute_loss(None, {}).item() == 2.0 + 5.0 + 25.0
 
 
 def test_a_zero_weight_computes_nothing(parent_loss: torch.Tensor) -> None:
@@ -309,6 +238,7 @@ def test_real_training_stops_when_the_heldout_score_falls(tiny_model: Path, tmp_
     assert [(e["step"], e["killswitch/fire"]) for e in entries] == [(0, 0.0), (1, 0.0), (2, 1.0)]
 
 
+@pytest.mark.nightly
 def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
     plain = grpo_trainer(tiny_model, tmp_path / "a", max_steps=4, logging_steps=2)
     plain.train()
@@ -329,6 +259,7 @@ def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path,
     assert watched.heldout_guard.count == 2
 
 
+@pytest.mark.nightly
 def test_evaluation_does_not_move_the_kill_switch(tiny_model: Path, tmp_path: Path) -> None:
     trainer = guarded(
         tiny_model,
@@ -345,6 +276,7 @@ def test_evaluation_does_not_move_the_kill_switch(tiny_model: Path, tmp_path: Pa
     assert trainer.heldout_guard.count == 2
 
 
+@pytest.mark.nightly
 def test_every_due_step_is_folded_also_where_nothing_is_generated(tiny_model: Path, tmp_path: Path) -> None:
     trainer = guarded(
         tiny_model,
@@ -386,9 +318,10 @@ def test_a_resumed_run_remembers_where_it_began(tiny_model: Path, tmp_path: Path
     with pytest.raises(CollapseStopError, match="Hacking Gap"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert trainer.heldout_guard is guard and guard.count == 3
-    assert trainer.state.global_step == 2 and len(trainer._killswitch_kls) == 3
+    assert trainer.state.global_step == 2
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_takes_the_thresholds_that_it_is_given(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint = saved_run(tiny_model, tmp_path)
     guard = tight_guard(min_steps=3, max_proxy_real_gap=5.0)
@@ -426,6 +359,7 @@ def test_a_run_that_had_fired_is_stopped_when_it_is_resumed(
         assert trainer.state.global_step == 3 and trainer.heldout_guard.should_halt()
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_without_the_kill_switch_is_told(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -547,6 +481,7 @@ def peak_bytes(work: Any, directory: Path) -> int:
     return max(held) - held[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_large_vocabulary_needs_less_than_two_gib_however_many_tokens(tmp_path: Path) -> None:
     """At the real vocabulary and chunk. All logits of 1,024 tokens at once would be 0.6 GB, several times."""
@@ -747,9 +682,3 @@ def test_a_negative_replay_weight_is_refused(tiny_model: Path, tmp_path: Path) -
     data = with_columns(replay_prompt="1+1=", replay_completion="2", replay_weight=-1.0)
     with pytest.raises(ValueError, match="replay_weight must be >= 0"):
         guarded(tiny_model, tmp_path, data, beta_replay=0.1).train()
-
-
-def test_metrics_of_a_bare_instance_may_be_a_defaultdict() -> None:
-    trainer = bare(_metrics={"train": defaultdict(list)}, heldout_eval_fn=lambda: pytest.fail("called"))
-    assert trainer._maybe_update_killswitch() is None
-    assert not trainer._metrics["train"], "reading a metric must not create it"

@@ -15,7 +15,7 @@ from guard_core import CollapseStopError
 from guard_core.wire import Sampling
 from tests.trainer.real_guard import INGEST, LOOSE_KL, SINKING, TIGHT_KL, RealGuard, digits
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_the_guard_has_what_trl_logged(start: Any, train: Any) -> None:
             assert line[name] == pytest.approx(entry[name], rel=1e-6)
 
 
+@pytest.mark.always
 def test_a_kl_fire_stops_training_and_every_restart(start: Any, train: Any) -> None:
     guard = start(TIGHT_KL)
     trainer = train(guard, max_steps=2000)
@@ -95,6 +96,7 @@ def test_a_second_start_is_a_second_attempt(start: Any, train: Any) -> None:
     assert [(line["attempt"], line["step"]) for line in guard.history()] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
+@pytest.mark.always
 def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
     guard = start(LOOSE_KL)
     trainer = train(guard, max_steps=150)
@@ -114,7 +116,6 @@ def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
     assert [line["step"] for line in guard.history()] == list(range(1, 151))
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_score_that_sinks_has_checkpoints_saved_between_the_regular_ones(
     start: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

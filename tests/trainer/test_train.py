@@ -111,6 +111,7 @@ def test_a_run_trains_saves_and_resumes(config: Any, tiny_model: Path, tmp_path:
     assert state["global_step"] == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_lora_run_saves_adapters_and_resumes(
     config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any
@@ -124,6 +125,7 @@ def test_a_lora_run_saves_adapters_and_resumes(
     assert saved and {path.name for path in saved} == {"adapter_model.safetensors"}
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_lora_run_is_refused_by_a_guard_without_a_base_model(
     config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any, capsys: Any
@@ -138,6 +140,7 @@ def test_a_lora_run_is_refused_by_a_guard_without_a_base_model(
     assert not list((tmp_path / "out").rglob("*.safetensors")) and not guard.steps
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_resumed_run_goes_on_where_it_was(
     config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any
@@ -149,6 +152,7 @@ def test_a_resumed_run_goes_on_where_it_was(
     assert [report.step for report in guard.checkpoints] == [1, 2, 3, 4]
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_run_goes_on_from_a_checkpoint_of_another_one(
     config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any
@@ -260,6 +264,7 @@ def test_a_stop_by_the_guard_has_its_own_exit_code(
     assert not (tmp_path / "out" / "final").exists(), "a stopped run has no final model"
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_a_run_that_could_never_be_scored_is_a_wrong_configuration(
     config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any, capfd: Any
@@ -375,6 +380,7 @@ def test_a_reward_that_cannot_be_called_is_refused() -> None:
         reward_function("trainer_image.train:EXIT_FIRED")
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_module_runs_and_a_mistake_costs_no_import_of_torch(config: Any) -> None:

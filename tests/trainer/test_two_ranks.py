@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.real_guard import LOOSE_KL, TIGHT_KL, RealGuard
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -52,6 +52,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: found.get(name, {}) | {"ranks": [rank[name] for rank in ranks]} for name in ranks[0]}
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("run", ["strict", "soft"])
 def test_both_ranks_stop_in_the_same_step(runs: dict[str, Any], run: str) -> None:
     first, second = runs[run]["ranks"]

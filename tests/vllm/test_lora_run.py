@@ -20,7 +20,7 @@ import pytest
 from guard_cli.demo import command
 from guard_cli.demo.tasks import Exercise, load_task, split_problems
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = pytest.mark.timeout(3000)
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / ".venv" / "bin" / "python"

@@ -346,7 +346,6 @@ def save_smol_lm3(path: Path) -> Path:
     return path
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_adapters_of_a_model_of_transformers_own_take_an_engine_each(tmp_path: Path) -> None:
     """vLLM changes the class of such a model, so that no other can be made there to merge an adapter into."""
@@ -503,7 +502,6 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
     assert len(set(pids)) == 3, "one process for each engine"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_an_engine_that_hangs_costs_one_evaluation(policies: dict[str, Path], tmp_path: Path) -> None:
     """A real evaluation process is stopped while it generates: it is ended, and the next one is right."""

@@ -15,7 +15,7 @@ import pytest
 from guard_cli.demo import command, train
 from guard_cli.demo.tasks import Exercise, load_task, split_problems
 
-pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.torch, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 TASK = load_task("addition")
 TRAIN, HELDOUT = split_problems(TASK, command.HELDOUT_ITEMS, 0)

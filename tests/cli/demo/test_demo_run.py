@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def demo(folder, *options):
@@ -29,7 +29,6 @@ def test_the_hack_is_stopped_while_heldout_is_above_half_of_its_start(tmp_path):
     assert "fire at step" in (report / "report.html").read_text()
 
 
-@pytest.mark.long  # `make e2e` has one on a cluster
 def test_an_honest_run_finishes(tmp_path):
     done, report = demo(tmp_path / "demo", "--benign", "--steps", "20")
     assert done.returncode == 0, done.stderr

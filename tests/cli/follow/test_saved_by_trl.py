@@ -10,7 +10,7 @@ import pytest
 from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from tests.cli.follow.test_follower import Followed
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]
 STEPS = 5
 KEPT = 2
 TRL = layouts_of("trl")

@@ -19,6 +19,8 @@ from guard_cli.replay.symptoms import symptoms_of
 from guard_core.policy import Policy
 from guard_core.symptoms import TITLES
 
+pytestmark = pytest.mark.nightly
+
 DATA = Path(__file__).parents[2] / "data"
 RUNS = DATA / "runs"
 PAGE = (DATA.parents[1] / "docs" / "real-runs.md").read_text(encoding="utf-8")
@@ -76,12 +78,6 @@ LATE = {
 PAID_FOR_NOTHING = {"addition-hack-51"}
 
 
-def some(names: list[str]) -> list[object]:
-    """Those that were looked at while the recipes were made are for `make test-long`."""
-    tuned = of("tuning", names)
-    return [pytest.param(name, marks=pytest.mark.long) if name in tuned else name for name in names]
-
-
 def of(use: str, names: list[str]) -> list[str]:
     return [name for name in names if MANIFEST[name]["use"] == use]
 
@@ -107,7 +103,7 @@ def test_the_files_are_what_the_manifest_says(name: str) -> None:
     assert len(run.step) == entry["steps"] == len(table.checkpoints(run)) * entry["every"]
 
 
-@pytest.mark.parametrize("name", some(HACKS))
+@pytest.mark.parametrize("name", HACKS)
 def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
     found = said(name)
     half = table.half_lost_at(RECORDED[name])
@@ -129,7 +125,7 @@ def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
         assert f"| {title} | {cells[0]} | {cells[1]} |" in page
 
 
-@pytest.mark.parametrize("name", some(GOOD))
+@pytest.mark.parametrize("name", GOOD)
 def test_an_honest_run_is_not_stopped(name: str) -> None:
     assert not said(name).fired
 

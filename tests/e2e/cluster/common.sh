@@ -20,11 +20,7 @@ docker_build() { # says something only if it fails
 
 have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
-nodes() { docker ps --all --quiet --filter "label=io.x-k8s.kind.cluster=$CLUSTER"; }
+PUBLIC_BASE=debian:bookworm-slim
+public_registry() { have_image "$PUBLIC_BASE" || timeout 60 docker pull --quiet "$PUBLIC_BASE" >/dev/null 2>&1; }
 
-stage() { # WORDS COMMAND...: its time goes to the log, its stdout to the caller
-  local start=$SECONDS words=$1
-  shift
-  "$@"
-  say "$words: $((SECONDS - start)) s"
-}
+nodes() { docker ps --all --quiet --filter "label=io.x-k8s.kind.cluster=$CLUSTER"; }

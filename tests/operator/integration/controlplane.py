@@ -94,7 +94,7 @@ def control_plane(directory: Path) -> Iterator[ControlPlane]:
         raise RuntimeError("the integration tests make a key with openssl: install the package openssl")
     built = subprocess.run([BUILD], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
     if built.returncode != 0:
-        raise RuntimeError(f"{BUILD} failed; what it said is above. Run `make control-plane` to try alone.")
+        raise RuntimeError(f"{BUILD} failed; what it said is above. Run `make test-tools` to try alone.")
     assets, crds = (Path(line) for line in built.stdout.split())
     token = secrets.token_hex(16)
     etcd_port, etcd_peer, api_port = free_ports(3)

@@ -29,6 +29,8 @@ from .test_guard_pod import PodWorld
 from .waiting import eventually
 from .world import JOBS, Json, world
 
+pytestmark = pytest.mark.nightly
+
 MakeJob = Callable[..., Json]
 TARGET = "nightly"
 DELETE: Json = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
@@ -194,6 +196,7 @@ def test_a_target_is_for_good(client: Client, namespace: str, make_job: MakeJob,
 # -- with the operator -----------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_a_job_that_comes_later_is_guarded_and_a_fire_ends_it(here: AttachedWorld, make_job: MakeJob) -> None:
     here.submit(attached(make_job))
     here.operator()

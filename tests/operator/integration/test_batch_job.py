@@ -25,6 +25,8 @@ from .kubelet import kubelet_of_node
 from .waiting import eventually
 from .world import RUNNING, Json, World, world
 
+pytestmark = pytest.mark.nightly
+
 MakeJob = Callable[..., Json]
 WHEN = "2026-01-01T00:00:00Z"
 
@@ -123,6 +125,7 @@ def test_a_cluster_without_kueue_may_have_it_switched_on(here: JobWorld, make_jo
     assert "queue" not in operator.log.read_text(), "nothing is complained about"
 
 
+@pytest.mark.always
 def test_given_a_fire_then_the_job_ends_by_its_deadline_and_no_pod_is_left(
     start: Callable[..., JobWorld], plane: ControlPlane, client: Client
 ) -> None:

@@ -21,6 +21,8 @@ from guard_operator.api.types import GuardedTrainingJob
 from guard_operator.runtime.client import APPLY, MERGE, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
+pytestmark = pytest.mark.nightly
+
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 MakeJob = Callable[..., dict[str, Any]]
 JSON_PATCH = "application/json-patch+json"
@@ -260,6 +262,7 @@ IMMUTABLE = {
 }
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("spec", IMMUTABLE.values(), ids=IMMUTABLE.keys())
 def test_template_and_guard_are_immutable(
     client: Client, namespace: str, make_job: MakeJob, spec: dict[str, Any]
@@ -402,6 +405,7 @@ UNLATCH = {
 }
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(("kind", "patch"), UNLATCH.values(), ids=UNLATCH.keys())
 def test_a_fire_cannot_be_unlatched(client: Client, fired: str, kind: str, patch: Any) -> None:
     with pytest.raises(ApiError, match="latched"):
@@ -409,6 +413,7 @@ def test_a_fire_cannot_be_unlatched(client: Client, fired: str, kind: str, patch
     assert client.request("GET", fired)["status"]["guard"]["fire"] == FIRE
 
 
+@pytest.mark.always
 def test_replacing_the_status_does_not_unlatch(client: Client, fired: str) -> None:
     stored = client.request("GET", fired)
     for status in ({}, {"guard": {}}, None):
@@ -417,6 +422,7 @@ def test_replacing_the_status_does_not_unlatch(client: Client, fired: str) -> No
             client.request("PUT", fired, body=replaced)
 
 
+@pytest.mark.always
 def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fired: str) -> None:
     apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9}})
     status = client.request("GET", fired)["status"]
@@ -424,6 +430,7 @@ def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fire
     assert status["guard"]["step"] == 9
 
 
+@pytest.mark.always
 def test_its_owner_must_repeat_the_fire(client: Client, namespace: str, fired: str) -> None:
     """For server-side apply, the owner of a field who leaves it out removes it: the latch refuses that."""
     with pytest.raises(ApiError, match="latched"):
@@ -432,6 +439,7 @@ def test_its_owner_must_repeat_the_fire(client: Client, namespace: str, fired: s
     assert client.request("GET", fired)["status"]["guard"]["step"] == 9
 
 
+@pytest.mark.always
 def test_the_main_resource_does_not_write_status(client: Client, namespace: str, fired: str) -> None:
     path = JOBS.path(namespace, "run")
     client.request("PATCH", path, body={"status": {"guard": None}}, content_type=MERGE)

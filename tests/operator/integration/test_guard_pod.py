@@ -43,6 +43,8 @@ from .controlplane import ControlPlane
 from .waiting import eventually
 from .world import PYTORCHJOBS, RUNNING, World, world
 
+pytestmark = pytest.mark.nightly
+
 Json = dict[str, Any]
 OWN = GuardPod.model_validate(
     {
@@ -185,6 +187,7 @@ def guarded(apart: PodWorld, make_job: Callable[..., Json]) -> PodWorld:
 JUDGED = {"level": "healthy", "code": "ok", "reason": "fine", "announced": 3, "evaluated": 3, "waiting": 0}
 
 
+@pytest.mark.always
 def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
     namespace, name = guarded.namespace, guarded.set_()["metadata"]["name"]
     for resource in (SERVICES, NETWORK_POLICIES):
@@ -199,6 +202,7 @@ def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
     assert guarded.evidence()["verdict.json"] and guarded.set_() is None and not guarded.pods()
 
 
+@pytest.mark.always
 def test_the_guard_judges_after_the_trainer_and_then_it_ends(guarded: PodWorld) -> None:
     guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
     guarded.delete_pods_of_trainer()

@@ -43,6 +43,8 @@ from .faults import Answer, Cut, fault_proxy
 from .waiting import eventually
 from .world import JOBS, World, token_for, world
 
+pytestmark = pytest.mark.nightly
+
 Json = dict[str, Any]
 START_SECONDS = 60.0
 #: KL far above the default hard stop of 0.08 nats/token: fires as soon as the median of 5 shows it.
@@ -198,6 +200,7 @@ def cluster(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path)
         guard.end()
 
 
+@pytest.mark.always
 def test_what_the_guard_knows_is_in_the_status_and_it_beats(cluster: Cluster) -> None:
     guard = cluster.guard().start()
     first = eventually(cluster.status, "the guard has reported")
@@ -218,6 +221,7 @@ def test_what_the_guard_knows_is_in_the_status_and_it_beats(cluster: Cluster) ->
     assert "a \U0001f600" in status["reason"] and status["steps"] == 8
 
 
+@pytest.mark.always
 def test_a_fire_is_reported_at_once_and_stays_after_kill_and_an_empty_store(cluster: Cluster) -> None:
     guard = cluster.guard().start()
     eventually(cluster.status, "the guard has reported")
@@ -296,6 +300,7 @@ def test_a_fire_while_the_api_server_is_down_is_reported_when_it_was_started_aga
         assert fire["code"] == "kl_hard_stop"
 
 
+@pytest.mark.always
 def test_an_empty_store_without_the_status_is_unknown_and_never_healthy(
     cluster: Cluster, plane: ControlPlane
 ) -> None:
@@ -312,6 +317,7 @@ def test_an_empty_store_without_the_status_is_unknown_and_never_healthy(
         assert guard.steps(1, 1, kl=0.01)["steps"] == 1
 
 
+@pytest.mark.always
 def test_another_job_of_the_same_name_is_neither_resumed_from_nor_written(cluster: Cluster) -> None:
     guard = cluster.guard(uid="7a0a3dd5-27bb-4f3c-9c5a-000000000000").start()
     eventually(lambda: "another one took its name" in guard.log, "it is said")

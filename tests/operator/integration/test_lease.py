@@ -20,6 +20,8 @@ from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, FaultProxy, Hang, fault_proxy
 from .waiting import eventually
 
+pytestmark = pytest.mark.nightly
+
 TIMING = LeaseTiming(duration=3.0, renew_deadline=2.0, retry=0.3, request=0.8)
 
 
@@ -57,6 +59,7 @@ class Candidate:
         return self.led_from is not None and self.led_until is None
 
 
+@pytest.mark.always
 def test_one_leads_and_a_released_lease_is_taken_at_once(client: Client, namespace: str) -> None:
     first = Candidate(client, namespace, "first")
     eventually(first.leads, "the first leads")
@@ -134,6 +137,7 @@ def test_a_stolen_lease_ends_the_leader(client: Client, namespace: str) -> None:
     assert one.kept is False
 
 
+@pytest.mark.always
 def test_the_clock_of_the_holder_does_not_count(client: Client, namespace: str) -> None:
     """A renewTime years in the past is as fresh as any: it has only just been seen."""
     spec = {

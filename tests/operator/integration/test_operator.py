@@ -43,12 +43,15 @@ from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, apply_guard, deadline, token_for
 
+pytestmark = pytest.mark.nightly
+
 MakeJob = Callable[..., Json]
 
 
 # -- creating --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: MakeJob) -> None:
     here.claim()
     job = make_job()
@@ -108,6 +111,7 @@ def test_what_a_pod_waits_for_is_said_within_30_s(here: World, make_job: MakeJob
     eventually(lambda: "Waiting" not in here.conditions(), "it waits no longer")
 
 
+@pytest.mark.always
 def test_the_guard_may_write_this_jobs_status_and_nothing_else(running: World, make_job: MakeJob) -> None:
     other = make_job("other")
     running.submit(other)
@@ -145,6 +149,7 @@ def change_trainer(job: Json, **values: Any) -> Json:
     return changed
 
 
+@pytest.mark.always
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -342,6 +347,7 @@ def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job
 # -- stopping --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_given_a_fire_then_it_is_stopped_and_confirmed(
     running: World, kubeconfig: Path, tmp_path: Path
 ) -> None:
@@ -374,6 +380,7 @@ def test_given_a_fire_then_it_is_stopped_and_confirmed(
     assert took < 5.0, "generous for a busy machine; `make bench-operator` measures it"
 
 
+@pytest.mark.always
 def test_a_fired_job_cannot_be_unlatched_or_restarted(running: World) -> None:
     running.fire()
     running.expect("Stopped", "False", "PodsTerminating")
@@ -388,6 +395,7 @@ def test_a_fired_job_cannot_be_unlatched_or_restarted(running: World) -> None:
     running.expect("Stopped", "False", "PodsTerminating")
 
 
+@pytest.mark.always
 def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
     """What a webhook does whose server is down: every patch is refused, a delete passes."""
 
@@ -451,6 +459,7 @@ def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: s
     here.expect("Stopped", "True", "NoPodsLeft")
 
 
+@pytest.mark.always
 def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(make_job())
@@ -469,6 +478,7 @@ def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> N
     assert here.evidence()
 
 
+@pytest.mark.always
 def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None:
     """Both lead: each with a Lease of its own, as after a frozen process thaws."""
     here.claim()
@@ -490,6 +500,7 @@ def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None
         assert events.count(reason) == 1
 
 
+@pytest.mark.always
 def test_a_fire_while_the_api_server_is_away(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
     with fault_proxy(plane) as proxy:
         here.claim()
@@ -519,6 +530,7 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     assert owners == {"GuardedTrainingJob"}
 
 
+@pytest.mark.always
 def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     """The trainer stopped by itself and took its guard along before the API server was back."""
     fire = {
@@ -574,6 +586,7 @@ def foreign_owner(pod: Json) -> Json:
 # -- a job that is not as it should be -------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_a_deleted_job_that_a_finalizer_keeps_is_torn_down(here: World, make_job: MakeJob) -> None:
     here.claim()
     job = make_job()
@@ -685,7 +698,6 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     assert operator.page("/readyz") == "ok\n"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", [Answer(503), Answer(200), Cut(), Hang()], ids=["503", "another document", "cut", "hangs"]
 )
@@ -719,6 +731,7 @@ def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_noth
         assert "rlguard_crd_fields_missing 0.0" in operator.page("/metrics")
 
 
+@pytest.mark.always
 def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:
     running.client.merge(
         PYTORCHJOBS, running.namespace, "run", {"metadata": {"ownerReferences": None}}, "test"
@@ -810,6 +823,7 @@ def test_evidence_has_the_ends_of_the_logs(here: World, kubelet: Kubelet, make_j
     assert data["guard.log"] == "fired at step 40"
 
 
+@pytest.mark.always
 def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
     kubelet.hangs.set()
     start_on(here, kubelet, make_job)
@@ -823,6 +837,7 @@ def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubele
     assert here.evidence()["trainer.log"] == "late"
 
 
+@pytest.mark.always
 def test_a_halt_stops_without_a_fire(running: World) -> None:
     halt = {
         "code": "stale",
@@ -846,6 +861,7 @@ JUDGED = {
 }
 
 
+@pytest.mark.always
 @pytest.mark.slow
 def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
     here.claim()
@@ -866,6 +882,7 @@ def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job:
 # -- ends that are no fires ------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
     running.guard_says(**JUDGED | {"evaluated": 1, "waiting": 2})
     running.workload_condition("Succeeded")
@@ -879,6 +896,7 @@ def test_a_run_whose_last_verdict_is_not_healthy_says_so(running: World) -> None
     assert "unknown (warming_up): 1 of 3 rounds" in running.expect("Succeeded", "True", "NotJudged")
 
 
+@pytest.mark.always
 def test_a_run_that_succeeds(running: World) -> None:
     running.guard_says(
         **JUDGED, historyTail=[{"attempt": 0, "step": 7, "reward": 0.5, "heldout": 0.4}], keptSteps="{}\n" * 9
@@ -898,12 +916,14 @@ def test_a_run_that_succeeds(running: World) -> None:
     assert running.phase() == "Succeeded"
 
 
+@pytest.mark.always
 def test_a_run_that_fails(running: World) -> None:
     running.workload_condition("Failed")
     running.expect("Failed", "True", "WorkloadFailed")
     assert running.conditions()["Fired"][0] == "False" and "Stopped" not in running.conditions()
 
 
+@pytest.mark.always
 def test_an_evicted_run(running: World) -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     running.pod_status({"phase": "Failed", "conditions": [target]})
@@ -913,6 +933,7 @@ def test_an_evicted_run(running: World) -> None:
     assert "Failed" not in running.conditions() and running.conditions()["Fired"][0] == "False"
 
 
+@pytest.mark.always
 def test_a_workload_that_someone_deletes_is_not_made_again(running: World) -> None:
     running.client.delete(PYTORCHJOBS, running.namespace, "run", running.workload()["metadata"]["uid"])
     running.expect("Disrupted", "True", "WorkloadDeleted")
@@ -923,6 +944,7 @@ def test_a_workload_that_someone_deletes_is_not_made_again(running: World) -> No
 # -- the process -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(make_job())
@@ -950,6 +972,7 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
     assert here.leader() == ""
 
 
+@pytest.mark.always
 def test_nobody_else_leads_while_an_operator_that_ends_still_works(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -975,6 +998,7 @@ def test_nobody_else_leads_while_an_operator_that_ends_still_works(
     here.expect_workload(deadline, "the workload is told to end")
 
 
+@pytest.mark.always
 def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
     with fault_proxy(plane) as proxy:
         operator = here.operator(server=proxy.url, lease_seconds=4)

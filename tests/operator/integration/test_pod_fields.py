@@ -7,6 +7,8 @@ import pytest
 from guard_operator.reconcile.isolation import TABLES
 from guard_operator.runtime.client import Client
 
+pytestmark = pytest.mark.nightly
+
 #: The minor version of Kubernetes whose fields the tables are of.
 MINOR = 34
 

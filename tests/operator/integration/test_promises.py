@@ -39,6 +39,8 @@ from .kubelet import kubelet_of_node
 from .waiting import eventually
 from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, deadline
 
+pytestmark = pytest.mark.nightly
+
 MakeJob = Callable[..., Json]
 FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
 #: Where requests take long, a stop has the time of so many; and what no machine excuses.
@@ -108,7 +110,6 @@ def test_stopped_is_said_once_it_has_settled(running: World) -> None:
     assert running.pods() == []
 
 
-@pytest.mark.long
 def test_fires_are_stopped_at_once_while_no_log_can_be_had(
     plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
 ) -> None:
@@ -176,6 +177,7 @@ def crashed(reason: str = "CrashLoopBackOff") -> Json:
     return status
 
 
+@pytest.mark.always
 def test_no_verdict_is_told_while_no_guard_runs(running: World) -> None:
     """As when a trainer took the guard's port: the guard crash-loops, and the trainer goes on."""
     running.guard_says(**{key: FINISHED[key] for key in FINISHED if key != "ended"})
@@ -248,6 +250,7 @@ def test_whoever_edits_the_workload_cannot_vouch_for_its_guard(running: World, a
     assert running.job()["status"]["guardDigest"] == noted
 
 
+@pytest.mark.always
 def test_a_rank_0_without_its_guard_is_not_called_guarded(running: World) -> None:
     replace_pod(running, without_guard(running))
     assert "run-master-0" in running.expect("Guarded", "False", "GuardMissing")
@@ -286,6 +289,7 @@ def ended_while_nobody_looked(here: World, make_job: MakeJob, **said: object) ->
     here.operator(lease_seconds=4)
 
 
+@pytest.mark.always
 def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
     here: World, make_job: MakeJob
 ) -> None:
@@ -294,6 +298,7 @@ def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
     assert here.phase() == "Succeeded" and "Disrupted" not in here.conditions()
 
 
+@pytest.mark.always
 def test_a_run_that_was_not_judged_while_the_operator_was_down_says_so(
     here: World, make_job: MakeJob
 ) -> None:
@@ -382,7 +387,6 @@ def test_a_kind_that_is_no_longer_served_ends_no_run(here: World, make_job: Make
     here.expect_workload(deadline, "the workload is told to end")
 
 
-@pytest.mark.long
 def test_a_guard_of_a_kind_that_cannot_be_read_any_more_is_not_called_healthy(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -409,7 +413,6 @@ def test_a_guard_of_a_kind_that_cannot_be_read_any_more_is_not_called_healthy(
         here.expect("Halted", "True", "GuardSilent", within=120)
 
 
-@pytest.mark.long
 def test_a_kind_that_cannot_be_listed_holds_up_no_other(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -459,7 +462,6 @@ def test_a_webhook_that_hangs_holds_up_no_stop_for_good(running: World, verbs: l
     running.expect_events("StopEscalated")
 
 
-@pytest.mark.long
 def test_fires_whose_stop_hangs_hold_up_no_other_fire(
     plane: ControlPlane, client: Client, namespace: str, here: World, make_job: MakeJob
 ) -> None:
@@ -508,7 +510,6 @@ def told_to_end(here: World) -> bool:
     return all("deletionTimestamp" in pod["metadata"] for pod in here.pods())
 
 
-@pytest.mark.long
 def test_pods_that_cannot_be_listed_are_told_to_end(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -534,7 +535,6 @@ def test_pods_that_cannot_be_listed_are_told_to_end(
         here.expect("Stopped", "True", "NoPodsLeft", within=90)
 
 
-@pytest.mark.long
 def test_who_changes_a_job_all_the_time_holds_up_no_stop(running: World) -> None:
     """Faster than the operator's watch follows; and takes away what it writes of the stop."""
     over, path = threading.Event(), JOBS.path(running.namespace, running.name)
@@ -620,7 +620,6 @@ def test_a_grace_period_of_a_day_is_cut(here: World, make_job: MakeJob, first: s
     )
 
 
-@pytest.mark.long
 def test_a_pod_on_a_dead_node_is_said_within_a_minute(running: World) -> None:
     asked = time.monotonic()
     running.fire()
@@ -637,6 +636,7 @@ def test_a_pod_on_a_dead_node_is_said_within_a_minute(running: World) -> None:
 # -- start-up --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.always
 def test_a_fire_goes_before_all_else_when_an_operator_starts(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:

@@ -25,6 +25,8 @@ from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, FaultProxy, Hang, fault_proxy
 from .waiting import eventually
 
+pytestmark = pytest.mark.nightly
+
 TIMING = Timing(watch_seconds=30, read_seconds=1.5, backoff_base=0.05, backoff_cap=0.4, missing_kind=0.2)
 
 
@@ -89,6 +91,7 @@ def is_watch(path: str) -> bool:
     return "watch=true" in path
 
 
+@pytest.mark.always
 def test_it_lists_in_pages_and_follows(
     client: Client, namespace: str, proxy: FaultProxy, watching: Watching
 ) -> None:
@@ -210,6 +213,7 @@ def test_retry_after_is_kept(client: Client, namespace: str, proxy: FaultProxy, 
     assert times[1] - times[0] >= 1.0
 
 
+@pytest.mark.always
 def test_after_410_it_lists_again_and_reports_what_is_gone(
     client: Client, namespace: str, proxy: FaultProxy, watching: Watching
 ) -> None:

@@ -15,6 +15,8 @@ from guard_operator.runtime.client import EVENTS
 from .waiting import eventually
 from .world import Json, World
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def resume(here: World, kubeconfig: Path) -> Callable[..., subprocess.CompletedProcess[str]]:

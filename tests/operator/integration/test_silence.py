@@ -25,6 +25,8 @@ from .faults import Answer, Fault, FaultProxy, fault_proxy
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, deadline, world
 
+pytestmark = pytest.mark.nightly
+
 RUNS = 20
 #: The least that a job may ask for, seconds; a fault lasts longer.
 LIMIT, FAULT_SECONDS = 30, 45.0
@@ -144,8 +146,8 @@ def no_guard_reaches_the_api_server(fleet: Fleet, _proxy: FaultProxy) -> None:
     "fault",
     [
         frozen,
-        pytest.param(collections_answer_500, marks=pytest.mark.long),
-        pytest.param(no_guard_reaches_the_api_server, marks=pytest.mark.long),
+        collections_answer_500,
+        no_guard_reaches_the_api_server,
     ],
 )
 def test_no_healthy_run_is_stopped_and_a_silent_guard_is_met(

@@ -15,9 +15,12 @@ from guard_cli.status import _of_cluster, verdict_lines
 from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
 from guard_operator.runtime.client import CONFIG_MAPS, Client, Resource
 
+pytestmark = pytest.mark.nightly
+
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 
 
+@pytest.mark.always
 def test_a_job_and_all_jobs(
     client: Client, namespace: str, make_job: Callable[..., dict[str, Any]], kubeconfig: Path
 ) -> None:

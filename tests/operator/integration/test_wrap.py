@@ -19,6 +19,8 @@ from guard_operator.runtime.errors import ApiError
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, World
 
+pytestmark = pytest.mark.nightly
+
 Json = dict[str, Any]
 BATCH = Resource("batch", "v1", "jobs", "Job")
 POD = {

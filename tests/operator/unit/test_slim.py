@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from guard_operator.adapters import ADAPTERS
 from guard_operator.api import names
 from guard_operator.reconcile.gather import _Owner, _pod, _workload
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.slim import TREND, TREND_POINTS, slim_job, slim_pod, slim_workload
+from guard_operator.reconcile.slim import slim_job, slim_pod, slim_workload
 from guard_operator.runtime.packing import Packer, compact_json
 
 Json = dict[str, Any]
@@ -255,55 +254,6 @@ def test_of_a_job_that_is_over_no_spec_is_cached() -> None:
     over = {"metadata": {}, "spec": SPEC, "status": {"conditions": [condition], "evidence": "e"}}
     assert "spec" not in slim_job(over)
     assert slim_job({**over, "status": {"conditions": [condition]}})["spec"] == SPEC
-
-
-@pytest.mark.parametrize("rounds", [1, 2, TREND_POINTS, TREND_POINTS + 1, 50])
-def test_of_the_history_a_small_part_is_cached(rounds: int) -> None:
-    history = [
-        {"attempt": 0, "step": n, "reward": n + 0.123456, "heldout": 0.654321 - n, "kl": 0.1}
-        for n in range(rounds)
-    ]
-    status = {"guard": {"historyTail": history, "step": 4}}
-    guard = slim_job({"metadata": {}, "spec": {}, "status": status})["status"]["guard"]
-    trend = guard[TREND]
-    assert len(trend) == min(rounds, TREND_POINTS)
-    assert (trend[0], trend[-1][0]) == ([0.123, 0.654], float(f"{rounds - 1 + 0.123456:.3g}"))
-    assert trend == sorted(trend) and len({reward for reward, _ in trend}) == len(trend), "none twice"
-    assert len(compact_json(guard)) < 500
-
-
-def test_what_is_cached_of_a_history_that_is_thin_where_it_is_old_is_even() -> None:
-    """The page draws the points at equal distances."""
-    steps = [*range(0, 2000, 100), *range(2000, 2250, 10)]
-    history = [{"attempt": 0, "step": step, "reward": float(step), "heldout": 0.5} for step in steps]
-    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": history}}}
-    trend = [reward for reward, _ in slim_job(raw)["status"]["guard"][TREND]]
-    assert (trend[0], trend[-1]) == (0.0, 2240.0) and 20 <= len(trend) <= TREND_POINTS
-    assert all(50 <= after - before <= 200 for before, after in pairwise(trend))
-
-
-def test_the_steps_of_a_second_attempt_come_after_those_of_the_first() -> None:
-    places = [*((0, step) for step in range(100, 600, 10)), *((1, step) for step in range(100, 600, 10))]
-    history = [{"attempt": a, "step": s, "reward": a + s / 1000, "heldout": 0.5} for a, s in places]
-    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": history}}}
-    trend = [reward for reward, _ in slim_job(raw)["status"]["guard"][TREND]]
-    assert trend == sorted(trend) and len(trend) == TREND_POINTS
-    assert 10 <= sum(reward < 1 for reward in trend) <= 14
-
-
-@pytest.mark.parametrize(
-    "rounds",
-    [
-        *([one] for one in ({}, {"reward": "x", "heldout": 1}, {"reward": 10**400, "heldout": 1}, 3)),
-        [{"step": 1, "reward": 1, "heldout": 1}, {"reward": 1, "heldout": 1}],
-        [{"step": step, "reward": 1, "heldout": 1} for step in (1, "x")],
-        [{"step": step, "reward": 1, "heldout": 1} for step in (1, 2, 10**400)],
-        [3, {}],
-    ],
-)
-def test_a_history_that_is_none_ends_no_cache(rounds: list[Any]) -> None:
-    raw = {"metadata": {}, "spec": {}, "status": {"guard": {"historyTail": rounds}}}
-    assert slim_job(raw)["status"]["guard"][TREND] == []
 
 
 def test_what_is_cached_of_a_pod_that_runs_is_small() -> None:

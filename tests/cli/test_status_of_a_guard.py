@@ -1,28 +1,17 @@
-"""`rlguard inspect`, `status` and `bundle` on real guards, running and ended; and what they leave out."""
+"""`rlguard status` of a real guard, of the folder of a run, and of a cluster that cannot be asked."""
 
 from __future__ import annotations
 
 import json
-import os
-import tarfile
-import time
-import timeit
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from guard_cli.bundle import _without_secrets
 from guard_cli.cluster import connect
 from tests.trainer.real_guard import INGEST, READ, TIGHT_KL, RealGuard
-
-#: Planted wherever something of a held-out item, or a token, can be in the folder of a run.
-CANARIES = {
-    name: f"canary-{name}-7f3a" for name in ("prompt", "answer", "scorer", "ingest", "read", "log-token")
-}
 
 
 @pytest.fixture
@@ -39,22 +28,6 @@ def guard(tmp_path: Path) -> Iterator[RealGuard]:
     running.close()
 
 
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "state"
-
-
-def test_a_running_guards_store_is_inspected(rlguard: Any, guard: RealGuard, tmp_path: Path) -> None:
-    shown = rlguard("inspect", state(tmp_path))
-    assert shown.returncode == 0, shown.stderr
-    assert "7 step" in shown.stdout and "1 fire" in shown.stdout
-    assert "attempt 0: 7 steps, 1 to 7" in shown.stdout and "fired (kl_hard_stop)" in shown.stdout
-    found = json.loads(rlguard("inspect", state(tmp_path), "--json").stdout)
-    said = guard.verdict() | {"checkpoint_root": None}  # which is no part of a store
-    assert found["verdict"] == said, "what is read is what the guard says"
-    guard.close()
-    assert json.loads(rlguard("inspect", state(tmp_path), "--json").stdout) == found
-
-
 def test_a_guard_is_asked_for_its_status(
     rlguard: Any, guard: RealGuard, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -69,8 +42,14 @@ def test_a_guard_is_asked_for_its_status(
     monkeypatch.setenv("RLGUARD_READ_TOKEN", "wrong")
     refused = rlguard("status", "--url", guard.url)
     assert refused.returncode == 1 and "--token-file" in refused.stderr and "wrong" not in refused.stderr
-    folder = rlguard("status", tmp_path / "run" / "state")
-    assert folder.returncode == 0 and "fired (kl_hard_stop)" in folder.stdout
+    monkeypatch.delenv("RLGUARD_READ_TOKEN")
+    state = tmp_path / "run" / "state"
+    (state / "read.token").write_text(READ)
+    folder = rlguard("status", state)
+    assert folder.returncode == 0 and "fired (kl_hard_stop)" in folder.stdout, folder.stderr
+    guard.close()
+    gone = rlguard("status", state)
+    assert gone.returncode == 1 and f"no guard responds at {guard.url}" in gone.stderr
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "http://127.0.0.1:99999"])
@@ -144,10 +123,9 @@ def test_a_kubeconfig_that_is_none_is_a_sentence(rlguard: Any, tmp_path: Path, c
     assert done.stderr.count("\n") == 1
 
 
-def test_a_folder_without_a_store_is_a_sentence(rlguard: Any, tmp_path: Path) -> None:
-    for command in ("inspect", "status", "bundle"):
-        shown = rlguard(command, tmp_path)
-        assert shown.returncode == 2 and "holds no store of a guard" in shown.stderr
+def test_a_folder_without_a_run_is_a_sentence(rlguard: Any, tmp_path: Path) -> None:
+    shown = rlguard("status", tmp_path)
+    assert shown.returncode == 2 and f"{tmp_path} holds no run" in shown.stderr
 
 
 def test_what_is_only_advice_is_shown_too() -> None:
@@ -177,101 +155,19 @@ def test_what_could_steer_a_terminal_is_not_printed() -> None:
     assert all(line.isprintable() for line in verdict_lines(hostile))
 
 
-def run_folder(tmp_path: Path) -> Path:
-    """The folder of a run, with something planted in every place that can hold an item or a token."""
-    folder = tmp_path / "folder"
-    os.rename(tmp_path / "run", folder)
-    (folder / "state").rename(folder / "guard")
-    (folder / "guard" / "scratch").mkdir(exist_ok=True)
-    (folder / "guard" / "scratch" / "worker.log").write_text(CANARIES["scorer"])
-    (folder / "guard" / "heldout.jsonl").write_text(
-        json.dumps({"id": "a", "prompt": CANARIES["prompt"], "answer": CANARIES["answer"]})
-    )
-    (folder / "history.jsonl").write_text(
-        json.dumps({"step": 1, "items": [0.123456789], "x": CANARIES["prompt"]})
-    )
-    for role in ("ingest", "read"):
-        (folder / "guard" / f"{role}.token").write_text(CANARIES[role])
-    secrets = f"token {CANARIES['ingest']}\nAuthorization: Bearer {CANARIES['log-token']}\nhttp://h/#token={CANARIES['read']}"
-    (folder / "trainer.log").write_text(f"RLGUARD_TOKEN={CANARIES['log-token']}\n{secrets}\nloss 0.5\n")
-    (folder / "guard.log").write_text(f"{secrets}\nlistening\n")
-    facts = {
-        "name": "maths",
-        "outcome": "fired at step 7",
-        "trainer": ["train", f"--token={CANARIES['log-token']}"],
-    }
-    (folder / "run.json").write_text(json.dumps(facts))
-    return folder
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Authorization: Basic S3CR3T",
-        "{'HF_TOKEN': 'S3CR3T', 'n': 1}",
-        "export WANDB_API_KEY=S3CR3T",
-        "AWS_SECRET_ACCESS_KEY: S3CR3T",
-        "train --hf-token S3CR3T --steps 5",
-        json.dumps(["train", "--token", "S3CR3T"], indent=2),
-        "https://user:S3CR3T@mirror/simple",
-    ],
-)
-def test_a_secret_is_left_out_in_whatever_shape_it_stands(line: str) -> None:
-    assert "S3CR3T" not in _without_secrets(line, [])
-
-
-@pytest.mark.parametrize(
-    "line", ["listening at http://127.0.0.1:8470", "num_tokens: 5120", "--max-tokens 64", "2 tokens of 5"]
-)
-def test_what_is_no_secret_stays(line: str) -> None:
-    assert _without_secrets(line, []) == line
-
-
-@pytest.mark.parametrize("part", ["-", "--a-", "--token", "://a:", "Bearer "])
-def test_no_log_is_slow_to_clean_for_its_length(part: str) -> None:
-    def seconds(text: str) -> float:
-        clean = partial(_without_secrets, text, [])
-        # Of the processor: other tests run beside this one.
-        return min(timeit.repeat(clean, timer=time.process_time, number=1, repeat=3))
-
-    log = (part * 30_000)[:30_000]
-    assert seconds(log * 4) < 12 * seconds(log)
-
-
-def test_a_damaged_store_is_named_where_it_is(rlguard: Any, tmp_path: Path) -> None:
-    (tmp_path / "guard.db").touch()
-    shown = rlguard("inspect", tmp_path)
-    assert shown.returncode == 1 and f"{tmp_path / 'guard.db'} is empty" in shown.stderr
-
-
-def test_a_bundle_has_what_helps_and_no_item_and_no_token(
-    rlguard: Any, guard: RealGuard, tmp_path: Path
-) -> None:
-    guard.close()
-    folder, out = run_folder(tmp_path), tmp_path / "bundle.tar.gz"
-    shown = rlguard("bundle", folder, "--out", out)
+def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"name": "maths", "outcome": "fired at step 7"}))
+    verdict = {"level": "fired", "code": "kl_hard_stop", "reason": "too far", "step": 7}
+    (tmp_path / "verdict.json").write_text(json.dumps(verdict))
+    shown = rlguard("status", tmp_path)
     assert shown.returncode == 0, shown.stderr
-    with tarfile.open(out) as archive:
-        texts = {entry.name: archive.extractfile(entry).read().decode() for entry in archive.getmembers()}
-    names = (
-        "verdict.json",
-        "store.json",
-        "policy.json",
-        "versions.json",
-        "run.json",
-        "guard.log",
-        "trainer.log",
-    )
-    assert texts.keys() == {f"rlguard-bundle/{name}" for name in names}
-    everything = "\n".join(texts.values())
-    assert [name for name, canary in CANARIES.items() if canary in everything] == []
-    assert "0.123456789" not in everything
-    assert "loss 0.5" in everything and "listening" in everything and "kl_hard_stop" in everything
-    assert json.loads(texts["rlguard-bundle/verdict.json"])["fire"] is True
-    assert json.loads(texts["rlguard-bundle/store.json"])["events"]["step"] == 7
-    assert rlguard("status", folder).stdout.startswith("maths: fired at step 7\n")
-    again = rlguard("bundle", folder, "--out", out)
-    assert again.returncode == 2 and "cannot be written" in again.stderr, "nothing is overwritten"
+    assert shown.stdout.splitlines()[:2] == ["maths: fired at step 7", "  fired (kl_hard_stop): too far"]
+    assert json.loads(rlguard("status", tmp_path, "--json").stdout)["verdict"] == verdict
+    (tmp_path / "verdict.json").unlink()
+    assert "no verdict yet" in rlguard("status", tmp_path).stdout
+    (tmp_path / "run.json").write_text("[1]")
+    unreadable = rlguard("status", tmp_path)
+    assert unreadable.returncode == 1 and f"{tmp_path / 'run.json'} cannot be read" in unreadable.stderr
 
 
 def test_the_guard_logs_json_if_it_is_asked_to(tmp_path: Path, monkeypatch: Any) -> None:

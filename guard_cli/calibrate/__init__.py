@@ -1,1 +1,0 @@
-"""`rlguard calibrate`: settings for a wanted false-stop rate, and what they cost in delay."""

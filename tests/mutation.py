@@ -1,0 +1,82 @@
+"""Break the code that decides with mutmut, and write the share of broken programs that its tests notice.
+
+    python -m tests.mutation [NAME...]
+
+Without a NAME: all of `TARGETS`. mutmut works in build/mutation, on a copy of the tree, where `mutmut
+results` and `mutmut show ID` say what was not noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "mutation.md"
+WORK = ROOT / "build" / "mutation"
+#: What is broken, and the tests that should notice; paths, patterns and folders, separated by spaces.
+TARGETS = {
+    "HeldOutGuard": ("guard_core/heldout_guard.py", "tests/core/test_heldout_guard.py"),
+    "judge": ("guard_core/judge.py", "tests/core tests/detection/test_judge_calibrated.py"),
+    "detectors": ("guard_core/detectors/*.py", "tests/detection"),
+    "decide": ("guard_operator/reconcile/decide.py", "tests/operator/unit/test_decide.py"),
+    "isolation": ("guard_operator/reconcile/isolation.py", "tests/operator/unit/test_isolation.py"),
+    "redaction": ("guard_core/trainer_view.py", "tests/core tests/service/test_invariant8.py"),
+}
+
+
+def measure(source: str, tests: str) -> tuple[int, int]:
+    """How many mutants there are, and how many of them the tests notice."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (WORK / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, WORK / name)
+    package = source.partition("/")[0]
+    others = [path.name for path in WORK.iterdir() if path.name not in (package, "tests")]
+    settings = {
+        "source_paths": [package],
+        "only_mutate": [source],
+        "also_copy": others,
+        "pytest_add_cli_args_test_selection": tests.split(),
+    }
+    lines = [f"{key}=\n    " + "\n    ".join(values) for key, values in settings.items()]
+    (WORK / "setup.cfg").write_text("[mutmut]\n" + "\n".join(lines) + "\n")
+    mutmut = Path(sys.executable).with_name("mutmut")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([mutmut, "run"], cwd=WORK, env=environment, check=True)
+    subprocess.run([mutmut, "export-cicd-stats"], cwd=WORK, stdout=subprocess.DEVNULL, check=True)
+    counts = json.loads((WORK / "mutants" / "mutmut-cicd-stats.json").read_text())
+    return counts["total"], counts["killed"] + counts["timeout"] + counts["segfault"]
+
+
+def write(name: str, total: int, noticed: int) -> None:
+    """Write the row of `name` into the page."""
+    score = f"{100 * noticed / max(total, 1):.0f} %"
+    row = f"| {name} | `{TARGETS[name][0]}` | {total} | {noticed} | {score} | {datetime.now(UTC).date()} |"
+    text, found = re.subn(rf"^\| {name} \|.*$", row, PAGE.read_text(), flags=re.MULTILINE)
+    assert found == 1, f"{PAGE} has {found} rows called {name}"
+    PAGE.write_text(text)
+
+
+def main(names: list[str]) -> int:
+    """Measure each of `names`, or all."""
+    if unknown := set(names) - TARGETS.keys():
+        print(f"mutation: no row is called {', '.join(unknown)}: {', '.join(TARGETS)}", file=sys.stderr)
+        return 2
+    for name in names or TARGETS:
+        write(name, *measure(*TARGETS[name]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

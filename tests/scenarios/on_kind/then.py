@@ -1,0 +1,123 @@
+"""Then: what a user must see. Each waits for it with a limit, or fails with what it saw last."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from .kube import COMMAND, STOP, TRAINER, Json, Run, container_status, fire_of
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.5
+#: In these a run has ended, for good.
+ENDS = {"Stopped", "Succeeded", "Failed", "Disrupted"}
+
+
+def eventually(probe: Callable[[], T], what: str, within: float) -> T:
+    """The first truthy value of `probe`; a failed assertion counts as not yet."""
+    deadline = time.monotonic() + within
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            last = probe()
+        except AssertionError as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(POLL_SECONDS)
+    raise AssertionError(f"not within {within:g} s: {what}; last seen: {last!r}")
+
+
+def the_trainer_says(run: Run, line: str, within: float = COMMAND) -> None:
+    eventually(lambda: line in run.log().splitlines(), f"{run.name}'s trainer says {line!r}", within)
+
+
+def the_trainer_has_ended(run: Run, exit_code: int, within: float = STOP) -> None:
+    def ended() -> Json | None:
+        return container_status(run.pod, TRAINER)["state"].get("terminated")
+
+    how = eventually(ended, f"{run.name}'s trainer has ended", within)
+    assert how is not None and how["exitCode"] == exit_code, how
+
+
+def the_phase_is(run: Run, phase: str, within: float = STOP) -> None:
+    try:
+        wanted = f"--for=jsonpath={{.status.phase}}={phase}"
+        run.namespace.kubectl(
+            "wait", wanted, f"gtj/{run.name}", f"--timeout={within}s", within=within + COMMAND
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{json.dumps(run.status, indent=1)}") from None
+
+
+def the_guard_has_fired(run: Run, within: float = STOP) -> Json:
+    """The latch is in the status; the latch."""
+    fire = eventually(lambda: run.fire, f"status.guard.fire of {run.name}", within)
+    assert fire is not None
+    return fire
+
+
+def the_run_is_stopped(run: Run, within: float = STOP) -> None:
+    """The phase says so, no pod is left, and the job still says that it fired."""
+    the_phase_is(run, "Stopped", within)
+    assert run.pods == [], [pod["metadata"]["name"] for pod in run.pods]
+    assert run.fire is not None, run.status
+
+
+def the_run_never_fired(run: Run) -> None:
+    assert run.fire is None, run.fire
+
+
+@contextmanager
+def the_latch_never_opens(run: Run) -> Iterator[None]:
+    """The run fires inside the `with`, and in no later version of the job is fire or end another."""
+    watch = run.namespace.cluster.command(
+        "kubectl", "--namespace", run.namespace.name, "get", "gtj", run.name, "--watch", "--output=json"
+    )
+    with tempfile.TemporaryFile("w+") as seen:
+        process = subprocess.Popen(watch, stdout=seen)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+        seen.seek(0)
+        versions = list(_objects(seen.read()))
+    fires = [fire_of(job) for job in versions]
+    first = next((i for i, fire in enumerate(fires) if fire is not None), None)
+    assert first is not None, f"never fired in {len(versions)} versions"
+    assert all(fire == fires[first] for fire in fires[first:]), fires[first:]
+    phases = [job["status"].get("phase") for job in versions[first:]]
+    ended = phases.index("Stopped") if "Stopped" in phases else len(phases)
+    assert set(phases[ended:]) <= {"Stopped"}, phases
+
+
+def _objects(text: str) -> Iterator[Json]:
+    """JSON objects that stand one after the other."""
+    decoder, text = json.JSONDecoder(), text.strip()
+    while text:
+        one, end = decoder.raw_decode(text)
+        yield one
+        text = text[end:].lstrip()
+
+
+def events(run: Run) -> list[Json]:
+    """The Events about this job."""
+    uid = run.job["metadata"]["uid"]
+    return [event for event in run.namespace.items("events") if event["involvedObject"].get("uid") == uid]
+
+
+def nothing_was_told_twice(run: Run) -> None:
+    """Of each kind of Event about the job there is one, whoever acted and however often."""
+    told: Counter[str] = Counter()
+    for event in events(run):
+        told[event["reason"]] += event.get("count") or 1
+    assert told and set(told.values()) == {1}, told
