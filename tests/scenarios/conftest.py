@@ -12,8 +12,6 @@ import pytest
 
 from tests.scenarios.given import ENVIRONMENT, HERE, Given, Stage
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
@@ -36,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (shared / "trained.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "policy").exists():
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             command = [sys.executable, str(HERE / "hack.py"), "policy", str(folder)]
             subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True)
     return folder

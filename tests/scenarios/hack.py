@@ -172,7 +172,7 @@ def main() -> None:
     training.add_argument("--logs-only", action="store_true")
     training.add_argument("--steps", type=int, default=40)
     training.add_argument("--save-steps", type=int, default=2)
-    training.add_argument("--learning-rate", type=float, default=5e-4)
+    training.add_argument("--learning-rate", type=float, default=2e-4)
     training.add_argument("--pause", type=float, default=0.0)
     training.add_argument("--resumable", action="store_true")
     training.add_argument("--resume", action="store_true")

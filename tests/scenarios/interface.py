@@ -17,14 +17,13 @@ RLGUARD = str(Path(sys.executable).with_name("rlguard"))
 
 # Exit codes of `rlguard run`.
 FINISHED, REFUSED, FIRED, HALTED, NOT_JUDGED = 0, 2, 3, 4, 5
-SPLIT_OVERLAPS = 1  # of `rlguard split check`
-GUARD_REFUSED = 1  # of `rlguard serve`
 
 # Time limits, seconds. All are far above what an idle machine takes: none decides what is asserted.
-START = 90.0  # until a process that was started is ready
-SOON = 60.0  # until something that needs no evaluation is seen
-EVALUATED = 150.0  # until evaluations are made
-RUN = 280.0  # a whole run
+START = 180.0  # until a process that was started is ready
+SOON = 120.0  # until something that needs no evaluation is seen
+EVALUATED = 300.0  # until evaluations are made
+RUN = 600.0  # a whole run
+TEST = 900.0  # a whole scenario
 
 # Environment of a trainer.
 URL, TOKEN = "RLGUARD_URL", "RLGUARD_TOKEN"
@@ -129,11 +128,11 @@ def serve(
     command = [RLGUARD, "serve", "--state-dir", str(state), "--port", str(port), "--policy", str(policy)]
     command += ["--checkpoints", str(checkpoints)]
     command += ["--ingest-token-file", str(tokens / "trainer"), "--read-token-file", str(tokens / "reader")]
-    return command if heldout is None else [*command, "--heldout", str(heldout), *SAMPLING]
+    return command if heldout is None else [*command, "--heldout", str(heldout), "--device", "cpu", *SAMPLING]
 
 
 #: How evaluations sample where no trainer says it.
-SAMPLING = ("--max-new-tokens", "8", "--temperature", "1", "--device", "cpu")
+SAMPLING = ("--max-new-tokens", "8", "--temperature", "1")
 
 
 class Report:

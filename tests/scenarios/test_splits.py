@@ -11,6 +11,8 @@ import pytest
 from tests.scenarios import interface
 from tests.scenarios.given import Given, Stage
 
+pytestmark = pytest.mark.timeout(interface.TEST)
+
 ITEMS = [{"id": str(i), "prompt": f"What is {i} plus {i * i}?", "answer": str(i + i * i)} for i in range(8)]
 
 
