@@ -34,7 +34,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = interface
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"not in {seconds:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(0.2)
     return value
 
 
@@ -80,7 +80,6 @@ class Stage:
         (self.tokens / "reader").write_text("the-token-of-the-reader")
         self.policy_file = folder / "policy.yaml"
         self.policy_file.write_text("{}")
-        self.config_file: Path | None = None
         self.heldout: Path | None = None
         self.trained: Path | None = None
         self.options: list[str] = []
@@ -158,12 +157,6 @@ class Given:
         self.stage.policy_file.write_text(json.dumps(policy))
         return self
 
-    def settings(self, settings: dict[str, Any]) -> Self:
-        """A settings file for the guard."""
-        self.stage.config_file = self.stage.folder / "guard.yaml"
-        self.stage.config_file.write_text(json.dumps(settings))
-        return self
-
     def options(self, *options: str) -> Self:
         """Further options of `rlguard run`."""
         self.stage.options += options
@@ -221,8 +214,6 @@ class When:
         command = interface.serve(
             stage.state, stage.port, stage.checkpoints, stage.tokens, stage.policy_file, stage.heldout
         )
-        if stage.config_file is not None:
-            command += ["--config", str(stage.config_file)]
         process = stage.start(name, [*prefix, *command])
         api = stage.guard()
         wait_for(lambda: process.poll() is not None or api.ready(), "the guard is ready", interface.START)
@@ -284,8 +275,6 @@ class When:
         stage = self.stage
         command = [interface.RLGUARD, "run", "--out", str(stage.out), "--checkpoints", str(stage.checkpoints)]
         command += ["--policy", str(stage.policy_file), "--grace", "2", *stage.options]
-        if stage.config_file is not None:
-            command += ["--config", str(stage.config_file)]
         command += ["--heldout", str(stage.heldout or stage.some_split()), "--device", "cpu"]
         stage.start(name, [*command, "--", *stage.trainer_command], start_new_session=True)
         return self

@@ -142,11 +142,10 @@ def test_a_full_disk_loses_nothing_and_is_freed_again(given: Given, stage: Stage
     when.steps_are_reported(range(1, 21))
     inside = Path(f"/proc/{stage.processes['guard'].pid}/root{stage.state}")
     ballast = inside / "ballast"
-    with ballast.open("wb") as file:
+    with ballast.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4096))
-                file.flush()
         except OSError:
             pass
     acknowledged = list(range(1, 21))
