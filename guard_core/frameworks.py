@@ -79,8 +79,6 @@ class Layout:
         latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
         latest_key: the key, where `latest` is JSON.
         advice: what to set so that there are weights that can be scored.
-        saved_with: what its own code needs to save one, for want of which those of the tests are made by
-            hand; "" where it saved them.
     """
 
     folder: re.Pattern[str]
@@ -91,7 +89,6 @@ class Layout:
     latest: str = ""
     latest_key: str = ""
     advice: str = ""
-    saved_with: str = ""
 
     @property
     def place(self) -> str:
@@ -197,7 +194,7 @@ KL_IN_REWARD = Setting("kl_penalty", ESTIMATORS)
 #: and reinforce_plus_plus, so nothing is known without the run's args.json.
 SWIFT_KL_IN_REWARD = Setting("kl_in_reward", ("false",))
 
-HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json", saved_with="")
+HUGGING_FACE = Layout(re.compile(r"checkpoint-(\d{1,15})"), marker="trainer_state.json")
 #: What Megatron writes as the first of the files beside the weights tells its checkpoints from those of
 #: Hugging Face's trainer, which are complete by their marker alone. By default an adapter is merged.
 SWIFT_MEGATRON = Layout(
@@ -205,7 +202,6 @@ SWIFT_MEGATRON = Layout(
     known_by="latest_checkpointed_iteration.txt",
     merged="-merged",
     advice="with Megatron leave `--save_safetensors` on",
-    saved_with="Megatron on GPUs",
 )
 
 FRAMEWORKS = (
@@ -241,7 +237,6 @@ FRAMEWORKS = (
             models=("actor/lora_adapter", "actor/huggingface"),
             latest="latest_checkpointed_iteration.txt",
             advice="set `actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]`",
-            saved_with="FSDP or Megatron on GPUs, and Ray",
         ),
         start="actor_rollout_ref.model.path={path} trainer.default_local_dir={folder}",
         tested="0.9.1",
@@ -266,7 +261,6 @@ FRAMEWORKS = (
         layout=Layout(
             re.compile(r"global_step(\d{1,15})_hf"),
             advice="add `--ckpt.save_hf`",
-            saved_with="DeepSpeed on GPUs, and Ray",
         ),
         start="--actor.model_name_or_path {path} --ckpt.path {folder}",
         tested="0.11.2",
@@ -296,7 +290,6 @@ FRAMEWORKS = (
                 "policy/weights",
             ),
             advice="set `checkpointing.save_consolidated=true`",
-            saved_with="DTensor or Megatron on GPUs, and Ray",
         ),
         start="policy.model_name={path} checkpointing.checkpoint_dir={folder}",
         tested="August 2026",
@@ -323,7 +316,6 @@ FRAMEWORKS = (
             models=("weight", ""),
             marker="STABLE",
             advice="let it save weights as safetensors",
-            saved_with="FSDP on GPUs, and vLLM",
         ),
         start="--model.name {path} --output-dir {folder}",
         tested="August 2026",
@@ -344,7 +336,6 @@ FRAMEWORKS = (
             re.compile(r"global_step_(\d{1,15})"),
             models=("policy",),
             advice="set `trainer.hf_save_interval`",
-            saved_with="FSDP or Megatron on GPUs, and Ray",
         ),
         start="trainer.policy.model.path={path} trainer.ckpt_path={folder} trainer.export_path={folder}",
         tested="0.3.0",
@@ -357,7 +348,6 @@ FRAMEWORKS = (
         layout=Layout(
             re.compile(r"(\d{1,15})"),
             advice="add `--save-hf DIR/{rollout_id}`",
-            saved_with="Megatron on GPUs, and Ray",
         ),
         start="--load {path} --save {folder} --save-hf {folder}/{{rollout_id}}",
         start_note="if it loads that type of model from Hugging Face's form: else it starts from "
@@ -378,7 +368,6 @@ FRAMEWORKS = (
             re.compile(r"checkpoint-(\d{1,15})"),
             marker="tokenizer_config.json",
             advice="with Megatron set `actor_train.training_args.save_hf_model: true`",
-            saved_with="FSDP2 or Megatron on GPUs, and Ray",
         ),
         start_note="its command takes none; its YAML names the weights as `model_args.model_name_or_path` of "
         "`actor_train` and `actor_infer`, and must name those of `reference`, too: without one of the three "
@@ -404,7 +393,6 @@ FRAMEWORKS = (
             latest="checkpoint_tracker.json",
             latest_key="last_global_step",
             advice="merge its shards with `scripts/model_merger.py`",
-            saved_with="FSDP on GPUs, and Ray",
         ),
         start="worker.actor.model.model_path={path} trainer.save_checkpoint_path={folder}",
         tested="July 2026",

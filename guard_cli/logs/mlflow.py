@@ -54,7 +54,7 @@ def _is_export(path: Path) -> bool | None:
         return None
 
 
-def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read_exports(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """The values of one run in the order of their times; those of one step that follow each other are a row.
 
     Raises:

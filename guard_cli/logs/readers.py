@@ -340,9 +340,9 @@ def read_mlflow(paths: Sequence[Path], keep: Keep) -> Table:
     """Exports of one run in MLflow, of any number of metrics.
 
     Raises:
-        CliError: see `mlflow.read_rows`.
+        CliError: see `mlflow.read_exports`.
     """
-    rows = mlflow.read_rows(paths)
+    rows = mlflow.read_exports(paths)
     found = dict.fromkeys(name for row in rows for name in row)
     kept = [{name: value for name, value in row.items() if name == "step" or keep(name)} for row in rows]
     table = build("MLflow", [_rows_of_events(kept, keep)], OBJECTS.__contains__, "step", found)
