@@ -262,7 +262,6 @@ IMMUTABLE = {
 }
 
 
-@pytest.mark.always
 @pytest.mark.parametrize("spec", IMMUTABLE.values(), ids=IMMUTABLE.keys())
 def test_template_and_guard_are_immutable(
     client: Client, namespace: str, make_job: MakeJob, spec: dict[str, Any]
