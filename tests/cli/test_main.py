@@ -356,26 +356,6 @@ def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
         process.communicate()
 
 
-def test_serve_makes_the_tokens_that_nobody_chose_and_only_those(tmp_path, monkeypatch):
-    from guard_cli.serve import _tokens_beside_the_store
-
-    monkeypatch.setenv("RLGUARD_GUARD_READ_TOKEN", "chosen")
-    given = {"state_dir": tmp_path / "state", "ingest_token_file": None, "read_token_file": None}
-    made = _tokens_beside_the_store({}, given)
-    assert made == {"ingest_token_file": tmp_path / "state" / "ingest.token"}
-    assert made["ingest_token_file"].stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
-    before = made["ingest_token_file"].read_text()
-    again = {"state_dir": tmp_path / "state", "ingest_token_file": None, "read_token_file": None}
-    assert _tokens_beside_the_store({}, again) == made and made["ingest_token_file"].read_text() == before
-    assert _tokens_beside_the_store({"allow_unauthenticated_loopback": True}, given) == {}
-    assert _tokens_beside_the_store({"ingest_token": "x"}, given) == {}
-    for said, makes in (("false", True), ("0", True), ("perhaps", True), ("true", False), ("1", False)):
-        monkeypatch.setenv("RLGUARD_GUARD_ALLOW_UNAUTHENTICATED_LOOPBACK", said)
-        again = {"state_dir": tmp_path / "state", "ingest_token_file": None, "read_token_file": None}
-        assert bool(_tokens_beside_the_store({}, again)) is makes, said
-
-
 def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
     from guard_cli.links import dashboard_link, export_lines, reachable
 

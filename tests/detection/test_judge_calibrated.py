@@ -235,11 +235,6 @@ def test_nothing_is_looked_at_again_that_could_stop_nothing():
     run = at_its_end(0.75, on_decline="warn")
     ends(run)
     assert run.judge.wanted_pass() is None
-    run = at_its_end(0.75)
-    ends(run)
-    detector = run.judge._calibrated._detector
-    detector._greedy = True
-    assert run.judge.wanted_pass() is None, "another greedy pass is a copy"
     steady = Run(baseline_passes=16)
     for round_ in range(16):
         steady.round(round_)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from guard_core.policy import Policy
 from guard_service.__main__ import _worker
 from guard_service.errors import SettingsError
-from guard_service.heldout import base_model
 from guard_service.heldout.base_model import look_at, why_the_trainers
 from guard_service.settings import GuardSettings
 
@@ -164,14 +162,3 @@ def test_what_makes_no_other_model_stops_no_run(base: Path) -> None:
     (base / "config.json").chmod(0o600)
     now = started_with.as_it_is_now()
     assert now is not None and now.sha256 == started_with.sha256 and now != started_with
-
-
-@pytest.mark.parametrize("field", ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"])
-def test_all_that_a_file_system_notes_of_a_file_is_compared(field: str) -> None:
-    names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
-
-    def stamp(**other: int) -> base_model.Stamp:
-        status: Any = SimpleNamespace(**dict.fromkeys(names, 1) | other)
-        return base_model._stamp("model.safetensors", status)
-
-    assert stamp() == stamp() != stamp(**{field: 2})

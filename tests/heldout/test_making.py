@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard_service.heldout.disjoint import DEFAULT_RULE, check_disjoint
+from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.making import _grouped, drop_overlapping, is_heldout, make_split
-from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
+from guard_service.heldout.making import drop_overlapping, is_heldout, make_split
+from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from tests.heldout.test_split import write
 
 
@@ -126,20 +126,6 @@ def test_one_file_is_not_both_sides(tmp_path: Path) -> None:
     with pytest.raises(SplitError, match="cannot be both sides"):
         make_split(source, tmp_path / "one", tmp_path / "folder" / ".." / "one", fraction=0.3)
     assert not (tmp_path / "one").exists()
-
-
-@pytest.mark.parametrize(("named", "group"), [(("g", None), "g"), ((None, "g"), "g"), ((None, None), "a")])
-def test_a_near_duplicate_joins_the_group_that_its_like_has(
-    named: tuple[str | None, ...], group: str
-) -> None:
-    """Two groups would count as two items."""
-    words = " ".join(f"word{number}" for number in range(40))
-    prompts = (f"{words} {last}" for last in ("nine", "ten"))
-    items = [
-        HeldoutItem(id=name, prompt=prompt, answer="1", group=of)
-        for name, prompt, of in zip("ab", prompts, named, strict=True)
-    ]
-    assert [item.group for item in _grouped(items, DEFAULT_RULE)] == [group] * 2
 
 
 def test_near_duplicates_part_if_they_may_and_the_same_prompt_never_does(tmp_path: Path) -> None:

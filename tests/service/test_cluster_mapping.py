@@ -12,7 +12,6 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
-from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
@@ -30,10 +29,8 @@ from guard_core.wire import (
     StepReport,
     Verdict,
 )
-from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster.mapping import (
-    LOST,
     MAX_STATE,
     MAX_TEXT,
     Known,
@@ -46,8 +43,6 @@ from guard_service.cluster.mapping import (
     pins_in,
     resumed,
     trainer_has_ended,
-    wants_steps,
-    without_steps,
 )
 from guard_service.heldout.identity import as_one
 
@@ -130,13 +125,6 @@ def test_a_latch_has_the_time_at_which_it_closed() -> None:
     assert guard_status(known, {}, NOW)["fire"]["at"] == "2026-11-21T11:30:00.000000Z"
     assert guard_status(known, {"fire": EARLIER}, NOW)["fire"] == EARLIER
     assert guard_status(Known(verdict(), (FIRE,), STATE), {}, NOW)["fire"]["at"] == TIME
-
-
-def test_numbers_fit_into_a_column_of_kubectl_get() -> None:
-    known = Known(verdict(in_loop_ema=0.6293682510937499, kl_ema=0.000123456), state=STATE)
-    status = guard_status(known, {}, NOW)
-    assert (status["inLoopEma"], status["klEma"]) == (0.6294, 0.0001235)
-    assert "heldoutEma" not in status
 
 
 def test_what_is_only_advice_is_told_beside_the_worst_condition() -> None:
@@ -308,22 +296,6 @@ def moment(step: int, *moments: Moment, prompt: str = "p", text: str = "c") -> M
     return MomentRollouts(moments=moments, attempt=0, step=step, rollouts=(best, other))
 
 
-def test_what_the_policy_wrote_travels_with_a_latch_and_not_before() -> None:
-    rollouts = (moment(1, Moment.START), moment(40, Moment.LAST_GOOD, Moment.FIRE, text="hack"))
-    assert "rollouts" not in guard_status(Known(verdict(), (), STATE, rollouts=rollouts), {}, NOW)
-    status = guard_status(Known(verdict(), (FIRE,), STATE, rollouts=rollouts), {}, NOW)
-    one = {"attempt": 0, "prompt": "p", "reward": 1e100}
-    assert status["rollouts"] == [
-        one | {"moments": ["start"], "step": 1, "completion": "c"},
-        one | {"moments": ["last_good", "fire"], "step": 40, "completion": "hack"},
-    ]
-    assert guard_status(Known(verdict(), (FIRE,), STATE), status, NOW)["rollouts"] == status["rollouts"], (
-        "a guard that lost its files leaves what was told"
-    )
-    assert "rollouts" not in guard_status(Known(verdict(), (FIRE,), STATE), {}, NOW)
-    assert "rollouts" not in essential(status)
-
-
 def test_what_the_policy_wrote_cannot_keep_a_latch_out_of_the_status() -> None:
     hostile = "a\0\x1b\x85\n" * 400
     rollouts = (moment(1, Moment.START, prompt=hostile, text=hostile),) * 3
@@ -334,56 +306,6 @@ def test_what_the_policy_wrote_cannot_keep_a_latch_out_of_the_status() -> None:
         assert {*told["completion"]} == {*"a\ufffd\n[…]"}
         assert told["completion"].startswith("a\ufffd\ufffd\ufffd\na") and told["completion"].endswith("\n")
     assert len(json.dumps(status["rollouts"])) < 32_000
-
-
-AT = verdict(**PLACE)
-STEPS = {"keptSteps": "{}\n{}"}
-
-
-@pytest.mark.parametrize(
-    ("former", "over", "wanted"),
-    [
-        pytest.param({}, False, False, id="a run that goes on"),
-        pytest.param({}, True, True, id="the last word"),
-        pytest.param({"fire": FIRED}, True, True, id="a fire of an older guard, or one that was cut"),
-        pytest.param({"fire": FIRED, **STEPS}, True, False, id="they are there"),
-        pytest.param({"halt": FIRED, **STEPS}, True, False, id="they are there at a halt"),
-        pytest.param({"ended": PLACE, **STEPS}, True, False, id="they are there, and none came since"),
-        pytest.param({"ended": PLACE | {"step": 39}, **STEPS}, True, True, id="some came since"),
-        pytest.param(STEPS, True, True, id="a guard that was ended before went on"),
-        pytest.param(PLACE | STEPS, True, False, id="they are there of an end that the operator told"),
-        pytest.param(PLACE | {"step": 39} | STEPS, True, True, id="some came since that"),
-    ],
-)
-def test_when_the_steps_are_gathered(former: dict[str, Any], over: bool, wanted: bool) -> None:
-    assert wants_steps(AT, over, former) is wanted
-
-
-def test_the_steps_are_in_the_last_word_and_stay_there() -> None:
-    assert "keptSteps" not in guard_status(Known(AT, (), STATE), {}, NOW)
-    assert "keptSteps" not in guard_status(Known(AT, (), STATE), STEPS, NOW), "it goes on after a restart"
-    fired = guard_status(Known(AT, (FIRE,), STATE, kept_steps="told"), {}, NOW)
-    assert GuardStatus.model_validate(fired).kept_steps == "told"
-    later = verdict(**PLACE | {"step": 50})
-    assert guard_status(Known(later, (FIRE,), STATE), fired, NOW)["keptSteps"] == "told"
-    assert guard_status(Known(later, (FIRE,), STATE, kept_steps="of an empty store"), fired, NOW)[
-        "keptSteps"
-    ] == ("told"), "a guard that lost its store leaves what was told"
-    ended = guard_status(Known(AT, (), STATE, ended=True, kept_steps="told"), {}, NOW)
-    assert guard_status(Known(AT, (), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
-    assert guard_status(Known(AT, (FIRE,), STATE, ended=True), ended, NOW)["keptSteps"] == "told"
-    assert "keptSteps" not in guard_status(Known(later, (), STATE), ended, NOW), "it has gone on"
-    told = guard_status(Known(AT, (), STATE, kept_steps="told", over=True), {}, NOW)
-    assert (
-        "ended" not in told
-        and guard_status(Known(AT, (), STATE, over=True), told, NOW)["keptSteps"] == "told"
-    )
-    assert "keptSteps" not in guard_status(Known(later, (), STATE, over=True), told, NOW), (
-        "to be gathered again"
-    )
-    assert "keptSteps" not in guard_status(Known(AT, (), STATE), told, NOW), "a guard that was ended goes on"
-    lost = guard_status(Known(verdict(), (FIRE,)), fired, NOW)
-    assert lost["keptSteps"] == "told", "nothing but the latch is known"
 
 
 @pytest.mark.parametrize(
@@ -402,22 +324,6 @@ def test_the_operator_says_that_the_trainer_has_ended(
 ) -> None:
     said = [dict(zip(("type", "status", "reason"), one, strict=True)) for one in conditions]
     assert trainer_has_ended({"conditions": said}) is ended
-
-
-@pytest.mark.parametrize("odd", [None, {}, "x", 7, [7, None, [], "x"], [{"type": {}, "status": "True"}]])
-def test_conditions_that_nobody_understands_are_no_end(odd: Any) -> None:
-    assert not trainer_has_ended({"conditions": odd}) and not trainer_has_ended({})
-
-
-def test_the_words_are_those_of_the_operator() -> None:
-    assert {*ENDS} <= {*ConditionType} and GUARD_JUDGES == Reason.GUARD_JUDGES
-
-
-def test_the_steps_alone_are_no_news_and_can_be_left_out() -> None:
-    fired = guard_status(Known(AT, (FIRE,), STATE, kept_steps="told"), {}, NOW)
-    without = without_steps(fired)
-    assert fired.keys() - without.keys() == {"keptSteps"} and not differs(fired, without)
-    assert "keptSteps" not in essential(fired)
 
 
 def test_the_essential_part_stops_a_run() -> None:
@@ -464,25 +370,6 @@ def test_a_long_run_keeps_its_start_its_best_and_its_newest_rounds() -> None:
     steps = [one["step"] for one in history]
     assert steps[0] == 10 and 370 in steps and steps[-25:] == [*range(760, 1010, 10)]
     assert len(steps) <= 50 and steps == sorted(set(steps))
-
-
-def test_after_the_rounds_of_a_guard_that_lost_its_store_come_its_own() -> None:
-    best = SUMMARY.model_copy(update={"step": 370})
-    told = kept(rounds_of(0, range(10, 1010, 10)), {}, best)
-    assert kept([], {"historyTail": told}, best) == told
-    history = told
-    for count in range(1, 41):
-        own = rounds_of(1, range(910, 910 + 10 * count, 10))
-        history = kept(own, {"historyTail": history}, best)
-    places = [(one["attempt"], one["step"]) for one in history]
-    assert places[0] == (0, 10) and places[-1] == (1, 1300) and places == sorted(set(places))
-    assert len(places) <= 50 and {(0, 370), (1, 910)} <= {*places}
-
-
-def test_what_a_guard_of_an_older_release_reported_is_in_the_store() -> None:
-    """That was the last 50 rounds: the start comes before them, not after."""
-    rounds = rounds_of(0, range(10, 1010, 10))
-    assert kept(rounds, {"historyTail": rounds[-50:]}) == kept(rounds, {})
 
 
 @pytest.mark.parametrize(
@@ -549,72 +436,6 @@ def test_what_checkpoints_must_have_travels_with_the_judge() -> None:
     assert pins_in(again) == as_one(PINS)
     back, lost = resumed(DEFAULT, status)
     assert back is not None and lost == "" and back.verdict() == judge.verdict()
-
-
-def test_many_files_beside_the_weights_push_nothing_out_of_the_status() -> None:
-    """Their number and their names are the trainer's; what was judged goes with the state."""
-    pins = {f"tokenizer_{i:03d}{'x' * 230}.txt": "a" * 64 for i in range(1_000)}
-    judge = judged()
-    status = guard_status(Known(judge.verdict(), (), judge.to_state(), pins=pins), {}, NOW)
-    back, lost = resumed(DEFAULT, status)
-    assert back is not None and lost == "" and back.verdict() == judge.verdict()
-    assert pins_in(status) == as_one(pins)
-
-
-def test_the_pins_of_an_earlier_release_are_those_of_the_run() -> None:
-    state = json.dumps({"version": 20, "pins": PINS})
-    assert pins_in({"detectorState": state}) == PINS
-
-
-@pytest.mark.parametrize(
-    "status", [{}, {"detectorState": "{"}, {"detectorState": "[]"}, {"detectorState": '{"pins": 7}'}], ids=str
-)
-def test_a_status_that_does_not_tell_them_pins_nothing(status: dict[str, Any]) -> None:
-    assert pins_in(status) is None
-    assert pins_in({"detectorState": detector_state(STATE)}) is None
-
-
-def test_how_the_trainer_samples_comes_back_with_the_run() -> None:
-    judge = Judge(DEFAULT)
-    cold = HOT.model_copy(update={"temperature": 0.5})
-    for step, sampling in enumerate((HOT, cold)):
-        judge.fold_checkpoint(CheckpointReport(attempt=0, step=step, path="/ckpt", sampling=sampling))
-    back, _ = resumed(DEFAULT, {"detectorState": detector_state(judge.to_state())})
-    assert back is not None and back.sampling == HOT
-    assert Code.SAMPLING_CHANGED in {c.code for c in back.verdict().conditions}
-    back.fold_checkpoint(CheckpointReport(attempt=1, step=0, path="/ckpt", sampling=cold))
-    assert back.sampling == HOT
-
-
-def test_checkpoints_that_waited_are_not_waited_for() -> None:
-    judge = judged()
-    for _ in range(50):
-        judge.fold_checkpoint()
-    assert Code.STALE in {c.code for c in judge.verdict().conditions}
-    back, _ = resumed(DEFAULT, {"detectorState": detector_state(judge.to_state())})
-    assert back is not None and Code.STALE not in {c.code for c in back.verdict().conditions}
-    verdict = back.verdict()
-    assert (verdict.announced, verdict.evaluated, verdict.skipped, verdict.waiting) == (53, 3, 50, 0)
-    assert "50 skipped" in not_judged(verdict, "wait longer")
-
-
-def test_the_calibrated_detector_says_what_was_lost_until_it_has_a_new_baseline() -> None:
-    judge = judged(CALIBRATED, rounds=11)
-    assert judge.verdict().level is Level.HEALTHY
-    back, lost = resumed(CALIBRATED, {"detectorState": detector_state(judge.to_state())})
-    assert back is not None and lost == LOST
-    assert (back.verdict().level, back.verdict().code) == (Level.UNKNOWN, Code.NO_BASELINE)
-    assert back.verdict().reason == LOST
-    outcomes = tuple(float(i % 2) for i in range(64))
-    for index in range(CALIBRATED.calibrated.baseline_passes):
-        back.fold_evaluation(Evaluation(1, 9, "/ckpt/9", outcomes, None, index))
-        assert back.verdict().level is Level.UNKNOWN
-    back.fold_evaluation(Evaluation(1, 10, "/ckpt/10", outcomes))
-    assert back.verdict().code is not Code.NO_BASELINE
-
-
-def test_nothing_is_lost_of_a_run_without_an_evaluation() -> None:
-    assert resumed(CALIBRATED, {"detectorState": detector_state(Judge(CALIBRATED).to_state())})[1] == ""
 
 
 @pytest.mark.parametrize("policy", [DEFAULT, CALIBRATED], ids=["rules", "calibrated"])

@@ -23,7 +23,7 @@ import pytest
 from guard_core.judge import Latch
 from guard_core.kept_steps import read_steps
 from guard_core.policy import KlPolicy, Policy
-from guard_core.wire import EndReport, Level, StepReport
+from guard_core.wire import Level, StepReport
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster import client as client_module
 from guard_service.cluster import reporter as reporter_module
@@ -265,34 +265,6 @@ async def test_a_latch_and_the_end_at_one_moment_end_the_reporter(
             await run.reporter.close()
 
 
-async def test_without_a_kubelet_no_last_word_is_written(
-    job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    async with Run(job(), tmp_path) as run:
-        await run.fire()
-    assert not (tmp_path / "termination-log").exists()
-
-
-async def test_a_fire_whose_acceptance_was_not_heard_of_is_repeated_word_for_word(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    accept = api.handle
-
-    def deaf(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
-        answer = accept(request, body)
-        if request.command == "PATCH" and "fire" in api.guard and not run.failures:
-            api.ended.wait(2)  # accepted, and the answer comes too late
-        return answer
-
-    api.handle = deaf  # type: ignore[method-assign]
-    async with Run(job(), tmp_path) as run:
-        await run.fire()
-        fire = await until(lambda: run.failures and api.guard["fire"])
-        beat = api.guard["heartbeat"]
-        await until(lambda: api.guard["heartbeat"] != beat)
-        assert api.guard["fire"] == fire
-
-
 async def test_a_fire_that_only_the_status_knows_is_adopted_and_kept(
     api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
 ) -> None:
@@ -306,7 +278,7 @@ async def test_a_fire_that_only_the_status_knows_is_adopted_and_kept(
     api.guard = {}
     async with Run(job(), tmp_path) as run:
         assert run.engine.verdict.fire, "it is in the store now"
-        await run.reporter._report()
+        await until(lambda: "fire" in api.guard)
         assert {k: api.guard["fire"][k] for k in ("code", "step")} == {"code": "hacking_gap", "step": 4}
 
 
@@ -373,17 +345,6 @@ async def test_another_object_of_the_same_name_is_not_resumed_from(
     assert caplog.text.count("status.guard was not written") == 1, "a failure is told once, not at every try"
 
 
-async def test_writes_of_the_operator_in_between_are_no_failures(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    async with Run(job(), tmp_path) as run:
-        for _ in range(3):
-            beat = await until(lambda: api.guard.get("heartbeat"))
-            api.version += 1
-            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
-        assert run.failures == 0
-
-
 async def test_a_job_that_is_replaced_is_not_written(
     api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
 ) -> None:
@@ -393,20 +354,6 @@ async def test_a_job_that_is_replaced_is_not_written(
         await run.fire()
         await until(lambda: run.failures >= 3)
     assert api.guard == {}
-
-
-async def test_the_token_file_is_read_for_every_request(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    async with Run(job(), tmp_path) as run:
-        await until(lambda: api.guard)
-        api.token = "renewed"
-        await until(lambda: run.failures >= 1)
-        (tmp_path / "token").unlink()  # while the kubelet swaps it
-        await until(lambda: run.failures >= 3)
-        (tmp_path / "token").write_text("renewed")
-        beat = api.guard["heartbeat"]
-        await until(lambda: api.guard["heartbeat"] != beat)
 
 
 async def test_the_steps_come_with_the_fire_and_no_heartbeat_before_it_has_them(
@@ -432,74 +379,6 @@ async def test_the_steps_come_with_the_fire_and_no_heartbeat_before_it_has_them(
     assert {guard["keptSteps"] for guard in told if "fire" in guard} == {api.guard["keptSteps"]}
 
 
-async def test_the_steps_come_with_the_end_and_go_when_the_run_goes_on(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    async with Run(job(), tmp_path) as run:
-        await run.steps(0, 5, 0.01)
-        await run.engine.note_end(EndReport(attempt=0, step=4))
-        await until(lambda: api.guard.get("ended") and api.guard.get("keptSteps"))
-        await run.steps(5, 1, 0.01)
-        await until(lambda: api.guard.get("step") == 5)
-        assert "keptSteps" not in api.guard
-    assert len(read_steps(api.guard["keptSteps"]).steps) == 6, "a guard that is ended says its last word"
-    async with Run(job(), tmp_path) as run:
-        await until(lambda: "keptSteps" not in api.guard)
-
-
-@pytest.mark.parametrize(
-    ("condition", "ended"),
-    [
-        (("Succeeded", "Unknown", "GuardJudges"), True),
-        (("Succeeded", "True", "WorkloadSucceeded"), True),
-        (("Failed", "True", "WorkloadFailed"), True),
-        (("Disrupted", "False", "Evicted"), False),
-        (("Guarded", "True", "WorkloadCreated"), False),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
-)
-async def test_the_steps_come_when_the_operator_says_that_the_trainer_has_ended(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path, condition: tuple[str, str, str], ended: bool
-) -> None:
-    """A trainer that is followed tells its guard nothing."""
-    gathered: list[None] = []
-    async with Run(job(), tmp_path) as run:
-        await run.steps(0, 5, 0.01)
-        await until(lambda: api.guard.get("step") == 4)
-        assert "keptSteps" not in api.guard
-        gather = run.engine.kept_steps
-        run.engine.kept_steps = lambda: gathered.append(None) or gather()  # type: ignore[method-assign,func-returns-value]
-        api.conditions = [dict(zip(("type", "status", "reason"), condition, strict=True))]
-        for _ in range(4):
-            beat = api.guard["heartbeat"]
-            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
-        assert ("keptSteps" in api.guard) is ended and len(gathered) == ended, "once, and then they stay"
-        assert "ended" not in api.guard, "the trainer has said nothing"
-        await run.steps(5, 1, 0.01)
-        await until(lambda: api.guard.get("step") == 5)
-        if ended:
-            assert len(read_steps(api.guard["keptSteps"]).steps) == 6, "a log may come late"
-            assert len(gathered) == 2
-
-
-async def test_a_guard_that_comes_back_leaves_the_steps_of_a_fire_with_or_without_its_store(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    async with Run(job(), tmp_path) as run:
-        await run.fire()
-        await until(lambda: api.guard.get("fire"))
-    told = api.guard["keptSteps"]
-    for where in (tmp_path, tmp_path / "another-node"):
-        where.mkdir(exist_ok=True)
-        beat = api.guard["heartbeat"]
-        async with Run(job(), where):
-            await until(lambda beat=beat: api.guard["heartbeat"] != beat)
-            assert api.guard["keptSteps"] == told
-    del api.guard["keptSteps"]  # of an older release, or of one that died in between
-    async with Run(job(), tmp_path):
-        await until(lambda: api.guard.get("keptSteps") == told)
-
-
 @pytest.mark.parametrize(
     "defect", [ValueError("odd"), Problem(ProblemType.STORE_UNAVAILABLE, "full"), None], ids=str
 )
@@ -523,67 +402,6 @@ async def test_steps_that_cannot_be_had_hold_no_fire_up(
         await run.fire()
         await until(lambda: api.guard.get("fire"))
         assert "keptSteps" not in api.guard and run.failures == 0
-
-
-async def test_a_fire_passes_an_api_server_that_does_not_know_the_steps_with_all_else(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    accept = api.handle
-
-    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
-        if body and "keptSteps" in body["status"]["guard"]:
-            return 500, {"message": ".status.guard.keptSteps: field not declared in schema"}
-        return accept(request, body)
-
-    api.handle = older  # type: ignore[method-assign]
-    async with Run(job(), tmp_path) as run:
-        await until(lambda: api.guard)
-        await run.fire()
-        beat = (await until(lambda: api.guard.get("fire") and api.guard))["heartbeat"]
-        assert api.guard["steps"] == 61 and "keptSteps" not in api.guard
-        await until(lambda: api.guard["heartbeat"] != beat)
-        assert run.failures == 1, "it is not tried again"
-
-
-async def test_a_fire_passes_an_api_server_that_does_not_know_the_newest_field(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    accept = api.handle
-
-    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
-        if body and "detectorState" in body["status"]["guard"]:
-            return 500, {"message": ".status.guard.detectorState: field not declared in schema"}
-        return accept(request, body)
-
-    api.handle = older  # type: ignore[method-assign]
-    async with Run(job(), tmp_path) as run:
-        await until(lambda: run.failures >= 3)
-        assert api.guard == {}
-        await run.fire()
-        await until(lambda: api.guard.get("fire"))
-        assert api.guard["level"] == "fired" and "steps" not in api.guard
-
-
-async def test_a_guard_beats_although_the_api_server_does_not_know_the_newest_field(
-    api: ApiServer, job: Callable[[], JobStatus], tmp_path: Path
-) -> None:
-    """Else the operator would take a healthy guard for a silent one, and stop its run."""
-    accept, knows = api.handle, threading.Event()
-
-    def older(request: BaseHTTPRequestHandler, body: Any) -> tuple[int, Json]:
-        if not knows.is_set() and body and "detectorState" in body["status"]["guard"]:
-            return 500, {"message": ".status.guard.detectorState: field not declared in schema"}
-        return accept(request, body)
-
-    api.handle = older  # type: ignore[method-assign]
-    async with Run(job(), tmp_path) as run:
-        await until(lambda: api.guard.get("heartbeat"))
-        assert api.guard.keys() == {"heartbeat", "level", "code", "reason"}
-        failures, beats = run.failures, set[str]()
-        await until(lambda: beats.add(api.guard["heartbeat"]) or len(beats) > 5)
-        assert run.failures <= failures + 1, "what is refused is not tried before every heartbeat"
-        knows.set()
-        await until(lambda: "detectorState" in api.guard)
 
 
 async def test_a_latch_is_not_given_up_on_exit(

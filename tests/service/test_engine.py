@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import sqlite3
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from guard_core.detectors.calibrated import CalibratedDetector
 from guard_core.detectors.run import CalibratedRun
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
@@ -50,11 +48,10 @@ from guard_core.wire import (
 from guard_service.engine import Engine, evaluations, ingest, ledger, recovery
 from guard_service.engine import engine as engine_module
 from guard_service.engine.evaluations import GateClosed
-from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError, invalid
+from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.refusals import Kind
 from guard_service.store import STAYS_HERE, Store, export_history
 
 pytestmark = pytest.mark.asyncio
@@ -827,11 +824,11 @@ async def test_silence_does_not_count_while_evaluations_wait(run: Run) -> None:
         await engine.add_steps([step(1)])
         await engine.add_checkpoint(run.checkpoint(1))
         run.now += 1000
-        await engine._judge_what_is_no_event()
+        await asyncio.sleep(0.2)
         assert engine.verdict.waiting == 1 and not engine.verdict.stop
         worker.outcomes.append([1.0])
         await until(lambda: engine.queue_length == 0)
-        await engine._judge_what_is_no_event()
+        await asyncio.sleep(0.2)
         assert not engine.verdict.stop, "the trainer has its time from the evaluation's end on"
         run.now += 61
         await until(lambda: engine.verdict.halt)
@@ -858,31 +855,6 @@ async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) ->
     async with run.engine(policy=policy) as engine:
         await engine.add_steps([step(1)])
         assert engine.verdict.halt and engine.verdict.code == "silent"
-
-
-async def test_a_halt_from_silence_is_told_once_and_is_of_silence(run: Run) -> None:
-    """One refusal is not yet what the policy asks for, whatever else halts the run at that moment."""
-    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
-    async with run.engine(policy=policy) as engine:
-        told: list[str] = []
-        engine.on_latch = lambda: told.append("latch")
-        engine._liveness.refusals.refused(Kind.CHECKPOINTS, invalid("it is not below the root", []))
-        run.now += 61
-        await until(lambda: engine.verdict.halt)
-        await engine._judge_what_is_no_event()
-        assert told == ["latch"] and [latch.code for latch in engine.latches] == ["silent"]
-
-
-async def test_silence_after_a_fire_latches_nothing_more(run: Run) -> None:
-    policy = Policy(
-        kl=KlPolicy(hard_stop=0.5, min_steps=1), silent=SilentPolicy(after_seconds=60, action="stop")
-    )
-    async with run.engine(policy=policy) as engine:
-        await engine.add_steps([step(n, kl=0.9 * (n > 1)) for n in range(1, 60)])
-        assert engine.verdict.fire
-        run.now += 61
-        await engine._judge_what_is_no_event()
-        assert [latch.fire for latch in engine.latches] == [True]
 
 
 async def test_checkpoints_that_nobody_scores_are_stale(run: Run) -> None:
@@ -1198,36 +1170,6 @@ async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
     assert told.advice and "at step 2" in told.message and not live.stop
     rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator(), calibrated(2)) as engine:  # folded again from the events
-        assert engine.verdict == live
-
-
-async def test_steps_are_answered_while_the_baseline_is_closed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closing, go_on = threading.Event(), threading.Event()
-    close = CalibratedRun._close_baseline
-
-    def close_slowly(calibrated_run: CalibratedRun) -> CalibratedDetector:
-        closing.set()
-        assert go_on.wait(20)
-        return close(calibrated_run)
-
-    monkeypatch.setattr(CalibratedRun, "_close_baseline", close_slowly)
-    worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0]])
-    async with run.engine(worker, calibrated(2)) as engine:
-        await engine.add_steps([step(0)])
-        await engine.add_checkpoint(run.checkpoint(0))
-        await until(closing.is_set)
-        async with asyncio.timeout(60):
-            await engine.add_steps([step(1)])
-            await engine.add_checkpoint(run.checkpoint(1))
-        assert engine.verdict.steps == 2
-        go_on.set()
-        worker.outcomes.append([1.0, 1.0])
-        await until(lambda: engine.queue_length == 0)
-        assert engine.verdict.detectors
-        live = engine.verdict
-    async with run.engine(FakeEvaluator(), calibrated(2)) as engine:
         assert engine.verdict == live
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
-from guard_core.feed import Feed, FollowOrder
+from guard_core.feed import Feed
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.wire import Level
 from guard_service.engine.verdicts import beside
-from guard_service.feed import SILENT_SECONDS, FollowerProcess, FollowerState, Standing
+from guard_service.feed import SILENT_SECONDS, FollowerState, Standing
 
 
 @pytest.fixture
@@ -67,33 +64,6 @@ def test_what_could_not_be_read_is_counted_over_all_followers(following: Standin
     assert following.bad == 4
     following.hear(FollowerState(bad=3))
     assert following.bad == 7
-
-
-def follower(following: Standing, tmp_path: Path) -> FollowerProcess:
-    feed = Feed.model_validate({"follow": {"path": "m.jsonl"}})
-    url = "http://127.0.0.1:1"
-    order = FollowOrder(root=tmp_path, feed=feed, state=tmp_path, url=url, token="i", read_token="r")
-    assert FollowOrder.model_validate_json(order.model_dump_json()) == order
-    return FollowerProcess(order, following)
-
-
-@pytest.mark.parametrize(
-    "state", [{"bad": -1}, {"bad": "x"}, {"trouble": "x" * 5000}, {"steps": float("inf")}, 7]
-)
-def test_what_is_no_state_is_not_taken(following: Standing, tmp_path: Path, state: Any) -> None:
-    with pytest.raises(ValidationError):
-        follower(following, tmp_path)._hear({"state": state})
-    assert following.bad == 0
-
-
-def test_why_a_follower_ended_can_be_passed_on_whatever_a_trainer_called_its_files(
-    following: Standing, tmp_path: Path
-) -> None:
-    why = follower(following, tmp_path)._hear({"lost": "events.out.tfevents.\udc80\n\x1b[31m" + "x" * 5_000})
-    following.lose(why)
-    condition = following.condition()
-    assert condition is not None and condition.message.isprintable() and len(condition.message) < 2_100
-    assert beside(Judge(Policy()).verdict(), condition).model_dump_json()
 
 
 @pytest.mark.parametrize("path", ["/a", "..", "a/..", "../a", "a/../b", "a//b", "", "a/", "a\x00b"])

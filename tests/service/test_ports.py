@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,8 +18,7 @@ from guard_service import ports
 from guard_service.engine.verdicts import beside
 from guard_service.errors import SettingsError
 from guard_service.ports import SidePort, TakenPorts
-from guard_service.server import inherited, listen_at
-from guard_service.settings import load_settings
+from guard_service.server import listen_at
 
 
 @pytest.fixture
@@ -54,89 +51,7 @@ def test_what_a_dead_guard_left_is_replaced(tmp_path: Path) -> None:
         assert path.is_socket()
 
 
-def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with listen_at(path) as listener:
-        listener.listen()
-        with pytest.raises(SettingsError, match=rf"RLGUARD_GUARD_SOCKET='{path}': another guard listens"):
-            listen_at(path)
-        with socket.socket(socket.AF_UNIX) as trainer:
-            trainer.connect(str(path))
-
-
-def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    path.write_text("mine")
-    with pytest.raises(SettingsError, match="something else than a socket"):
-        listen_at(path)
-    assert path.read_text() == "mine"
-
-
-@pytest.mark.parametrize(("name", "why"), [("x/" * 60 + "s", "too long"), ("no/s", "No such file")])
-def test_a_path_that_cannot_be_is_named(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises(SettingsError, match=rf"cannot listen on RLGUARD_GUARD_SOCKET=.*{why}"):
-        listen_at(tmp_path / name)
-
-
 # -- a socket that was passed on -------------------------------------------------------------------------
-
-
-def test_a_socket_that_was_passed_on_is_not_passed_on_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as supervisors:
-        given = os.dup(supervisors.fileno())
-        os.set_inheritable(given, True)
-        with inherited(given) as listener:
-            assert listener.getsockname() == supervisors.getsockname()
-            assert not listener.get_inheritable(), "a scorer's process must not listen there"
-
-
-def bound() -> socket.socket:
-    found = socket.socket()
-    found.bind(("127.0.0.1", 0))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("made", "why"),
-    [
-        (bound, "must be a TCP socket that listens"),
-        (lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "must be a TCP socket that listens"),
-        (lambda: socket.socketpair()[0], "must be a TCP socket that listens"),
-    ],
-    ids=["not listening", "UDP", "connected"],
-)
-def test_what_does_not_listen_is_refused(made: Callable[[], socket.socket], why: str) -> None:
-    descriptor = made().detach()
-    with pytest.raises(SettingsError, match=rf"RLGUARD_GUARD_LISTEN_FD={descriptor} {why}"):
-        inherited(descriptor)
-
-
-def test_a_unix_socket_or_a_file_is_refused(tmp_path: Path) -> None:
-    listener = listen_at(tmp_path / "s")
-    listener.listen()
-    with pytest.raises(SettingsError, match="must be a TCP socket that listens"):
-        inherited(listener.detach())
-    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
-    with pytest.raises(SettingsError, match="Socket operation on non-socket; it must be passed on by"):
-        inherited(file)
-    os.close(file)
-    with pytest.raises(SettingsError, match="Bad file descriptor; it must be passed on by"):
-        inherited(file)
-
-
-@pytest.mark.parametrize(
-    ("others", "why"),
-    [
-        ({"ingest_token": "i", "read_token": "r", "socket": "/s"}, "listen_fd and socket are both set"),
-        (
-            {"ingest_token": "i", "allow_unauthenticated_loopback": True},
-            "listen_fd without read_token: where that socket listens is not told by host='127.0.0.1'",
-        ),
-    ],
-)
-def test_what_does_not_go_with_it(tmp_path: Path, others: dict[str, Any], why: str) -> None:
-    with pytest.raises(SettingsError, match=why):
-        load_settings(state_dir=tmp_path, checkpoint_root=tmp_path, listen_fd=3, **others)
 
 
 # -- ports -----------------------------------------------------------------------------------------------

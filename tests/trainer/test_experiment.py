@@ -189,28 +189,6 @@ def test_the_trainers_own_log_is_as_it_was(train, guard: FaultyGuard, tmp_path: 
     assert [r.step for r in guard.steps] == [1, 2, 3, 4, 5, 6]
 
 
-def test_our_own_figures_are_no_log_of_the_trainer(
-    train, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A log without a reward would be warned of, before the trainer has logged for the first time."""
-    from transformers import TrainerCallback
-
-    class Forget(TrainerCallback):
-        """Reports nothing until the trainer logs, as a trainer whose figures are known from its log alone."""
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 1:
-                callback._experiment._newest = {}
-
-    trainer = train(guard.url, Forget(), max_steps=2, logging_steps=2)
-    callback = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "_guard"))
-    callback._gather = lambda: None
-    with caplog.at_level(logging.WARNING):
-        trainer.train()
-    steps = [int(r.args[0]) for r in caplog.records if "had a finite reward" in r.msg]
-    assert steps == [2]
-
-
 def test_a_logger_that_fails_is_one_warning(
     train, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,27 +205,6 @@ def test_a_logger_that_fails_is_one_warning(
         trainer.train()
     assert trainer.state.global_step == 4
     assert len([r for r in caplog.records if "429" in r.getMessage()]) == 1
-
-
-def test_late_figures_open_no_new_run(train, guard: FaultyGuard) -> None:
-    """When training has ended, MLflow and trackio have closed their runs; a figure would open another."""
-    from transformers import TrainerCallback
-
-    events: list[str] = []
-
-    class Watching(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            events.append("log")
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            events.append("end")
-            callback._experiment._newest = {}  # so whatever the guard said last is new
-
-    trainer = train(guard.url, Watching(), max_steps=2)
-    callback = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "_guard"))
-    trainer.train()
-    assert callback._experiment._newest, "it was looked at"
-    assert events[-1] == "end" and events.count("end") == 1
 
 
 class TestTags:

@@ -10,7 +10,6 @@ import pytest
 
 from guard_cli.demo import command as demo
 from guard_cli.errors import ExitCode
-from guard_cli.follow import _say
 from guard_cli.main import main
 from guard_cli.output import StandardStream
 from guard_cli.run import folder, session
@@ -113,18 +112,6 @@ def test_a_log_that_cannot_be_read_or_written_does_not_end_a_run(tmp_path, monke
     with open_progress(tmp_path, show_trainer=True) as progress:
         progress.note("here")
     assert LogTail(tmp_path / log).new() == ""
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        lambda: _say("3 steps reported"),
-        lambda: folder._try("run.json", Path("none/run.json").read_text),
-    ],
-)
-def test_what_is_said_beside_a_run_or_of_its_report_ends_nothing(monkeypatch, said):
-    monkeypatch.setattr(sys, "stderr", full_disk())
-    said()
 
 
 @pytest.mark.parametrize(

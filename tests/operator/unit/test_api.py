@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -36,8 +35,6 @@ from guard_service.heldout.config import (
     VllmEvaluatorSettings,
 )
 from tools import operator_api
-
-ROOT = Path(__file__).parents[3]
 
 
 def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

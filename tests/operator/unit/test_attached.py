@@ -9,23 +9,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Phase, StopMethod, StopStatus
+from guard_operator.api.types import Phase, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.attached import UNPROTECTED, exposures, why_not_attached
 from guard_operator.reconcile.decide import ATTACHED_SECONDS, decide
-from guard_operator.reconcile.decision import Decision, Report, StartGuard, StopWorkload
+from guard_operator.reconcile.decision import Decision, StartGuard, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.heartbeats import HeartbeatClock
@@ -42,8 +40,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     condition_of,
 )
-from guard_operator.reconcile.teardown import LATER_SECONDS, REASSERT_SECONDS
-from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
@@ -172,15 +169,6 @@ def test_prompts_go_nowhere_in_plain_text() -> None:
     assert relaxed.reason is None and relaxed.costs
 
 
-@pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])
-def test_its_guard_is_not_told_to_ask_its_own_pod(isolation: str) -> None:
-    """Nobody would respond there, and a run whose evaluations fail goes on by default."""
-    evaluator = {"openai": {"baseUrl": "http://127.0.0.1:8000/v1", "model": "m"}}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
-    said = review(adapter_of("Job"), job("Job", heldout=heldout, isolation=isolation), CONFIG)
-    assert said.reason == "TargetRefused" and "in another pod" in said.findings[0]
-
-
 def test_a_claim_of_a_target_is_no_volume_of_a_template() -> None:
     raw = manifest("Job")
     del raw["spec"]["targetRef"]
@@ -191,29 +179,11 @@ def test_a_claim_of_a_target_is_no_volume_of_a_template() -> None:
         job(checkpoints={"claimName": "shared", "volume": "ckpt"})
 
 
-def test_no_raycluster_is_made() -> None:
-    raw = manifest()
-    raw["spec"]["template"] = raw["spec"].pop("targetRef") | {"spec": {}}
-    del raw["spec"]["template"]["name"]
-    raw["spec"]["guard"]["checkpoints"] = {"volume": "ckpt"}
-    said = review_manifest(raw, CONFIG)
-    assert said.reason == "UnsupportedKind" and "name it in spec.targetRef" in said.findings[0]
-
-
 def test_an_unknown_kind_is_named_with_its_field() -> None:
     raw = manifest()
     raw["spec"]["targetRef"]["kind"] = "Deployment"
     (sentence,) = review_manifest(raw, CONFIG).findings
     assert sentence == "spec.targetRef: ray.io/v1 Deployment cannot be guarded"
-
-
-def test_a_running_job_keeps_its_target_whatever_this_version_can_read() -> None:
-    raw = manifest(status=ref())
-    raw["spec"]["targetRef"] = {"newer": True}
-    raw["spec"]["guard"] = {"newer": True}
-    again = parse_job(raw)
-    assert again.spec.template is None and again.workload_name == "run-7"
-    assert (again.spec.workload.api_version, again.spec.workload.kind) == ("ray.io/v1", "RayCluster")
 
 
 # -- the workload ----------------------------------------------------------------------------------------
@@ -234,27 +204,6 @@ def target(kind: str, uid: str = "w", **more: Any) -> Json:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_can_be_guarded_as_it_is(kind: str) -> None:
     assert why_not_attached(adapter_of(kind), target(kind), False) == ""
-
-
-def test_nothing_need_stand_between_one_that_runs_and_its_pods() -> None:
-    running = target("RayCluster", status={"state": "ready"})
-    assert why_not_attached(adapter_of("RayCluster"), running, False) == ""
-
-
-@pytest.mark.parametrize("between", [False, True])
-def test_a_jobset_whose_pods_cannot_be_known_is_refused(between: bool) -> None:
-    """The label with its UID is as old as JobSet v0.9: without it "no pod is left" would be said of none."""
-    raw = target("JobSet")
-    raw["status"] = {"replicatedJobsStatus": [{"name": "only", "ready": 1}]}
-    cluster = Cluster("JobSet", raw)
-    if between:
-        owner = {"uid": "w", "controller": True}
-        cluster.between_there = [
-            {"metadata": {"name": "run-7-only-0", "uid": "c", "ownerReferences": [owner]}}
-        ]
-    found = cluster.gather(job("JobSet")).preparation
-    assert found is not None and (found.reason is None) is between
-    assert between or "nothing of it has the label jobset.sigs.k8s.io/jobset-uid" in found.message
 
 
 def going(raw: Json) -> None:
@@ -469,18 +418,6 @@ def test_another_of_its_name_is_not_its_own(kind: str) -> None:
     assert seen.pods == () and seen.trainer == ""
 
 
-def test_the_jobs_of_a_jobset_are_found_by_its_uid() -> None:
-    cluster = Cluster("JobSet", target("JobSet"), pod("rank-0", "child", "JobSet"))
-    metadata = {"name": "run-7-only-0", "uid": "child"}
-    cluster.between_there = [
-        {"metadata": metadata | {"ownerReferences": [{"uid": "w", "controller": True}]}},
-        {"metadata": {"name": "other", "uid": "o"}},
-    ]
-    seen = cluster.gather(job("JobSet", ref("JobSet")))
-    assert seen.between == (Between(BATCH_JOBS, "run-7-only-0", "child"),)
-    assert [one.rank0 for one in seen.pods] == [True]
-
-
 # -- what is found before it is guarded ------------------------------------------------------------------
 
 
@@ -512,18 +449,6 @@ def test_all_claims_of_the_guard_are_looked_for() -> None:
     assert [one for one in cluster.asked if "Claim" in one] == [
         f"get PersistentVolumeClaim {name}" for name in ("heldout", "state", "shared")
     ]
-
-
-def test_what_relaxed_costs_is_seen() -> None:
-    evaluator = {"openai": {"baseUrl": "http://elsewhere", "model": "m"}}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": evaluator}
-    relaxed = job(status=ref(), heldout=heldout, isolation="Relaxed")
-    (cost,) = Cluster("RayCluster", target("RayCluster")).gather(relaxed).costs
-    assert "plain http" in cost
-
-
-def test_nothing_is_prepared_once_it_is_guarded() -> None:
-    assert Cluster("RayCluster", target("RayCluster")).gather(job(status=ref())).preparation is None
 
 
 # -- what its pods have ----------------------------------------------------------------------------------
@@ -630,29 +555,12 @@ def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
     assert all(words in said for words in (*exposed, *UNPROTECTED, "http"))
 
 
-def test_what_pods_have_is_said_anew_each_time() -> None:
-    before = {
-        "type": "Isolated", "status": "False", "reason": "GuardDataExposed", "message": "old",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-    decision = decide(
-        Snapshot(job(status={**ref(), "conditions": [before]}), WORKLOAD, (HEAD,), own_guard=MAKER), NOW
-    )
-    assert says(decision, "Isolated") == ("False", "Attached")
-
-
 def test_a_namesake_is_another_run() -> None:
     decision = decide(Snapshot(job(status=ref()), STRANGER, (), own_guard=MAKER), NOW)
     assert says(decision, "Disrupted") == ("True", "WorkloadDeleted")
     (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
     assert "another one has its name now" in ended_.message
     assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
-
-
-def test_one_that_is_gone_says_so() -> None:
-    decision = decide(Snapshot(job(status=ref()), None, (), own_guard=MAKER), NOW)
-    (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
-    assert ended_.message == "the workload was deleted; a new run is a new GuardedTrainingJob"
 
 
 @pytest.mark.parametrize("written", [{}, ref()], ids=["not attached", "another one"])
@@ -679,18 +587,6 @@ def test_the_first_stop_is_asked_for_although_it_cannot_be_read(kind: str) -> No
     assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
 
 
-@pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
-def test_the_stop_of_one_that_cannot_be_read_goes_on(kind: str) -> None:
-    """In no cache is anything of it, and what makes its pods, or they, may be there all the same."""
-    stop = {"requestedAt": NOW.isoformat(), "method": "Stop"}
-    given = job(kind, {**ref(kind), "guard": {"fire": FIRE}, "stop": stop})
-    seen = Forbidden(kind, None).gather(given)
-    assert seen.workload is not None and seen.workload.unread and seen.pods_unread
-    harder = decide(seen, NOW + timedelta(seconds=REASSERT_SECONDS))
-    assert StopWorkload(StopMethod.DELETE, "w") in harder.actions
-    assert harder.report.phase is Phase.STOPPING
-
-
 def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
     """Those with the operator's labels can."""
 
@@ -705,69 +601,12 @@ def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
     assert decide(seen, NOW).report.phase is Phase.STOPPING
 
 
-def test_what_makes_its_pods_may_be_there_although_it_cannot_be_read() -> None:
-    class WithoutJobs(Cluster):
-        def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
-            if resource is BATCH_JOBS:
-                raise ApiError(403, "Forbidden", "list Job")
-            return super().list(resource, _namespace, query)
-
-    given = job("JobSet", {**ref("JobSet"), "guard": {"fire": FIRE}})
-    world = WithoutJobs("JobSet", None)
-    world.pods_there = []
-    seen = world.gather(given)
-    assert seen.workload is None and not seen.pods and seen.pods_unread
-    assert decide(seen, NOW).report.phase is Phase.STOPPING
-
-
 @pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
 def test_a_fire_stops_the_recorded_one(on_fire: str) -> None:
     raw = manifest(status={**ref(), "guard": {"fire": FIRE}})
     raw["spec"]["onFire"] = on_fire
     decision = decide(Snapshot(parse_job(raw), WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
     assert StopWorkload(StopMethod(on_fire), "w") in decision.actions
-
-
-STOPPED = {
-    **ref(),
-    "guard": {"fire": FIRE},
-    "evidence": "e",
-    "stop": {
-        "requestedAt": (NOW - timedelta(hours=1)).isoformat(),
-        "method": "Suspend",
-        "emptySince": (NOW - timedelta(hours=1)).isoformat(),
-    },
-    "conditions": [
-        {"type": "Stopped", "status": "True", "reason": "NoPodsLeft", "lastTransitionTime": NOW.isoformat()}
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("workload", "again"),
-    [
-        (replace(WORKLOAD, state=WorkloadState.SUSPENDED), LATER_SECONDS),
-        (replace(WORKLOAD, state=WorkloadState.FAILED), None),
-        (None, None),
-        (replace(STRANGER, state=WorkloadState.SUSPENDED), None),
-    ],
-    ids=["suspended", "ended", "gone", "another one"],
-)
-def test_one_that_can_be_resumed_is_looked_at_for_good(
-    workload: Workload | None, again: float | None
-) -> None:
-    """No event tells of it."""
-    raw = manifest(status=STOPPED)
-    raw["spec"]["onFire"] = "Suspend"
-    decision = decide(Snapshot(parse_job(raw), workload, (), own_guard=OwnGuard()), NOW)
-    assert says(decision, "Stopped") == ("True", "NoPodsLeft") and decision.look_again == again
-
-
-def test_one_that_somebody_resumed_is_stopped_again() -> None:
-    raw = manifest(status=STOPPED)
-    raw["spec"]["onFire"] = "Suspend"
-    decision = decide(Snapshot(parse_job(raw), WORKLOAD, (HEAD,), own_guard=OwnGuard()), NOW)
-    assert StopWorkload(StopMethod.SUSPEND, "w") in decision.actions
 
 
 def test_a_queue_that_holds_it_back_is_named() -> None:
@@ -802,218 +641,7 @@ def test_what_the_server_refuses_of_its_guard_is_known_before_it_is_attached(
     assert says(decision, "Guarded") == ("False", "GuardRefused") and decision.look_again is not None
 
 
-def test_what_was_made_by_an_earlier_try_holds_up_nothing() -> None:
-    cluster = Cluster("Job", target("Job"), pod("head", kind="Job"))
-    cluster.refuses = {"Secret": ApiError(409, "AlreadyExists", "it is there")}
-    assert cluster.gather(job("Job")).preparation == Preparation()
-    assert cluster.tried == [
-        "ServiceAccount", "Role", "Secret", "ConfigMap", "Service", "NetworkPolicy", "StatefulSet"
-    ]  # fmt: skip
-
-
-def test_a_server_that_has_no_time_refuses_nothing() -> None:
-    cluster = Cluster("Job", target("Job"), pod("head", kind="Job"))
-    cluster.refuses = {"Secret": ApiError(429, "TooManyRequests", "later")}
-    with pytest.raises(ApiError, match="later"):
-        cluster.gather(job("Job"))
-
-
 # -- actions ---------------------------------------------------------------------------------------------
-
-
-class Refusing:
-    """Refuses one kind, and takes the status."""
-
-    def __init__(self, error: ApiError) -> None:
-        self.error, self.job, self.said = error, manifest(status=ref()), dict[str, Json]()
-
-    def get(self, *_place: object, **_how: object) -> Json:
-        return self.job
-
-    def create(self, resource: Resource, *_of: object) -> None:
-        if resource.kind == "StatefulSet":
-            raise self.error
-
-    def apply(self, _resource: Resource, patch: Json, _manager: str, sub: str = "") -> Json:
-        self.said = {one["type"]: one for one in patch["status"]["conditions"]}
-        return patch
-
-
-class Deaf:
-    """Whom nothing is told."""
-
-    def record(self, *_told: object) -> None: ...
-
-
-@pytest.mark.parametrize("error", [FORBIDDEN, WRONG])
-def test_a_guard_that_is_refused_when_it_is_to_be_made_is_told_with_the_servers_words(
-    error: ApiError,
-) -> None:
-    """Nothing is tried of one that is made anew: after a queue, or where somebody deleted it."""
-    server, deaf = Refusing(error), cast(Any, Deaf())
-    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, lambda: NOW)
-    snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
-    with pytest.raises(ApiError, match=error.message):  # so it is tried again, and counted
-        acts.actuate(snapshot, decide(snapshot, NOW))
-    guarded = server.said["Guarded"]
-    assert (guarded["status"], guarded["reason"], guarded["message"]) == (
-        "False",
-        "GuardRefused",
-        error.message,
-    )
-
-
-def test_a_server_that_has_no_time_has_not_refused_a_guard() -> None:
-    server, deaf = Refusing(ApiError(429, "TooManyRequests", "later")), cast(Any, Deaf())
-    acts = Actuator(cast(Client, server), CONFIG, cast(Any, None), cast(Any, None), deaf, lambda: NOW)
-    snapshot = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard())
-    with pytest.raises(ApiError, match="later"):
-        acts.actuate(snapshot, decide(snapshot, NOW))
-    assert not server.said
-
-
-class Server:
-    """Takes what the operator asks for."""
-
-    def __init__(self, raw: Json | None = None, child: Json | None = None) -> None:
-        self.raw, self.child = raw, child
-        self.done: list[str] = []
-        self.job = manifest(status=ref())
-        self.policy: Json | None = None
-
-    def get(self, resource: Resource, _namespace: str, name: str, **_how: object) -> Json | None:
-        if resource is JOBS:
-            return self.job
-        assert resource is BATCH_JOBS or name == "run-7"
-        return self.child if resource is BATCH_JOBS and self.child else self.raw
-
-    def merge(self, resource: Resource, _namespace: str, name: str, patch: Json, _manager: str) -> None:
-        self.done.append(f"patch {resource.kind} {name} {patch['metadata']['uid']}")
-
-    def delete(self, resource: Resource, _namespace: str, name: str, uid: str) -> None:
-        self.done.append(f"delete {resource.kind} {name} {uid}")
-
-    def create(self, resource: Resource, _namespace: str, body: Json, _manager: str) -> None:
-        self.done.append(resource.kind)
-        if resource.kind == "Secret":
-            raise ApiError(409, "AlreadyExists", "it is there")
-        (owner,) = body["metadata"]["ownerReferences"]
-        assert owner["uid"] == UID
-        if resource.kind == "ConfigMap":
-            self.policy = yaml.safe_load(body["data"]["policy.yaml"])
-
-
-def actuator(server: Server) -> Actuator:
-    none = cast(Any, None)
-    return Actuator(cast(Client, server), CONFIG, none, none, none, lambda: NOW)
-
-
-def stopped(server: Server, kind: str, method: StopMethod) -> tuple[list[str], StopMethod]:
-    report = Report(Phase.STOPPING, (), None, StopStatus(requested_at=NOW, method=method))
-    report, _ = actuator(server)._stop(job(kind), StopWorkload(method, "w"), report)
-    assert report.stop is not None
-    return server.done, report.stop.method
-
-
-@pytest.mark.parametrize("kind", ["PyTorchJob", "Job"])
-def test_what_has_an_end_is_asked_for_it_under_its_own_name(kind: str) -> None:
-    done = stopped(Server(target(kind)), kind, StopMethod.STOP)
-    assert done == ([f"patch {kind} run-7 w"], StopMethod.STOP)
-
-
-@pytest.mark.parametrize(
-    ("method", "done"),
-    [
-        (StopMethod.STOP, (["delete RayCluster run-7 w"], StopMethod.DELETE)),
-        (StopMethod.SUSPEND, (["patch RayCluster run-7 w"], StopMethod.SUSPEND)),
-        (StopMethod.DELETE, (["delete RayCluster run-7 w"], StopMethod.DELETE)),
-    ],
-)
-def test_a_raycluster_has_no_end_but_its_deletion(
-    method: StopMethod, done: tuple[list[str], StopMethod]
-) -> None:
-    assert stopped(Server(target("RayCluster")), "RayCluster", method) == done
-
-
-CHILD = {"metadata": {"uid": "child", "ownerReferences": [{"uid": "w", "controller": True}]}}
-
-
-@pytest.mark.parametrize("policy", [None, {"maxRestarts": 3}], ids=["fails with a Job", "restarts"])
-def test_a_jobset_that_would_start_again_is_deleted(policy: Json | None) -> None:
-    raw = target("JobSet")
-    raw["spec"] |= {"failurePolicy": policy}
-    done, method = stopped(Server(raw, CHILD), "JobSet", StopMethod.STOP)
-    if policy is None:
-        assert (done, method) == (["patch Job run-7-only-0 child"], StopMethod.STOP)
-    else:
-        assert (done, method) == (["delete JobSet run-7 w"], StopMethod.DELETE)
-
-
-def test_a_jobset_of_another_uid_is_not_read() -> None:
-    raw = target("JobSet", uid="new")
-    assert actuator(Server(raw))._spec(adapter_of("JobSet"), job("JobSet"), "w") == {}
-
-
-def test_what_its_guard_needs_is_made_with_the_guard() -> None:
-    server = Server()
-    actuator(server)._start_guard(job(status=ref()))
-    assert server.done == [
-        "ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "NetworkPolicy",
-        "StatefulSet",
-    ]  # fmt: skip
-
-
-class Full(Server):
-    """A quota that is used up by what exists, or a policy that came later, refuses one kind."""
-
-    def __init__(self, refused: str) -> None:
-        super().__init__()
-        self.refused = refused
-
-    def create(self, resource: Resource, _namespace: str, body: Json, _manager: str) -> None:
-        if resource.kind == self.refused:
-            raise FORBIDDEN
-        super().create(resource, _namespace, body, _manager)
-
-
-BEAT = {"heartbeat": "2026-01-01T00:00:00Z", "step": 3}
-
-
-@pytest.mark.parametrize(
-    "kind", ["ServiceAccount", "Role", "RoleBinding", "Secret", "ConfigMap", "Service", "NetworkPolicy"]
-)
-def test_what_a_guard_had_before_may_be_refused_when_it_comes_back(kind: str) -> None:
-    """It was resumed after a queue, and the quota of its namespace is used up, by its own Service, too."""
-    server = Full(kind)
-    actuator(server)._start_guard(job(status=ref() | {"guard": BEAT}))
-    assert server.done[-1] == "StatefulSet"
-    with pytest.raises(ApiError, match=FORBIDDEN.message):
-        actuator(Full(kind))._start_guard(job(status=ref()))
-
-
-def test_a_guard_that_comes_back_and_is_refused_itself_is_not_there() -> None:
-    with pytest.raises(ApiError, match=FORBIDDEN.message):
-        actuator(Full("StatefulSet"))._start_guard(job(status=ref() | {"guard": BEAT}))
-
-
-def test_its_guard_gets_the_policy_that_its_job_has_now() -> None:
-    """The spec of a run is parsed without it, and no cache has it."""
-    server = Server()
-    server.job = manifest(policy={"detector": "Both", "kl": {"hardStop": 0.25}})
-    actuator(server)._start_guard(job(status=ref()))
-    assert server.policy is not None
-    assert (server.policy["detector"], server.policy["kl"]["hard_stop"]) == ("both", 0.25)
-
-
-@pytest.mark.parametrize(
-    "now", [None, manifest() | {"metadata": {"uid": "another"}}, manifest(policy={"detector": "Newer"})]
-)
-def test_without_its_policy_no_guard_is_started(now: Json | None) -> None:
-    """It is gone, or another one has its name, or a newer operator's words are in it."""
-    server = Server()
-    server.job = cast(Json, now)
-    actuator(server)._start_guard(job(status=ref()))
-    assert server.done == []
 
 
 def test_the_guard_reads_all_of_the_claim() -> None:

@@ -19,12 +19,8 @@ from guard_operator.adapters import WorkloadState
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched, Phase, Spec, Status, StopMethod
-from guard_operator.reconcile.actuate import _sayable, _says, status_patch
 from guard_operator.reconcile.decide import (
-    DEAF_SECONDS,
     HELD_BACK_SECONDS,
-    LATE_SECONDS,
-    RUNNING_SECONDS,
     decide,
 )
 from guard_operator.reconcile.decision import (
@@ -37,9 +33,7 @@ from guard_operator.reconcile.decision import (
     StopWorkload,
 )
 from guard_operator.reconcile.endings import EVIDENCE_SECONDS
-from guard_operator.reconcile.glance import is_only_a_report
 from guard_operator.reconcile.halts import must_be_live
-from guard_operator.reconcile.parse import read_status
 from guard_operator.reconcile.snapshot import (
     Between,
     Disruption,
@@ -52,10 +46,8 @@ from guard_operator.reconcile.snapshot import (
     condition_of,
 )
 from guard_operator.reconcile.teardown import (
-    LATER_SECONDS,
     OVERDUE_SECONDS,
     REASSERT_SECONDS,
-    SETTLE_ESCALATED_SECONDS,
     SETTLE_SECONDS,
     STOPPING_SECONDS,
 )
@@ -206,25 +198,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.PENDING, (), {("Waiting", "True", "Unschedulable")}),
     ),
-    "what Events say of a pod that does not start": (
-        Snapshot(
-            job(REF),
-            workload(WorkloadState.PENDING),
-            (pod(phase="Pending"),),
-            late=True,
-            obstacle=Waiting(Reason.VOLUME_UNAVAILABLE, "secret"),
-        ),
-        Expected(Phase.PENDING, (), {("Waiting", "True", "VolumeUnavailable")}),
-    ),
-    "a pod's own status goes before Events": (
-        Snapshot(
-            job(REF),
-            workload(WorkloadState.PENDING),
-            (pod(phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node")),),
-            obstacle=Waiting(Reason.PODS_MISSING, "quota"),
-        ),
-        Expected(Phase.PENDING, (), {("Waiting", "True", "Unschedulable")}),
-    ),
     "a pod that goes waits for nothing": (
         Snapshot(
             job(REF),
@@ -304,19 +277,11 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         silent(live=True, pods=(pod(cut_off=True, guarded=False),)),
         Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
     ),
-    "no guard, policy Stop, and a guard of before on a node that does not respond": (
-        silent(live=True, pods=(pod(guarded=False), pod("run-old-0", rank0=False, cut_off=True))),
-        Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
-    ),
     "no guard, policy Stop, while most guards are silent": (
         silent(live=True, most_silent=True, pods=(pod(guarded=False),)),
         Expected(
             Phase.RUNNING, (), {("Halted", "True", "GuardSilent"), ("GuardSilent", "True", "GuardSilent")}
         ),
-    ),
-    "guard silent, policy Stop, and the node of another pod does not respond": (
-        silent(live=True, pods=(pod(), pod("run-worker-0", rank0=False, guarded=False, cut_off=True))),
-        Expected(Phase.RUNNING, (), {("Halted", "True", "GuardSilent")}),
     ),
     "guard silent, policy Stop, and that was written down": (
         silent(31.0, said("Halted"), most_silent=True),
@@ -397,12 +362,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **said("Fired"), **stop("Stop", 1)}), workload(), (pod(),)),
         Expected(Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),), {("Fired", "True", "Before")}),
     ),
-    "fired, onFire Suspend": (
-        Snapshot(job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), workload(), (pod(),)),
-        Expected(
-            Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.SUSPEND, "w")), method=StopMethod.SUSPEND
-        ),
-    ),
     "fired, onFire Delete": (
         Snapshot(job({**REF, **guard(fire=FIRE)}, onFire="Delete"), workload(), (pod(),)),
         Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.DELETE, "w")), method=StopMethod.DELETE),
@@ -446,37 +405,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),)),
     ),
-    "stopping: the patch had no effect": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", REASSERT_SECONDS)}), workload(), (pod(),)),
-        Expected(Phase.STOPPING, (StopWorkload(StopMethod.DELETE, "w"),), method=StopMethod.DELETE),
-    ),
-    "stopping: resumed by a queue": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 900)}, onFire="Suspend"), workload(), (pod(),)
-        ),
-        Expected(Phase.STOPPING, (StopWorkload(StopMethod.DELETE, "w"),), method=StopMethod.DELETE),
-    ),
-    "stopping: the delete had no effect on the pods": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)}), None, (pod(), GOING)),
-        Expected(
-            Phase.STOPPING,
-            (DeletePods((("run-master-0", "uid-run-master-0"),)),),
-            method=StopMethod.DELETE_PODS,
-        ),
-    ),
-    "stopping: what makes pods for a workload that does not go is deleted": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)}),
-            workload(terminating=True),
-            (pod(),),
-            between=(CLUSTER, replace(CLUSTER, uid="gone", terminating=True)),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (DeleteBetween((CLUSTER,)), DeletePods((("run-master-0", "uid-run-master-0"),))),
-            method=StopMethod.DELETE_PODS,
-        ),
-    ),
     **{
         f"stopping by {method}: what makes pods is deleted although none is there now": (
             Snapshot(
@@ -493,23 +421,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         )
         for method, seconds in (("Delete", REASSERT_SECONDS), ("DeletePods", 900))
     },
-    "stopping: what makes its pods is left to a workload that goes": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS - 1)}),
-            workload(terminating=True),
-            (pod(),),
-            between=(CLUSTER,),
-        ),
-        Expected(Phase.STOPPING, ()),
-    ),
-    "stopping: pods are deleted and the workload too": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("DeletePods", 900)}), workload(), (pod(),)),
-        Expected(
-            Phase.STOPPING,
-            (StopWorkload(StopMethod.DELETE, "w"), DeletePods((("run-master-0", "uid-run-master-0"),))),
-            method=StopMethod.DELETE_PODS,
-        ),
-    ),
     "stopping: someone else's workload is left alone": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 1)}), workload(ours=False), (pod(),)),
         Expected(Phase.STOPPING, ()),
@@ -522,37 +433,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.STOPPING, (DeletePods((("run-master-0", "uid-run-master-0"),)),)),
     ),
-    "stopping: a finished pod beside one that runs": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}),
-            workload(),
-            (pod(phase="Failed"), pod("other")),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (StopWorkload(StopMethod.STOP, "w"), DeletePods((("run-master-0", "uid-run-master-0"),))),
-        ),
-    ),
-    "stopping: a finished pod stays until its log is in the evidence": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 1, evidence=None)}),
-            workload(WorkloadState.FAILED),
-            (pod(phase="Failed"),),
-        ),
-        Expected(Phase.STOPPING, (EVIDENCE,)),
-    ),
-    "stopping: a finished pod whose log cannot be had goes in the end": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", REASSERT_SECONDS + 1, evidence=None)}),
-            workload(WorkloadState.FAILED),
-            (pod(phase="Failed"),),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (EVIDENCE, DeletePods((("run-master-0", "uid-run-master-0"),))),
-            method=StopMethod.STOP,
-        ),
-    ),
     "no pod is seen for the first time: not called stopped yet": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 900)}), workload(WorkloadState.FAILED)),
         Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, {"Failed"}),
@@ -563,16 +443,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             workload(WorkloadState.FAILED),
         ),
         Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, {"Failed"}),
-    ),
-    "no pod since a request that had no effect: its controller may be behind": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Delete", 9, emptySince=SETTLE_ESCALATED_SECONDS - 0.1)})
-        ),
-        Expected(Phase.STOPPING, (), {("Stopped", "False", "Settling")}, method=StopMethod.DELETE),
-    ),
-    "stopped after a request that had no effect": (
-        Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 9, emptySince=SETTLE_ESCALATED_SECONDS)})),
-        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, method=StopMethod.DELETE),
     ),
     "stopped: workload failed by its deadline": (
         Snapshot(
@@ -585,34 +455,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             {("Stopped", "True", "NoPodsLeft"), ("Fired", "True", "HackingGap")},
             {"Failed"},
         ),
-    ),
-    "stopped by an operator that did not wait: it stays so": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 7200), **said("Stopped")}),
-            workload(WorkloadState.FAILED),
-        ),
-        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
-    ),
-    "a controller whose cache is behind made a pod again before it was called stopped": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 6, emptySince=3)}),
-            workload(WorkloadState.FAILED),
-            (pod(),),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (StopWorkload(StopMethod.STOP, "w"),),
-            {("Stopped", "False", "PodsTerminating")},
-            method=StopMethod.STOP,
-        ),
-    ),
-    "a queue resumed it before it was called stopped: the harder way is due": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 900, emptySince=3)}, onFire="Suspend"),
-            workload(),
-            (pod(),),
-        ),
-        Expected(Phase.STOPPING, (StopWorkload(StopMethod.DELETE, "w"),), method=StopMethod.DELETE),
     ),
     "halted and stopped: it had not fired": (
         Snapshot(
@@ -629,55 +471,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         ),
         Expected(Phase.STOPPING, (DeletePods((("run-master-0", "uid-run-master-0"),), 60),)),
     ),
-    "slow pods are told to end before what makes them is, with the time that the job allows": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE)}, stopGraceSeconds=60),
-            workload(),
-            (
-                pod(grace=61),
-                pod("in time", grace=60),
-                pod("going", terminating=True, grace=86400),
-                pod("done", phase="Succeeded", grace=86400),
-            ),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (
-                CaptureEvidence(False),
-                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
-                StopWorkload(StopMethod.STOP, "w"),
-            ),
-        ),
-    ),
-    "a slow pod that came after the stop was asked for, too": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}, stopGraceSeconds=60),
-            workload(),
-            (pod(grace=86400),),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (
-                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
-                StopWorkload(StopMethod.STOP, "w"),
-            ),
-        ),
-    ),
-    "of pods that are deleted one by one, the slow ones get no longer either": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("DeletePods", 1)}, stopGraceSeconds=60),
-            workload(),
-            (pod(grace=86400), pod("w")),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (
-                DeletePods((("run-master-0", "uid-run-master-0"),), 60),
-                StopWorkload(StopMethod.DELETE, "w"),
-                DeletePods((("w", "uid-w"),), None),
-            ),
-        ),
-    ),
     "a pod that should have ended long ago is said": (
         Snapshot(
             job({**REF, **guard(fire=FIRE), **stop("Stop", 60)}),
@@ -685,14 +478,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             (pod(terminating=True, due=NOW - timedelta(seconds=OVERDUE_SECONDS + 1)),),
         ),
         Expected(Phase.STOPPING, (), {("Stopped", "False", "PodsOverdue")}),
-    ),
-    "a pod that should have ended just now is waited for": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Stop", 60)}),
-            workload(),
-            (pod(terminating=True, due=NOW - timedelta(seconds=OVERDUE_SECONDS)),),
-        ),
-        Expected(Phase.STOPPING, (), {("Stopped", "False", "PodsTerminating")}),
     ),
     "the guard's container has ended: there is no verdict now": (
         Snapshot(job({**REF, **guard(**JUDGED)}), workload(), (pod(guard_since=None),), heartbeat_age=1.0),
@@ -722,19 +507,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             Phase.RUNNING, (), {("Guarded", "False", "GuardMissing"), ("Fired", "Unknown", "GuardNotRunning")}
         ),
     ),
-    "the guard of rank 0 was changed, and reports": (
-        Snapshot(job({**REF, **guard()}), workload(), (pod(changed=True),), heartbeat_age=1.0),
-        Expected(Phase.RUNNING, (), {("Guarded", "False", "GuardChanged"), ("Fired", "False", "NotFired")}),
-    ),
-    "rank 0 of the pod that goes has no guard, the new one has": (
-        Snapshot(
-            job({**REF, **guard()}),
-            workload(),
-            (pod("old", guarded=False, terminating=True), pod()),
-            heartbeat_age=1.0,
-        ),
-        Expected(Phase.RUNNING, (), {("Guarded", "True", "WorkloadCreated"), ("Fired", "False", "NotFired")}),
-    ),
     "rank 0 has run without its guard for too long, policy Stop": (
         silent(31.0, live=True, pods=(pod(guarded=False),)),
         Expected(
@@ -745,30 +517,11 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Delete", 6, emptySince=6)}, onFire="Delete")),
         Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}, {"Disrupted"}),
     ),
-    "stopped: suspended as asked": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 6, emptySince=6)}, onFire="Suspend"),
-            workload(WorkloadState.SUSPENDED),
-        ),
-        Expected(Phase.STOPPED, (), {("Stopped", "True", "NoPodsLeft")}),
-    ),
     "suspended by a queue is not stopped": (
         Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}), workload(WorkloadState.SUSPENDED)),
         Expected(
             Phase.STOPPING, (StopWorkload(StopMethod.STOP, "w"),), {("Stopped", "False", "PodsTerminating")}
         ),
-    ),
-    "over, its evidence is tried again": (
-        Snapshot(job({**REF, **ended("Succeeded", 5)}), workload(WorkloadState.SUCCEEDED), (pod(),)),
-        Expected(Phase.SUCCEEDED, (EVIDENCE,)),
-    ),
-    "over, and its logs did not come": (
-        Snapshot(job({**REF, **ended("Failed", REASSERT_SECONDS + 1)}), workload(WorkloadState.FAILED)),
-        Expected(Phase.FAILED, (FINAL,)),
-    ),
-    "over for long, without evidence": (
-        Snapshot(job({**REF, **ended("Succeeded", EVIDENCE_SECONDS + 1)})),
-        Expected(Phase.SUCCEEDED),
     ),
     "over, and a pod that outlives it is silent: Succeeded": (
         silent(31.0, ended("Succeeded", EVIDENCE_SECONDS + 1), live=True),
@@ -801,19 +554,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             method=StopMethod.STOP,
         ),
     ),
-    "suspended, and a queue resumed it much later: suspended again": (
-        Snapshot(
-            job({**REF, **guard(fire=FIRE), **stop("Suspend", 7200), **said("Stopped")}, onFire="Suspend"),
-            workload(),
-            (pod(),),
-        ),
-        Expected(
-            Phase.STOPPING,
-            (StopWorkload(StopMethod.SUSPEND, "w"),),
-            {("Stopped", "False", "PodsTerminating")},
-            method=StopMethod.SUSPEND,
-        ),
-    ),
     "being deleted and fired: stopped all the same": (
         Snapshot(deleting(guard(fire=FIRE)), workload(), (pod(),)),
         Expected(
@@ -833,10 +573,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Expected(
             Phase.RUNNING, (), {("Guarded", "Unknown", "UnsupportedKind")}, {"Disrupted", "Stopped", "Failed"}
         ),
-    ),
-    "of a kind that nobody knows, and nothing was created": (
-        Snapshot(job(), preparation=UNKNOWN_KIND, unknown_kind=True),
-        Expected(Phase.REFUSED, (), {("Guarded", "False", "UnsupportedKind")}),
     ),
     "fired, of a kind that this operator does not know: its pods go": (
         Snapshot(
@@ -897,10 +633,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "the last word is a halt, of a run that is to stop anyway": (
         Snapshot(job({**REF, **guard(), **said("Halted")}), workload(), (pod(halt=LATCHED),)),
-        Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
-    ),
-    "the last word is in the status already": (
-        Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(fire=LATCHED),)),
         Expected(Phase.STOPPING, (EVIDENCE, StopWorkload(StopMethod.STOP, "w"))),
     ),
     "a halt in its pod beside a fire in the status": (
@@ -966,22 +698,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "evicted, not yet recovered: still noted": (
         Snapshot(job({**REF, **said("Disrupted", "False", "Evicted")}), workload(), (pod(phase="Pending"),)),
         Expected(Phase.STARTING, (), {("Disrupted", "False", "Evicted")}),
-    ),
-    "a worker is evicted that is older than rank 0: noted": (
-        Snapshot(
-            job(REF),
-            workload(),
-            (pod("w", rank0=False, guarded=False, disruption=Disruption.EVICTED), pod("m")),
-        ),
-        Expected(Phase.STARTING, (), {("Disrupted", "False", "Evicted")}),
-    ),
-    "evicted, its pod kept, and recovered in another: forgotten": (
-        Snapshot(
-            job({**REF, **said("Disrupted", "False", "Evicted")}),
-            workload(),
-            (pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b")),
-        ),
-        Expected(Phase.STARTING, (), silent_about={"Disrupted"}),
     ),
     "evicted once, and failed later in another pod: failed": (
         Snapshot(
@@ -1089,54 +805,6 @@ def test_a_last_word_that_the_status_does_not_take_is_told_all_the_same(latch: s
     assert told[kind][0] == "True" and "step 9" in told[kind][1] and told["GuardSilent"][0] == "False"
 
 
-UNREAD: dict[str, tuple[Workload | None, tuple[Pod, ...], str, bool]] = {
-    "its pods": (workload(), (pod(),), "403", True),
-    "its pods, which were going": (workload(), (GOING,), "403", True),
-    "its pods, of which none was seen": (workload(), (), "403", True),
-    "its pods, and the workload has ended": (workload(WorkloadState.FAILED), (pod(),), "403", False),
-    "its pods, and the workload is gone": (None, (pod(),), "403", True),
-    "neither, and the workload had ended": (workload(WorkloadState.FAILED, unread=True), (), "403", True),
-    "the workload, and no pod is there": (workload(unread=True), (), "", False),
-    "the workload, and its pods go": (workload(unread=True), (GOING,), "", False),
-    "the workload, and a pod stays": (workload(unread=True), (GOING, pod("run-1")), "", True),
-}
-
-
-@pytest.mark.parametrize(("of", "pods", "unread", "harder"), UNREAD.values(), ids=UNREAD.keys())
-def test_a_stop_goes_on_by_what_can_be_read(
-    of: Workload | None, pods: tuple[Pod, ...], unread: str, harder: bool
-) -> None:
-    """Harder follows unless what can be read says that the stop has its effect; nothing is called stopped."""
-    fired = job({**REF, **guard(fire=FIRE), **stop("Delete", REASSERT_SECONDS)})
-    decision = decide(Snapshot(fired, of, pods, pods_unread=unread), NOW)
-    assert decision.report.stop is not None and decision.report.phase is Phase.STOPPING
-    assert decision.report.stop.method is (StopMethod.DELETE_PODS if harder else StopMethod.DELETE)
-    told = condition_of(_after(decision, Snapshot(fired)), ConditionType.STOPPED)
-    assert told is not None and (told.reason == Reason.PODS_UNREAD) is bool(unread)
-    assert not unread or "cannot be read, so nobody knows what is left: 403" in told.message
-    asked = StopWorkload(StopMethod.DELETE, "w") in decision.actions
-    assert not unread or asked is (of is not None), "it is asked again while nobody knows"
-
-
-def test_pods_that_cannot_be_read_and_that_their_workload_may_have_left_are_deleted() -> None:
-    ended = workload(WorkloadState.FAILED)
-    for ago_, gone in ((REASSERT_SECONDS - 1, False), (REASSERT_SECONDS, True)):
-        fired = job({**REF, **guard(fire=FIRE), **stop("Stop", ago_)})
-        actions = decide(Snapshot(fired, ended, (pod(), GOING), pods_unread="403"), NOW).actions
-        assert (DeletePods((("run-master-0", "uid-run-master-0"),)) in actions) is gone
-        assert StopWorkload(StopMethod.STOP, "w") in actions, "what its pods do is not known"
-
-
-def test_what_is_known_of_a_stop_counts_where_the_status_lacks_it() -> None:
-    fired, asked = job({**REF, **guard(fire=FIRE)}), job(stop("Delete", REASSERT_SECONDS)).status.stop
-    decision = decide(Snapshot(fired, workload(), (pod(),), asked=asked), NOW)
-    assert decision.report.stop is not None and decision.report.stop.method is StopMethod.DELETE_PODS
-    suspended, asked = workload(WorkloadState.SUSPENDED), job(stop("Suspend", 1)).status.stop
-    assert decide(Snapshot(fired, suspended, asked=asked), NOW).report.stop != asked, "it is empty"
-    going = decide(Snapshot(fired, workload(), (GOING,), asked=asked), NOW).actions
-    assert not [one for one in going if isinstance(one, StopWorkload)], "it has its effect"
-
-
 @pytest.mark.parametrize(
     ("last", "reason", "words"),
     [
@@ -1242,137 +910,6 @@ def test_the_transition_time_moves_only_with_the_status() -> None:
     assert moved["GuardSilent"] == moved["Fired"] == NOW and moved["Isolated"] == LONG_AGO
 
 
-def test_a_stop_request_is_dated_once() -> None:
-    fired = Snapshot(job({**REF, **guard(fire=FIRE)}), workload(), (pod(),))
-    first = decide(fired, LONG_AGO)
-    later = Snapshot(
-        Job("run", "ns", "u", 3, "11", {}, fired.job.spec, _after(first, fired)), workload(), (GOING,)
-    )
-    stop_status = decide(later, LONG_AGO + timedelta(seconds=1)).report.stop
-    assert stop_status is not None and stop_status.requested_at == LONG_AGO
-
-
-@pytest.mark.parametrize(
-    ("age", "seconds"),
-    [(None, None), (0.0, 300.1), (270.0, 30.1), (300.0, 0.1), (301.0, RUNNING_SECONDS)],
-)
-def test_a_running_job_is_looked_at_when_its_guard_would_be_silent(
-    age: float | None, seconds: float | None
-) -> None:
-    running = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=age)
-    assert decide(running, NOW).look_again == pytest.approx(seconds)
-
-
-def test_a_running_job_is_looked_at_now_and_then_however_long_its_guard_may_be_silent() -> None:
-    running = Snapshot(
-        job({**REF, **guard()}, onSilence={"afterSeconds": 86400}), workload(), (pod(),), heartbeat_age=0.0
-    )
-    assert decide(running, NOW).look_again == RUNNING_SECONDS
-    assert decide(replace(running, heartbeat_age=None, deaf=True), NOW).look_again == DEAF_SECONDS
-
-
-REPORTED = {
-    **{"level": "warning", "code": "no_baseline", "reason": "other", "attempt": 1, "step": 77, "steps": 78},
-    **{"rounds": 5, "announced": 9, "evaluated": 4, "failed": 1, "skipped": 1, "refused": 1, "waiting": 3},
-    **{"stepsSinceEvaluation": 3, "longestRound": 4, "inLoopEma": 0.1, "heldoutEma": 0.2, "klEma": 0.3},
-    **{"proxyRealGap": 0.4, "ended": {"attempt": 1, "step": 77}, "heartbeat": ago(-5)},
-    **{"lastEvaluation": TRAINED_ON["lastEvaluation"], "lastEvaluationTime": NOW.isoformat()},
-    "advice": ["port_taken"],
-    "adviceReason": "another process has the port",
-}
-
-
-@pytest.mark.parametrize("field", REPORTED)
-def test_what_a_guard_reports_of_a_run_that_goes_on_changes_no_decision(field: str) -> None:
-    """So caches need not have a job looked at for it (`glance.is_only_a_report`)."""
-    first = Snapshot(job({**REF, **guard()}), workload(), (pod(),), heartbeat_age=0.0)
-    before = decide(first, NOW)
-    status = {**REF, **guard(), "conditions": [c.model_dump(by_alias=True) for c in before.report.conditions]}
-    assert before.report.phase is Phase.RUNNING and is_only_a_report(_raw(status), _raw(status))
-    told = {**status, **guard(**{field: REPORTED[field]})}
-    assert decide(replace(first, job=job(told)), NOW) == before
-
-
-def _raw(status: dict[str, Any]) -> dict[str, Any]:
-    return {"metadata": {"name": "run"}, "status": {"phase": "Running", **status}}
-
-
-def test_a_request_that_was_lifted_is_dated_anew_once() -> None:
-    """Asked for again when the run is back, and followed by a harder one 15 s later, not at once."""
-    status = {**REF, **guard(fire=FIRE), **stop("Suspend", 7200), **said("Stopped")}
-    resumed = Snapshot(job(status, onFire="Suspend"), workload(), (pod(),))
-    first = decide(resumed, NOW)
-    assert first.report.stop is not None and first.report.stop.requested_at == NOW
-    again = Snapshot(replace(resumed.job, status=_after(first, resumed)), workload(), (pod(),))
-    for seconds, method in ((14, StopMethod.SUSPEND), (15, StopMethod.DELETE)):
-        later = decide(again, NOW + timedelta(seconds=seconds)).report.stop
-        assert later is not None and later.method == method
-
-
-def test_a_run_is_resumed_again_and_again_and_suspended_each_time() -> None:
-    """Each time anew, in the mildest way: that the request is old says nothing of a run that was stopped."""
-    run, now = job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), NOW
-    runs, rests = (workload(), (pod(),)), (workload(WorkloadState.SUSPENDED), ())
-    for resumed_after in (3600, 86400, 60, 7 * 86400, 3600):
-        looks = [(resumed_after, runs), (2, runs), (2, rests), (SETTLE_SECONDS, rests)]
-        for seconds, (seen, pods) in looks:
-            now += timedelta(seconds=seconds)
-            snapshot = Snapshot(run, seen, pods)
-            decision = decide(snapshot, now)
-            run = replace(run, status=_after(decision, snapshot))
-            assert run.status.stop is not None and run.status.stop.method is StopMethod.SUSPEND, now
-        assert run.status.phase is Phase.STOPPED, now
-        assert StopWorkload(StopMethod.DELETE, "w") not in decision.actions
-
-
-@pytest.mark.parametrize("said_at", [timedelta(0), timedelta(days=1)], ids=["after", "in the future"])
-def test_a_run_that_is_back_and_does_not_end_is_met_with_something_harder(said_at: timedelta) -> None:
-    """Though it could not be written down since that it is no longer stopped."""
-    status = {**REF, **guard(fire=FIRE), **stop("Suspend", REASSERT_SECONDS), **said("Stopped")}
-    status["conditions"][0]["lastTransitionTime"] = (NOW - timedelta(minutes=1) + said_at).isoformat()
-    back = Snapshot(job(status, onFire="Suspend"), workload(), (pod(),))
-    assert StopWorkload(StopMethod.DELETE, "w") in decide(back, NOW).actions
-
-
-def test_a_request_from_the_future_is_followed_by_a_harder_one_all_the_same() -> None:
-    """The clock that dated it was an hour ahead: it counts from now, not from in an hour."""
-    status = {**REF, **guard(fire=FIRE), **stop("Stop", -3600)}
-    stuck = Snapshot(job(status), workload(), (pod(),))
-    first = decide(stuck, NOW)
-    assert first.report.stop is not None and first.report.stop.requested_at == NOW
-    again = Snapshot(replace(stuck.job, status=_after(first, stuck)), workload(), (pod(),))
-    for seconds, method in ((REASSERT_SECONDS - 1, StopMethod.STOP), (REASSERT_SECONDS, StopMethod.DELETE)):
-        later = decide(again, NOW + timedelta(seconds=seconds)).report.stop
-        assert later is not None and later.method == method
-
-
-def test_stopped_is_said_soon_although_the_clock_went_back_since_the_last_pod_ended() -> None:
-    status = {**REF, **guard(fire=FIRE), **stop("Stop", 1, emptySince=-3600)}
-    gone = Snapshot(job(status), workload(WorkloadState.FAILED))
-    first = decide(gone, NOW)
-    assert first.look_again is not None and first.look_again <= SETTLE_SECONDS
-    after = replace(gone, job=replace(gone.job, status=_after(first, gone)))
-    assert decide(after, NOW + timedelta(seconds=SETTLE_SECONDS)).report.phase is Phase.STOPPED
-
-
-def test_a_queue_that_resumes_the_run_at_once_does_not_keep_it_going() -> None:
-    """Each time its pods end, are gone for a moment, and are back before the run was called stopped."""
-    looks = [
-        (3, workload(), (pod(),)),
-        (2, workload(), (GOING,)),
-        (2, workload(WorkloadState.SUSPENDED), ()),
-    ]
-    run, now = job({**REF, **guard(fire=FIRE)}, onFire="Suspend"), NOW
-    methods = []
-    for seconds, of_queue, pods in looks * 4:
-        now += timedelta(seconds=seconds)
-        snapshot = Snapshot(run, of_queue, pods)
-        run = replace(run, status=_after(decide(snapshot, now), snapshot))
-        assert run.status.stop is not None
-        methods.append(run.status.stop.method)
-    assert StopMethod.DELETE in methods, methods
-
-
 @pytest.mark.parametrize(
     ("snapshot", "live"),
     [
@@ -1406,14 +943,6 @@ def test_a_silence_that_is_held_back_says_why_and_is_looked_at_again_soon() -> N
     assert decide(silent(heartbeat_age=None, deaf=True, live=True), NOW).look_again == 60.0
 
 
-def test_what_is_late_is_looked_at_again_soon() -> None:
-    late = Snapshot(job(REF), workload(WorkloadState.PENDING), (pod(phase="Pending"),), late=True)
-    assert decide(late, NOW).look_again == LATE_SECONDS
-    assert decide(replace(late, late=False), NOW).look_again is None
-    assert decide(silent(2.0, late=True), NOW).look_again == LATE_SECONDS
-    assert decide(silent(29.0, late=True), NOW).look_again == pytest.approx(1.1)
-
-
 def test_a_guard_on_a_node_that_does_not_respond_is_not_blamed() -> None:
     """It goes on judging beside its trainer; only its reports are lost."""
     decision = decide(silent(live=True, pods=(pod(cut_off=True, node="gpu-1"),)), NOW)
@@ -1425,82 +954,6 @@ def test_a_guard_on_a_node_that_does_not_respond_is_not_blamed() -> None:
 def test_a_halt_that_was_written_down_is_acted_on_soon() -> None:
     assert decide(silent(live=True), NOW).look_again == STOPPING_SECONDS
     assert decide(silent(), NOW).look_again == STOPPING_SECONDS
-
-
-def test_stopped_is_said_once_it_has_lasted_and_looked_at_a_minute_later() -> None:
-    """The clock of the whole: from the moment at which no pod was seen for the first time."""
-    gone = Snapshot(job({**REF, **guard(fire=FIRE), **stop("Stop", 1)}), workload(WorkloadState.FAILED))
-    first = decide(gone, NOW)
-    assert first.look_again == SETTLE_SECONDS and first.report.stop is not None
-    assert first.report.stop.empty_since == NOW and first.report.stop.stopped_at is None
-    settled, again = replace(gone, job=replace(gone.job, status=_after(first, gone))), NOW
-    again += timedelta(seconds=SETTLE_SECONDS)
-    second = decide(settled, again)
-    assert second.report.phase is Phase.STOPPED and second.look_again == LATER_SECONDS
-    assert second.report.stop is not None and second.report.stop.stopped_at == again
-    later = replace(gone, job=replace(gone.job, status=_after(second, gone)))
-    third = decide(later, again + timedelta(seconds=LATER_SECONDS))
-    assert third.look_again is None and third.report == second.report
-
-
-def test_a_pod_that_comes_back_starts_the_clock_anew_and_stopped_at_stays() -> None:
-    status = {**REF, **guard(fire=FIRE), **stop("Stop", 90, emptySince=60, stoppedAt=55), **said("Stopped")}
-    back = decide(Snapshot(job(status), workload(), (pod(),)), NOW).report.stop
-    assert back is not None and back.empty_since is None
-    assert back.stopped_at == NOW - timedelta(seconds=55)
-
-
-def test_a_stop_that_does_not_last_is_followed_by_a_harder_one() -> None:
-    """Not by the same one for ever: whoever makes the pods again does not mind it."""
-    status = {**REF, **guard(fire=FIRE), **stop("Stop", REASSERT_SECONDS, emptySince=1)}
-    found = decide(Snapshot(job(status), workload(), (pod(),)), NOW).report.stop
-    assert found is not None and found.method is StopMethod.DELETE
-
-
-def test_the_guards_image_is_noted_with_the_workload_and_stays() -> None:
-    first = decide(Snapshot(job(), workload(), guard_image="guard:1"), NOW).report.workload_ref
-    assert first is not None and first.guard_image == "guard:1"
-    later = decide(Snapshot(job(REF), workload(), guard_image="guard:2"), NOW).report.workload_ref
-    assert later is not None and later.guard_image is None, "nobody knows of a job from before"
-
-
-def test_what_was_written_stays_noted_whatever_else_is_said() -> None:
-    for snapshot, _expected in CASES.values():
-        status = snapshot.job.status.model_copy(update={"evidence": "e", "guard_digest": "v1:a"})
-        noted = replace(snapshot, job=replace(snapshot.job, status=status))
-        report = decide(noted, NOW).report
-        assert (report.evidence, report.guard_digest) == ("e", "v1:a")
-
-
-def test_the_digest_of_a_guard_is_noted_before_it_is_made() -> None:
-    """Whoever edits the workload may do so as soon as it is there."""
-    snapshot = Snapshot(job(), preparation=Preparation(), guard_digest="v1:a")
-    first = decide(snapshot, NOW)
-    assert (first.report.guard_digest, first.actions) == ("v1:a", ())
-    assert first.look_again == STOPPING_SECONDS
-    noted = replace(snapshot, job=job({"guardDigest": "v1:a"}))
-    assert decide(noted, NOW).actions == (CreateWorkload(),)
-    upgraded = decide(replace(noted, guard_digest="v1:b"), NOW)
-    assert (upgraded.report.guard_digest, upgraded.actions) == ("v1:b", ()), "its guard is another"
-
-
-def test_what_an_operator_writes_is_not_what_it_has_written_before_if_only_the_digest_differs() -> None:
-    snapshot = Snapshot(job(REF), workload(), (pod(),), heartbeat_age=1.0)
-    report = decide(snapshot, NOW).report
-    noted = replace(report, guard_digest="v1:a")
-    assert _sayable(report) != _sayable(noted)
-    metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
-    patch = status_patch(metadata, noted)
-    assert patch["status"]["guardDigest"] == "v1:a"
-    assert "guardDigest" not in status_patch(metadata, report)["status"]
-    assert _says(read_status(patch)) == _sayable(noted)
-
-
-def test_evidence_that_is_not_there_yet_is_asked_for_soon() -> None:
-    status = {**REF, **guard(fire=FIRE), **stop("Stop", 6, None, emptySince=6)}
-    assert decide(Snapshot(job(status)), NOW).look_again == STOPPING_SECONDS
-    old = {**REF, **guard(fire=FIRE), **stop("Stop", 600, None, emptySince=600), **said("Stopped")}
-    assert decide(Snapshot(job(old)), NOW).look_again is None, "not for ever"
 
 
 def test_what_was_told_before_is_history_while_no_guard_runs() -> None:
@@ -1607,9 +1060,3 @@ def test_what_cannot_be_stopped_says_so() -> None:
     stopped = condition_of(_after(decide(snapshot, NOW), snapshot), ConditionType.STOPPED)
     assert stopped is not None
     assert stopped.message.startswith("spec.template: x/v1 Y cannot be guarded nor stopped by this operator")
-
-
-def test_what_was_created_stays_noted_whatever_has_its_name_now() -> None:
-    snapshot = Snapshot(job({**REF, **guard(fire=FIRE)}), workload(uid="other"), (pod(),))
-    ref = decide(snapshot, NOW).report.workload_ref
-    assert ref is not None and ref.uid == "w"

@@ -17,15 +17,8 @@ from ssl import PROTOCOL_TLS_SERVER, SSLContext
 from typing import Any, cast
 
 import pytest
-from pydantic import ValidationError
 
-from guard_core.feed import Feed
-from guard_follow.follower import SETTLE_SECONDS
-from guard_follow.layouts import QUIET_SECONDS
-from guard_operator.__main__ import parser
 from guard_operator.adapters import WorkloadState, find_adapter
-from guard_operator.api import names
-from guard_operator.api.reasons import Reason
 from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
@@ -37,17 +30,13 @@ from guard_operator.reconcile.decision import (
     StartGuard,
     StopWorkload,
 )
-from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
-    FOLLOWED_SECONDS,
     HEARD_SECONDS,
     JUDGED_SECONDS,
     JUDGING_SECONDS,
 )
 from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.gather import _Owner as Owner
-from guard_operator.reconcile.gather import _pod as pod_seen
 from guard_operator.reconcile.guard_pod import (
     WAIT,
     WAITER,
@@ -60,25 +49,20 @@ from guard_operator.reconcile.guard_pod import (
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.inject import (
     build_workload,
-    guard_digest,
     guard_service_account,
     support_objects,
 )
 from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.reconcile.leaks import leaks
-from guard_operator.reconcile.obstacles import Late, guard_is_late
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import pod_spec
 from guard_operator.reconcile.review import review
-from guard_operator.reconcile.slim import slim_pod
 from guard_operator.reconcile.snapshot import (
     Between,
-    Disruption,
     Job,
     OwnGuard,
     Pod,
     Snapshot,
-    Waiting,
     Workload,
 )
 from guard_operator.reconcile.teardown import STOPPING_SECONDS
@@ -171,14 +155,6 @@ def test_one_pod_at_most_runs_and_the_job_owns_all_of_it() -> None:
     assert spec["template"]["metadata"]["labels"]["rlguard.dev/job"] == "run"
 
 
-def test_the_longest_name_of_a_job_leaves_room_for_the_labels_of_a_stateful_set() -> None:
-    long = replace(job(), name="a" * names.MAX_JOB_NAME, uid="01234567-89ab")
-    name = made(long)["StatefulSet"]["metadata"]["name"]
-    assert len(f"{name}-") + 10 <= 63, "controller-revision-hash"
-    assert name.endswith("-01234567") and name.startswith("aaa")
-    assert names.guard_name("run", "0123456789ab") == "run-01234567"
-
-
 def test_the_guard_is_the_only_container_and_confined() -> None:
     pod = guard_pod()
     (guard,) = pod["containers"]
@@ -251,32 +227,6 @@ def test_it_is_in_the_groups_of_the_trainer_and_never_in_that_of_root() -> None:
     assert groups({"runAsGroup": 0}, fsGroup=0, supplementalGroups=[0]) == []
 
 
-def test_its_image_comes_with_the_secrets_of_the_trainers_pod() -> None:
-    """It waits there, too. Else a private registry would take a ServiceAccount for each job."""
-    pull = [{"name": "registry"}]
-    assert guard_pod(job(with_pod(imagePullSecrets=pull)))["imagePullSecrets"] == pull
-    assert "imagePullSecrets" not in guard_pod()
-
-
-def test_a_field_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValidationError, match="hostNetwork"):
-        GuardPod.model_validate({"hostNetwork": True})
-
-
-def test_a_guard_that_was_changed_is_recognised() -> None:
-    pod = made()["StatefulSet"]["spec"]["template"]
-    assert is_as_injected(pod) is True
-    for change in (
-        lambda p: p["spec"]["containers"][0].update(image="other"),
-        lambda p: p["spec"]["volumes"][1].update(emptyDir={}),
-        lambda p: p["spec"].update(initContainers=p["spec"]["containers"], containers=[]),
-        lambda p: p["spec"]["containers"].clear(),
-    ):
-        other = copy.deepcopy(pod)
-        change(other)
-        assert is_as_injected(other) is False
-
-
 # -- who reaches it --------------------------------------------------------------------------------------
 
 
@@ -285,26 +235,6 @@ def test_its_name_leads_to_it_alone_also_while_it_is_not_ready() -> None:
     spec = made()["Service"]["spec"]
     assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True
     assert spec["selector"] == LABELS and [p["port"] for p in spec["ports"]] == [8470]
-
-
-def test_only_pods_of_the_job_report_and_only_scrapers_read_the_metrics() -> None:
-    scrapers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-    spec = made(scrapers=scrapers)["NetworkPolicy"]["spec"]
-    assert spec["podSelector"] == {"matchLabels": LABELS} and spec["policyTypes"] == ["Ingress"]
-    assert spec["ingress"] == [
-        {
-            "from": [{"podSelector": {"matchLabels": {"rlguard.dev/job-uid": "0123456789ab"}}}],
-            "ports": [{"port": 8470}],
-        },
-        {"from": scrapers, "ports": [{"port": 8471}]},
-    ]
-    assert len(made()["NetworkPolicy"]["spec"]["ingress"]) == 1, "nobody is named, so nobody reads them"
-
-
-def test_a_trainer_on_the_network_of_its_node_is_known_by_no_label() -> None:
-    """A NetworkPolicy would keep it out: who it is say the certificate and the token."""
-    of = job(with_pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"), isolation="Relaxed")
-    assert made(of)["NetworkPolicy"]["spec"]["ingress"][0] == {"ports": [{"port": 8470}]}
 
 
 # -- what its trainer has --------------------------------------------------------------------------------
@@ -636,18 +566,6 @@ def test_a_rank_0_without_a_sidecar_is_as_it_should_be() -> None:
     assert said(decide(seen(pods=(TRAINER,)), NOW))["Fired"] == ("Unknown", "GuardNotRunning")
 
 
-def test_a_guard_that_is_moved_disrupts_nothing_and_a_trainer_that_is_does() -> None:
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    moved = raw_pod()
-    moved["status"]["conditions"] = [target]
-    assert pod_seen(ADAPTER, moved, Owner("w", guard="set")).disruption is None
-    gone = replace(TRAINER, disruption=Disruption.EVICTED, phase="Failed")
-    for pods in ((GUARD, gone), (gone, GUARD)):
-        assert said(decide(seen(pods=pods), NOW))["Disrupted"] == ("False", "Evicted")
-    newer = replace(TRAINER, name="run-new", uid="new")
-    assert "Disrupted" not in said(decide(seen(pods=(gone, newer, GUARD)), NOW))
-
-
 def test_a_fire_stops_both() -> None:
     fired = {"guard": JUDGED | {"fire": FIRE}}
     decision = decide(seen(status=fired), NOW)
@@ -678,29 +596,6 @@ def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
     assert told == judging(1, JUDGED)["conditions"][0]["message"], "what was noted at the end stays"
 
 
-def test_an_evaluator_with_more_time_has_it_after_the_trainer_too() -> None:
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {"timeoutSeconds": 7200}}}
-    slow = job(heldout=heldout).spec
-    waits = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
-
-    def succeeded(seconds: float) -> tuple[str, str]:
-        found = seen(WorkloadState.SUCCEEDED, waits | judging(seconds), pods=(GUARD,))
-        return said(decide(replace(found, job=replace(found.job, spec=slow)), NOW))["Succeeded"]
-
-    assert succeeded(2 * 7200 - 1) == ("Unknown", "GuardJudges")
-    assert succeeded(2 * 7200) == ("True", "CheckpointsLeft")
-
-
-@pytest.mark.parametrize(("ready", "looks"), [(30, 900), (7200, 3600), (7201, 3601)])
-def test_it_may_get_ready_for_as_long_as_its_trainer_waits(ready: int, looks: int) -> None:
-    own = GuardPod.model_validate({"readySeconds": ready})
-    of = job(pod={"readySeconds": ready})
-    made = {r.kind: body for r, body in guard_objects(of, own, ADAPTER, CONFIG)}
-    (guard,) = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    probe = guard["startupProbe"]
-    assert (probe["periodSeconds"], probe["failureThreshold"]) == (2, looks)
-
-
 def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
     """What it waits for may be a checkpoint that was announced a moment ago."""
 
@@ -711,22 +606,6 @@ def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
     assert succeeded(judging(0, JUDGED) | {"guard": LATER | ENDED}) == ("True", "WorkloadSucceeded")
     assert succeeded(judging(HEARD_SECONDS - 1, JUDGED) | {"guard": LATER}) == ("Unknown", "GuardJudges")
     assert succeeded(judging(HEARD_SECONDS, JUDGED) | {"guard": LATER}) == ("True", "WorkloadSucceeded")
-
-
-def test_a_log_that_is_followed_is_read_to_its_end_first() -> None:
-    """Its last checkpoint may be announced only minutes after the trainer has ended."""
-
-    def succeeded(seconds: float) -> tuple[str, str]:
-        status = judging(seconds, JUDGED) | {"guard": LATER}
-        snapshot = seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,))
-        feed = Feed.model_validate({"follow": {"path": "metrics.jsonl", "format": "openrlhf"}})
-        guard = snapshot.job.spec.guard.model_copy(update={"metrics": feed})
-        followed = snapshot.job.spec.model_copy(update={"guard": guard})
-        return said(decide(replace(snapshot, job=replace(snapshot.job, spec=followed)), NOW))["Succeeded"]
-
-    assert succeeded(HEARD_SECONDS) == succeeded(FOLLOWED_SECONDS - 1) == ("Unknown", "GuardJudges")
-    assert succeeded(FOLLOWED_SECONDS) == ("True", "WorkloadSucceeded")
-    assert QUIET_SECONDS + SETTLE_SECONDS + HEARD_SECONDS <= FOLLOWED_SECONDS
 
 
 def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() -> None:
@@ -793,19 +672,6 @@ def test_a_guard_that_judges_no_more_is_not_waited_for(seen_now: Callable[[], Sn
     assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
 
 
-def test_a_guard_that_cannot_start_again_while_it_judges_says_why() -> None:
-    """Its node was drained, for example. A pod that its trainer left behind is of no account."""
-    left = replace(TRAINER, waiting=Waiting(Reason.CONTAINER_WAITING, "x"))
-    moved = replace(GUARD, phase="Pending", waiting=Waiting(Reason.UNSCHEDULABLE, "no node has room"))
-    decision = decide(seen(WorkloadState.SUCCEEDED, WAITS, pods=(left, moved)), NOW)
-    assert decision.report.phase == "Judging"
-    (told,) = (c for c in decision.report.conditions if c.type == "Waiting")
-    assert (told.status, told.reason) == ("True", "Unschedulable")
-    assert told.message == "pod run-01234567-0: no node has room"
-    for pods in ((left, replace(moved, terminating=True)), (left, GUARD)):
-        assert "Waiting" not in said(decide(seen(WorkloadState.SUCCEEDED, WAITS, pods=pods), NOW))
-
-
 def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
     assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
 
@@ -856,131 +722,11 @@ def ended(code: int, message: str = GAVE_UP_WORDS) -> Json:
     return {"terminated": {"exitCode": code, "message": f"line\n{message}\n"}}
 
 
-def trainer_pod(*statuses: Json, phase: str = "Pending") -> Json:
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "uid": "w", "controller": True}
-    metadata = {"name": "run-x7k2p", "namespace": "ns", "uid": "u", "ownerReferences": [owner]}
-    return {
-        "metadata": metadata,
-        "spec": reporting(),
-        "status": {"phase": phase, "initContainerStatuses": list(statuses)},
-    }
-
-
-RESTARTED = {"running": {"startedAt": NOW.isoformat()}}
-BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
-
-
-@pytest.mark.parametrize(
-    ("status", "gave_up"),
-    [
-        (waiter(RESTARTED), ""),
-        (waiter(ended(GAVE_UP)), GAVE_UP_WORDS),
-        (waiter(BACK_OFF, ended(GAVE_UP)), GAVE_UP_WORDS),
-        (waiter(RESTARTED, ended(GAVE_UP)), GAVE_UP_WORDS),
-        (waiter(ended(0, ""), ended(GAVE_UP)), ""),
-        (waiter(BACK_OFF, ended(137)), ""),
-        (waiter(RESTARTED, ended(1)), ""),
-        (waiter(ended(GAVE_UP)) | {"name": "download"}, ""),
-        (waiter(ended(GAVE_UP, "")), "line"),
-    ],
-    ids=["waits", "at once", "backs off", "again", "ready then", "killed", "1", "another", "no words"],
-)
-def test_who_waited_as_long_as_it_may_is_seen(status: Json, gave_up: str) -> None:
-    raw = trainer_pod(status)
-    for one in (raw, slim_pod(raw)):
-        assert pod_seen(ADAPTER, one, Owner("w", guard="set")).gave_up == gave_up
-        assert pod_seen(ADAPTER, one, Owner("other", guard="set")).gave_up == "", "anybody's pod"
-
-
-def test_a_trainer_waits_for_its_guard_no_longer_than_it_may() -> None:
-    """`restartPolicy: OnFailure` starts the wait again and again, with all GPUs of the pod."""
-    tired = replace(TRAINER, phase="Pending", gave_up=GAVE_UP_WORDS)
-    waits = seen(pods=(tired,), heartbeat_age=None)
-    assert halted(waits) == ("True", "GuardNotReady")
-    decision = decide(replace(waits, live=True), NOW)
-    (condition,) = (c for c in decision.report.conditions if c.type == "Halted")
-    assert GAVE_UP_WORDS in condition.message and TRAINER.name in condition.message
-    assert halted(replace(waits, pods=(replace(tired, phase="Failed"),))) == ("True", "GuardNotReady")
-    assert decide(waits, NOW).report.conditions == (), "a cache may be behind: it is read live first"
-
-    for pod in (
-        replace(tired, phase="Running"),
-        replace(tired, phase="Succeeded"),
-        replace(tired, terminating=True),
-        replace(tired, rank0=False),
-        replace(tired, gave_up=""),
-    ):
-        assert halted(replace(waits, pods=(pod,))) is None
-    newer = replace(TRAINER, name="run-new", uid="new", phase="Pending")
-    assert halted(replace(waits, pods=(replace(tired, phase="Failed"), newer))) is None, "it waits anew"
-
-
-def test_where_silence_warns_it_waits_on_and_that_is_said() -> None:
-    tired = replace(TRAINER, phase="Pending", gave_up=GAVE_UP_WORDS)
-    snapshot = seen(pods=(tired,), heartbeat_age=None)
-    warn = snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
-    snapshot = replace(snapshot, job=replace(snapshot.job, spec=warn))
-    assert halted(snapshot) is None
-    assert said(decide(snapshot, NOW))["Waiting"] == ("True", "GuardNotReady")
-    image = Waiting(Reason.CONTAINER_WAITING, "ImagePullBackOff")
-    cause = replace(snapshot, pods=(replace(tired, name="a"), replace(GUARD, phase="Pending", waiting=image)))
-    assert said(decide(cause, NOW))["Waiting"] == ("True", "ContainerWaiting"), (
-        "what keeps the guard is first"
-    )
-
-
 def test_a_stateful_set_of_somebody_else_is_told_and_left_alone() -> None:
     snapshot = replace(seen(made=None, pods=(TRAINER,)), own_guard=OwnGuard(taken="run-01234567"))
     decision = decide(snapshot, NOW)
     assert said(decision)["Guarded"] == ("False", "NameTaken") and decision.actions == ()
     assert decision.look_again is not None and decision.look_again <= NAME_TAKEN_SECONDS
-
-
-def test_a_pod_of_the_guard_that_does_not_come_or_start_is_late() -> None:
-    workload = Workload("w", True, WorkloadState.RUNNING)
-    of = replace(SET, created=NOW)
-    assert guard_is_late(of, workload, (TRAINER,)) == Late("set", NOW), (
-        "a quota, a ServiceAccount that is missing"
-    )
-    starts = replace(GUARD, phase="Pending", created=NOW)
-    assert guard_is_late(of, workload, (TRAINER, starts)) == Late("uid-guard", NOW, GUARD.name)
-    why = Waiting(Reason.UNSCHEDULABLE, "no node")
-    for pod in (GUARD, replace(starts, waiting=why), replace(starts, terminating=True)):
-        assert guard_is_late(of, workload, (TRAINER, pod)) is None
-    assert guard_is_late(replace(of, terminating=True), workload, ()) is None
-    assert guard_is_late(None, workload, ()) is None and guard_is_late(of, None, ()) is None
-    for state in (WorkloadState.SUSPENDED, WorkloadState.SUCCEEDED, WorkloadState.FAILED):
-        assert guard_is_late(of, replace(workload, state=state), ()) is None
-
-
-def test_a_guard_that_this_version_cannot_read_is_known_to_be_elsewhere() -> None:
-    """An operator that was rolled back would stop its run as one without a guard, and leave its pod."""
-    raw = {
-        "metadata": {"name": "run", "namespace": "ns", "uid": "0123456789ab", "resourceVersion": "1"},
-        "spec": {"template": {}, "guard": {"placement": "Pod", "heldout": {"evaluator": {"next": {}}}}},
-        "status": REF,
-    }
-    assert parse_job(raw).spec.guard.own_pod is not None
-    raw["spec"]["guard"]["placement"] = "Elsewhere"
-    assert parse_job(raw).spec.guard.own_pod is None
-
-
-def test_an_operator_that_does_not_know_all_of_a_guard_starts_no_other_one() -> None:
-    """It would run without what this version does not know, on the state of the one that had it."""
-    world = Namespace()
-    assert parse_job(world.job).guard_known
-    world.job["spec"]["guard"]["heldout"]["scoring"] = "of the next release"
-    assert not parse_job(world.job).guard_known
-    snapshot = world.gather()
-    assert said(decide(snapshot, NOW))["Guarded"][0] == "True" and decide(snapshot, NOW).actions == ()
-    world.sets = []
-    decision = decide(world.gather(), NOW)
-    assert decision.actions == () and said(decision)["Guarded"] == ("False", "InvalidSpec")
-    del world.job["spec"]["guard"]["heldout"]["scoring"]
-    world.note()
-    assert decide(world.gather(), NOW).actions == (StartGuard(),)
-    world.job["spec"]["guard"]["policy"] = {"next": 1}
-    assert decide(world.gather(), NOW).actions == (StartGuard(),), "its policy was written down at the start"
 
 
 # -- what is seen ----------------------------------------------------------------------------------------
@@ -1000,35 +746,23 @@ def raw_pod(**status: Any) -> Json:
 
 def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     last = {"terminated": {"exitCode": 0, "message": f'{{"fire": {json.dumps(FIRE)}}}'}}
-    for raw in (raw_pod(lastState=last), slim_pod(raw_pod(lastState=last))):
-        pod = pod_seen(ADAPTER, raw, Owner("w", guard="set"))
-        assert (pod.guarded, pod.rank0, pod.changed, pod.guard_since) == (True, False, False, NOW)
-        assert pod.fire is not None and pod.fire.code == "hacking_gap"
-        other = pod_seen(ADAPTER, raw, Owner("w", guard="another"))
-        assert not other.guarded and other.fire is None
-    changed = raw_pod()
-    changed["spec"] = copy.deepcopy(changed["spec"])
-    changed["spec"]["containers"][0]["image"] = "other"
-    for raw in (changed, slim_pod(changed)):
-        assert pod_seen(ADAPTER, raw, Owner("w", guard="set")).changed
+    world = Namespace()
+    world.made = [raw_pod(lastState=last)]
+    (pod,) = world.gather().pods
+    assert (pod.guarded, pod.rank0, pod.changed, pod.guard_since) == (True, False, False, NOW)
+    assert pod.fire is not None and pod.fire.code == "hacking_gap"
+    world.sets[0]["metadata"]["uid"] = "another"
+    (other,) = world.gather().pods
+    assert not other.guarded and other.fire is None
 
 
 def test_a_guard_that_cannot_start_is_said() -> None:
     crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False, "restartCount": 3}
     ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
-    pod = pod_seen(ADAPTER, raw_pod(**crashed, lastState=ended), Owner("w", guard="set"))
+    world = Namespace()
+    world.made = [raw_pod(**crashed, lastState=ended)]
+    (pod,) = world.gather().pods
     assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
-
-
-def test_who_may_read_its_metrics_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    def given(text: str) -> Any:
-        return parser().parse_args(["--guard-image=g", f"--guard-metrics-from={text}"]).guard_metrics_from
-
-    assert given('[{"podSelector": {}}]') == ({"podSelector": {}},)
-    for wrong in ("{", "{}", '["monitoring"]'):
-        with pytest.raises(SystemExit):
-            given(wrong)
-        assert "NetworkPolicyPeers" in capsys.readouterr().err
 
 
 # -- what is gathered ------------------------------------------------------------------------------------
@@ -1106,116 +840,6 @@ class Namespace:
             return {"items": self.between(resource, "ns", "")}
         assert query == {"fieldSelector": "metadata.name=run-01234567"}
         return {"items": self.sets + self.uncached}
-
-
-def test_a_guard_that_is_made_again_by_another_operator_is_noted_first() -> None:
-    """Else it would read as changed for ever: the newer operator has another image for guards."""
-    world = Namespace()
-    world.note()
-    assert world.job["status"]["guardDigest"] is None, "of one that is there nobody knows how it was made"
-    sets, world.sets = world.sets, []
-    first = decide(world.gather(), NOW)
-    assert first.report.guard_digest is not None and first.actions == ()
-    assert first.report.workload_ref is not None and said(first)["Guarded"][0] == "True"
-    world.note()
-    assert decide(world.gather(), NOW).actions == (StartGuard(),)
-    world.gatherer._config = replace(CONFIG, guard_image="guard:2")
-    again = decide(world.gather(), NOW)
-    assert again.actions == () and again.report.guard_digest != first.report.guard_digest
-    world.sets = sets
-    assert decide(world.gather(), NOW).report.guard_digest == first.report.guard_digest, "nobody makes it"
-
-
-def test_a_guard_whose_set_no_cache_has_yet_is_there() -> None:
-    """As after a restart while StatefulSets cannot be listed: a newer operator would make another guard."""
-    world = Namespace()
-    world.sets, world.uncached = [], world.sets
-    snapshot = world.gather()
-    assert snapshot.own_guard == OwnGuard(replace(SET, created=NOW - timedelta(seconds=60)))
-    assert snapshot.guard_digest is None and decide(snapshot, NOW).actions == ()
-
-
-@pytest.mark.parametrize("change", ["suspended", "stopping", "taken", "not ours", "unknown"])
-def test_nothing_is_noted_of_a_guard_that_is_not_to_be_made(change: str) -> None:
-    world = Namespace()
-    foreign = {"metadata": {"name": "run-01234567", "namespace": "ns", "uid": "x"}, "foreign": True}
-    world.sets = [foreign] if change == "taken" else []
-    assert world.work is not None
-    if change == "suspended":
-        world.work["spec"] = {"suspend": True}
-    elif change == "stopping":
-        world.job["status"]["guard"] = {"fire": FIRE}
-    elif change == "not ours":
-        world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
-    elif change == "unknown":
-        world.job["spec"]["guard"]["heldout"]["scoring"] = "of the next release"
-    assert world.gather().guard_digest is None
-
-
-def test_the_digest_that_is_noted_is_that_of_the_pod_that_is_made() -> None:
-    raw = raw_pod()
-    noted = guard_digest(job(), ADAPTER, CONFIG)
-    raw["metadata"] |= {"annotations": {}}
-    assert is_as_injected(raw, noted) is True
-    raw["spec"] = copy.deepcopy(raw["spec"])
-    raw["spec"]["containers"][0]["image"] = "other"
-    raw["metadata"]["annotations"] = {names.DIGEST_ANNOTATION: injected_digest(raw["spec"])}
-    for one in (raw, slim_pod(raw)):
-        assert pod_seen(ADAPTER, one, Owner("w", guard="set", digest=noted)).changed
-        assert not pod_seen(ADAPTER, one, Owner("w", guard="set")).changed, "as of an older operator"
-
-
-def test_a_stateful_set_that_has_the_name_and_is_not_the_jobs_is_seen() -> None:
-    world = Namespace()
-    assert world.gather().own_guard == OwnGuard(replace(SET, created=NOW - timedelta(seconds=60)))
-    assert "list StatefulSet" not in world.asked, "it costs nothing while all is well"
-    foreign = {"metadata": {"name": "run-01234567", "namespace": "ns", "uid": "x"}, "foreign": True}
-    world.sets = [foreign]
-    assert world.gather().own_guard == OwnGuard(taken="run-01234567")
-    world.sets = []
-    assert world.gather().own_guard == OwnGuard()
-    world.sets = [foreign]
-    world.work = None
-    assert world.gather().own_guard == OwnGuard(), "nothing is made, so nothing is in its way"
-
-
-def test_a_stop_reads_no_stateful_set_that_is_in_nobodys_way_any_more() -> None:
-    """That request, which may hang or be refused, was made before the stop was asked for."""
-    fire = {"code": "x", "reason": "y", "attempt": 0, "step": 1, "at": "2026-01-01T00:00:00Z"}
-    world = Namespace(status={"guard": {"fire": fire}})
-    world.sets, world.made = [], [{"metadata": {"name": "p", "uid": "p"}}]
-    assert world.gather().own_guard == OwnGuard()
-    assert world.asked == []
-
-
-def test_why_the_guards_pod_does_not_come_is_read_from_its_set() -> None:
-    """A ServiceAccount that is missing is in no status: its trainer waited half an hour without a word."""
-    world = Namespace()
-    trains = trainer_pod(waiter(RESTARTED))
-    trains["metadata"]["creationTimestamp"] = (NOW - timedelta(seconds=50)).isoformat()
-    world.made = [trains]
-    told = {"type": "Warning", "reason": "FailedCreate", "message": 'serviceaccount "reads" not found'}
-    at = (NOW - timedelta(seconds=20)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    world.events = [{"of": "set", "metadata": {}, "lastTimestamp": at, **told}]
-    snapshot = world.gather()
-    assert snapshot.late and snapshot.obstacle is not None
-    assert snapshot.obstacle.reason == Reason.PODS_MISSING and "reads" in snapshot.obstacle.message
-    assert said(decide(snapshot, NOW))["Waiting"] == ("True", "PodsMissing")
-
-    starts = raw_pod()
-    starts["metadata"] |= {"creationTimestamp": (NOW - timedelta(seconds=40)).isoformat()}
-    starts["status"] = {"phase": "Pending"}
-    world.made = [trains, starts]
-    mount = {"type": "Warning", "reason": "FailedMount", "message": 'secret "heldout" not found'}
-    world.events = [{"of": "u", "metadata": {}, "lastTimestamp": at, **mount}]
-    trains["metadata"]["uid"] = "trains"
-    obstacle = world.gather().obstacle
-    assert obstacle == Waiting(
-        Reason.VOLUME_UNAVAILABLE, f"pod {GUARD.name}: FailedMount: {mount['message']}"
-    )
-    world.events[0]["of"] = "trains"
-    obstacle = world.gather().obstacle
-    assert obstacle is not None and "pod run-x7k2p" in obstacle.message, "nothing keeps the guard"
 
 
 @pytest.mark.parametrize("gone", ["succeeded", "removed", "somebody else's"])

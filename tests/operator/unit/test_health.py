@@ -62,13 +62,6 @@ def test_it_listens_on_both_families(serve: Serve) -> None:
         assert page(server, "/healthz", "[::1]") == "ok\n"
 
 
-def test_a_machine_without_ipv6_has_ipv4(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    server = serve("::")
-    assert page(server, "/healthz") == "ok\n"
-    assert server._server.address_family == socket.AF_INET
-
-
 def test_connections_that_are_left_open_hold_up_no_probe(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from guard_operator.reconcile.heartbeats import REPORTS_COMPARED, UNHEARD, HeartbeatClock
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 LIMIT = 30.0
 
@@ -65,42 +65,7 @@ def test_heartbeats_age_from_when_they_were_seen() -> None:
     assert beats.age("job", "b") == 0
 
 
-def test_a_report_counts_from_when_it_came_in() -> None:
-    """Also when nobody looks at the job then."""
-    now, first, second = [100.0], datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
-    beats = HeartbeatClock(lambda: now[0])
-    beats.heard("job", first)
-    assert beats.age("job", first, "pod") == 0, "nobody has asked before, so there was nothing to be heard"
-    now[0] += 7
-    beats.heard("job", second)
-    now[0] += 7
-    assert beats.age("job", second, "pod") == 7
-    beats.heard("job", second)
-    assert beats.age("job", second, "pod") == 7, "the same one again is no news"
-    assert beats.age("job", second, "another pod") == 0
-
-
-def test_no_report_counts_while_rank_0_runs_without_its_guard() -> None:
-    now = [100.0]
-    beats = HeartbeatClock(lambda: now[0])
-    assert beats.age("job", UNHEARD, "pod") == 0
-    now[0] += 7
-    beats.heard("job", datetime(2026, 1, 1, tzinfo=UTC))
-    assert beats.age("job", UNHEARD, "pod") == 7
-
-
-def test_a_gap_that_a_report_ends_is_remembered() -> None:
-    now = [0.0]
-    beats = HeartbeatClock(lambda: now[0])
-    for name in ("a", "b", "c"):
-        beats.age(name, datetime(2026, 1, 1, tzinfo=UTC))
-    now[0] += 40
-    for name in ("a", "b"):
-        beats.heard(name, datetime(2026, 1, 2, tzinfo=UTC))
-    assert beats.with_most("c", LIMIT), "the others were silent with it until just now"
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("guards", [1, 2, 3, 5, 20])
 def test_one_silent_guard_is_met_soon(guards: int, seed: int) -> None:
     fleet = Fleet(guards, seed)
@@ -109,7 +74,7 @@ def test_one_silent_guard_is_met_soon(guards: int, seed: int) -> None:
     assert fleet.age("0") < 66, "15 s since the last report, the limit, and no long hesitation"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("guards", [3, 5, 20])
 def test_most_that_fall_silent_at_once_are_not_stopped(guards: int, seed: int) -> None:
     fleet = Fleet(guards, seed)
@@ -118,7 +83,7 @@ def test_most_that_fall_silent_at_once_are_not_stopped(guards: int, seed: int) -
     assert fleet.ever_stopped(200, lambda name: name in most if len(most) >= 3 else True) == set()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_those_that_come_back_last_have_their_time_too(seed: int) -> None:
     fleet = Fleet(20, seed)
     fleet.run(60)
@@ -132,38 +97,6 @@ def test_a_guard_that_stays_away_after_the_others_are_back_is_met() -> None:
     fleet.run(60)
     fleet.run(100, lambda _name: True)
     assert fleet.ever_stopped(60, lambda name: name == "0") == {"0"}
-
-
-@pytest.mark.parametrize("back", range(1, 25, 4))
-def test_one_that_comes_back_late_has_its_time_under_an_operator_that_began_meanwhile(back: int) -> None:
-    """An outage silences most guards, and the Lease changes hands in it: how long it lasted nobody knows."""
-    fleet = Fleet(10)
-
-    def silent(name: str) -> bool:
-        return fleet.now < (back + 12 if name == "0" else back)
-
-    assert fleet.ever_stopped(100, silent) == set()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_that_was_silent_before_this_operator_began_is_met(seed: int) -> None:
-    fleet = Fleet(10, seed)
-    assert fleet.ever_stopped(int(LIMIT) + 17, lambda name: name == "3") == {"3"}
-
-
-def test_guards_that_fell_silent_one_after_the_other_are_each_met() -> None:
-    fleet = Fleet(5)
-    fleet.run(60)
-    found = fleet.ever_stopped(600, lambda name: fleet.now > 60 + 100 * int(name))
-    assert found == {"0", "1", "2", "3", "4"}
-
-
-def test_a_job_that_is_gone_is_nobody() -> None:
-    fleet = Fleet(3)
-    fleet.run(40, lambda _name: True)
-    assert fleet.stopped() == set()
-    fleet.beats.forget("2")
-    assert fleet.beats.with_most("0", LIMIT) is False
 
 
 class Late:
@@ -217,34 +150,3 @@ def test_one_silent_guard_is_met_while_news_of_the_others_is_late() -> None:
         fleet.report("b", at, late=30)
         fleet.report("c", at, late=30)
     assert not fleet.beats.with_most("a", LIMIT), "they have said more than 20 s later than it"
-
-
-def test_what_was_silent_before_is_no_fault_of_now() -> None:
-    fleet = Late()
-    for at in range(1_016, 1_200, 15):
-        fleet.report("a", at)
-    fleet.now = 1_241
-    assert not fleet.beats.with_most("a", LIMIT)
-
-
-def test_a_clock_that_was_set_back_excuses_nobody_for_long() -> None:
-    fleet = Late()
-    fleet.report("a", 1_016)
-    fleet.report("b", 1_017)
-    fleet.report("c", 1_018)
-    fleet.clocks = dict.fromkeys(fleet.clocks, -90_000.0)
-    for n in range(REPORTS_COMPARED):
-        fleet.report("b", 1_030 + 15 * n)
-        fleet.report("c", 1_031 + 15 * n)
-    assert not fleet.beats.with_most("a", LIMIT)
-
-
-def test_another_pod_has_another_clock() -> None:
-    fleet = Late()
-    fleet.report("a", 1_016)
-    for name in ("b", "c"):
-        fleet.report(name, 1_017)
-        fleet.clocks[name] -= 90_000.0
-        fleet.now = 1_040
-        fleet.beats.age(name, fleet.beat(name, 1_040), "another pod")
-    assert not fleet.beats.with_most("a", LIMIT)

@@ -10,15 +10,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
-from socketserver import UnixStreamServer
 from typing import Any
 
 import pytest
@@ -28,11 +21,10 @@ from pydantic import ValidationError
 from guard_client.client import socket_path
 from guard_core.feed import Feed
 from guard_core.policy import Policy
-from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
-from guard_operator.api.types import GuardSpec, ResumedFrom, Spec, Status, StopMethod
+from guard_operator.adapters import WorkloadState, find_adapter
+from guard_operator.api.types import GuardSpec, ResumedFrom, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.guard_container import PROBE
 from guard_operator.reconcile.inject import (
     LeakError,
     build_workload,
@@ -40,7 +32,6 @@ from guard_operator.reconcile.inject import (
     support_objects,
 )
 from guard_operator.reconcile.refusals import find_violations
-from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.settings import GuardSettings
@@ -150,14 +141,6 @@ def test_what_the_guard_may_only_read_is_read_only() -> None:
     assert heldout["persistentVolumeClaim"] == {"claimName": "heldout", "readOnly": True}
 
 
-def test_the_guard_has_shared_memory_of_its_own() -> None:
-    """An engine on several GPUs needs more than the 64 MiB of a container."""
-    pod = pod_of(built(job()))
-    assert mounts(pod, "rlguard-guard")["rlguard-shm"]["mountPath"] == "/dev/shm"
-    assert {"name": "rlguard-shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
-    assert all("rlguard-shm" not in mounts(pod, other) for other in ("pytorch", "logger", "download"))
-
-
 def test_the_state_is_lost_with_the_pod_unless_it_has_a_claim() -> None:
     def state(job: Job, role: str) -> tuple[Json, Json]:
         pod = pod_of(built(job), role)
@@ -207,12 +190,6 @@ def test_a_best_checkpoint_that_nobody_could_keep_is_refused(spec: Json, said: s
         job(**spec)
 
 
-def test_the_token_is_projected_and_short_lived() -> None:
-    volume = next(v for v in pod_of(built(job()))["volumes"] if v["name"] == "rlguard-token")
-    token = volume["projected"]["sources"][0]["serviceAccountToken"]
-    assert token == {"path": "token", "expirationSeconds": 3600}
-
-
 def test_the_guard_is_restricted() -> None:
     security = container(pod_of(built(job())), "rlguard-guard")["securityContext"]
     assert security == {
@@ -224,48 +201,6 @@ def test_the_guard_is_restricted() -> None:
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-
-
-def test_probes_run_inside_the_container() -> None:
-    """And through the guard's socket: at its port another container of the pod could respond."""
-    guard_container = container(pod_of(built(job())), "rlguard-guard")
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        command = guard_container[probe]["exec"]["command"]
-        assert command[-2] == socket_of(guard_container)
-        assert command[:3] == ["python", "-I", "-c"], "nothing where it starts is a module of it"
-        assert "AF_UNIX" in command[3] and "127.0.0.1" not in command[3]
-
-
-def test_a_probe_says_what_it_was_told(tmp_path: Path) -> None:
-    """The program of the probes, run: 0 for a 200, the body of another status, and that nobody responds."""
-    path = tmp_path / "guard.sock"
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200 if self.path == "/healthz" else 503)
-            self.end_headers()
-            self.wfile.write(b"the split is not checked yet")
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    def probe(page: str) -> tuple[int, str]:
-        command = [sys.executable, "-I", "-c", PROBE, str(path), page]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        return done.returncode, done.stderr.strip()
-
-    code, said = probe("readyz")
-    assert code == 1 and said.startswith("no guard responds: ")
-    with UnixStreamServer(str(path), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert probe("healthz") == (0, "")
-        assert probe("readyz") == (1, "the split is not checked yet")
-        server.shutdown()
-    assert asked == ["/healthz", "/readyz"]
-    code, said = probe("healthz")
-    assert code == 1 and "refused" in said, "what a guard that has died leaves behind gives no response"
 
 
 def test_the_trainer_reaches_the_guards_socket_and_cannot_put_another_there() -> None:
@@ -288,14 +223,6 @@ def test_the_trainer_starts_only_when_the_guard_has_checked_its_split() -> None:
 def test_a_guard_that_cannot_work_for_a_while_is_not_killed() -> None:
     """One whose disk is full, say, is not ready, and a restart would not help it."""
     assert (page_of("livenessProbe"), page_of("readinessProbe")) == ("healthz", "readyz")
-
-
-def test_the_guard_serves_its_metrics_on_a_named_port_of_the_pods_address() -> None:
-    guard_container = container(pod_of(built(job(metricsPort=9001))), "rlguard-guard")
-    assert guard_container["ports"] == [{"name": "rlguard-metrics", "containerPort": 9001}]
-    env = {variable["name"]: variable for variable in guard_container["env"]}
-    assert env["RLGUARD_GUARD_METRICS_PORT"]["value"] == "9001"
-    assert env["RLGUARD_GUARD_METRICS_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
 def test_the_trainer_gets_url_and_ingest_token() -> None:
@@ -340,14 +267,6 @@ def test_the_guard_is_told_what_it_follows_in_words_that_it_understands() -> Non
     assert Feed.model_validate_json(value).follow.run_config == "run/.hydra/config.yaml"
     plain = container(pod_of(built(job())), "rlguard-guard")["env"]
     assert "RLGUARD_GUARD_METRICS" not in {one["name"] for one in plain}
-
-
-def test_a_template_says_itself_how_long_its_end_may_wait() -> None:
-    spec = template()
-    mine = {"name": "RLGUARD_DRAIN_SECONDS", "value": "0"}
-    spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"] = [mine]
-    env = container(pod_of(built(job(spec))), "pytorch")["env"]
-    assert [variable for variable in env if variable["name"] == "RLGUARD_DRAIN_SECONDS"] == [mine]
 
 
 @pytest.mark.parametrize("placement", ["Sidecar", "Pod"])
@@ -451,18 +370,6 @@ def test_the_guard_reads_what_looks_like_a_variable_as_it_was_written(text: str)
     assert evaluator["system_prompt"] == evaluator["answer_after"] == text
 
 
-def test_a_setting_that_no_variable_could_hold_is_refused() -> None:
-    """Linux takes 128 KiB; the container would not start, and nobody would know why."""
-
-    def said(prompt: str) -> tuple[str, ...]:
-        heldout = guard()["heldout"] | {"evaluator": {"checkpoint": {"systemPrompt": prompt}}}
-        return review(ADAPTER, job(heldout=heldout), CONFIG).findings
-
-    assert said("x" * 60_000) == ()
-    (why,) = said("\u6587" * 60_000)
-    assert why.startswith("spec.guard.heldout has 18") and "shorten its systemPrompt" in why
-
-
 def test_every_rank_is_told_from_where_it_starts() -> None:
     """What the template says of it is of an earlier run; the kubelet would replace a variable."""
     spec = template()
@@ -522,12 +429,6 @@ def test_the_template_is_left_as_it_is() -> None:
     assert one.spec.template.spec == before == template()
 
 
-def test_clean_pod_policy_is_explicit_and_the_users_own_wins() -> None:
-    assert built(job())["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-    own = built(job({**template(), "runPolicy": {"cleanPodPolicy": "None"}}))
-    assert own["spec"]["runPolicy"]["cleanPodPolicy"] == "None"
-
-
 def test_resources_and_image_of_the_job_win() -> None:
     own = {"requests": {"cpu": 1}, "limits": {"nvidia.com/gpu": "1"}}
     one = container(
@@ -537,14 +438,6 @@ def test_resources_and_image_of_the_job_win() -> None:
     default = container(pod_of(built(job())), "rlguard-guard")
     assert default["resources"] == CONFIG.guard_resources
     assert "imagePullPolicy" not in default
-
-
-def test_the_operators_pull_policy_is_that_of_jobs_that_say_none() -> None:
-    config = replace(CONFIG, guard_pull_policy="Always")
-    assert ADAPTER is not None
-    for own, expected in ((job(), "Always"), (job(imagePullPolicy="Never"), "Never")):
-        guard = container(pod_of(build_workload(own, ADAPTER, config)), "rlguard-guard")
-        assert guard["imagePullPolicy"] == expected
 
 
 @pytest.mark.parametrize(
@@ -588,15 +481,6 @@ def support(one: Job) -> dict[str, Json]:
         resource.kind: body
         for resource, body in support_objects(one, one.spec.guard.policy, account, ("in", "out"))
     }
-
-
-def test_the_role_is_for_exactly_this_jobs_status() -> None:
-    rules = support(job())["Role"]["rules"]
-    assert all(rule["resourceNames"] == ["run"] for rule in rules)
-    assert [(rule["resources"], rule["verbs"]) for rule in rules] == [
-        (["guardedtrainingjobs"], ["get"]),
-        (["guardedtrainingjobs/status"], ["get", "patch"]),
-    ]
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap"])
@@ -869,53 +753,6 @@ def test_the_guard_looks_where_the_checkpoints_are() -> None:
     assert "must mount the volume ckpt once" in found.message and "same claim" in found.message
 
 
-def places(value: Any) -> list[tuple[Any, ...]]:
-    """The path of every value in an object."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [()] + [(key, *rest) for key, inner in items for rest in places(inner)]
-
-
-#: What a template may have that is read beside the fields of `template`.
-MORE: Json = {
-    "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
-    "env": [{"name": "W", "valueFrom": {"secretKeyRef": {"name": "w", "key": "k"}}}],
-    "envFrom": [{"secretRef": {"name": "w"}}, {"configMapRef": {"name": "w"}}],
-    "ports": [{"name": "web", "containerPort": 80}],
-    "volumes": [
-        {"name": "p", "projected": {"sources": [{"secret": {"name": "s"}}, {"configMap": {"name": "c"}}]}},
-        {"name": "s", "secret": {"secretName": "s"}},
-        {"name": "c", "configMap": {"name": "c"}},
-    ],
-}
-
-
-def full() -> Json:
-    spec = template()
-    master = spec["pytorchReplicaSpecs"]["Master"]["template"]
-    master["metadata"] = MORE["metadata"]
-    master["spec"]["containers"][0] |= {key: MORE[key] for key in ("env", "envFrom", "ports")}
-    master["spec"]["volumes"] += MORE["volumes"]
-    return copy.deepcopy(spec)
-
-
-@pytest.mark.parametrize("odd", [None, "A=b", 7, [], {}, ["A=b"], [None], {"name": []}], ids=str)
-def test_a_template_of_any_shape_is_built_or_refused_in_words(odd: Any) -> None:
-    assert ADAPTER is not None
-    build_workload(job(full()), ADAPTER, CONFIG)
-    for path in places(full())[1:]:
-        spec = full()
-        node: Any = spec
-        for key in path[:-1]:
-            node = node[key]
-        node[path[-1]] = odd
-        one = job(spec)
-        found = find_violations(ADAPTER, one.spec.template.spec, one.spec.guard, CONFIG)
-        assert all(f.field.startswith("spec.template.spec") and f.message for f in found)
-        if not found:
-            with suppress(LeakError):
-                build_workload(one, ADAPTER, CONFIG)
-
-
 @pytest.mark.parametrize("placement", [{}, {"placement": "Pod", "state": {"claimName": "state"}}])
 def test_every_rank_ends_with_words_unless_its_author_says_how(placement: Json) -> None:
     assert ADAPTER is not None
@@ -955,26 +792,6 @@ def test_what_the_admission_policy_would_refuse_of_every_pod_is_refused_at_once(
     assert len(strict) == 1, "it is said once"
 
 
-BAD_SPECS: dict[str, tuple[Json, str]] = {
-    "no replicas": ({}, "pytorchReplicaSpecs"),
-    "unknown replica type": ({"pytorchReplicaSpecs": {"PS": {}}}, "pytorchReplicaSpecs.PS"),
-    "no template": ({"pytorchReplicaSpecs": {"Master": {}}}, "pytorchReplicaSpecs.Master.template"),
-    "elastic": ({**template(), "elasticPolicy": {"minReplicas": 1}}, "elasticPolicy"),
-    "in another cluster": (
-        {**template(), "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
-        "runPolicy.managedBy",
-    ),
-}
-
-
-@pytest.mark.parametrize(("spec", "field"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
-def test_specs_without_a_place_for_the_guard(spec: Json, field: str) -> None:
-    assert ADAPTER is not None
-    (finding,) = find_violations(ADAPTER, spec, GuardSpec.model_validate(guard()), CONFIG)
-    assert finding.field == f"spec.template.spec.{field}"
-    assert finding.cost is None
-
-
 # -- the PyTorchJob adapter ------------------------------------------------------------------------------
 
 
@@ -1005,23 +822,3 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
 def test_pytorchjob_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER is not None
     assert ADAPTER.state(workload)[0] is state
-
-
-def test_pytorchjob_stop_patches() -> None:
-    assert ADAPTER is not None
-    stop = ADAPTER.stop_patch(StopMethod.STOP)
-    assert stop == {"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}}}
-    suspend = ADAPTER.stop_patch(StopMethod.SUSPEND)
-    assert suspend is not None and suspend["spec"]["runPolicy"]["suspend"] is True
-    assert ADAPTER.stop_patch(StopMethod.DELETE) is None
-
-
-def test_kinds_without_an_adapter() -> None:
-    assert find_adapter("batch/v1", "CronJob") is None
-
-
-def test_template_error_names_the_field() -> None:
-    assert ADAPTER is not None
-    with pytest.raises(TemplateError) as error:
-        ADAPTER.pod_templates({})
-    assert error.value.field == "pytorchReplicaSpecs"

@@ -7,7 +7,7 @@ forgotten of it and what is not; what is refused; that nothing is called stopped
 from __future__ import annotations
 
 import copy
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -15,19 +15,16 @@ import pytest
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import MAX_MADE, ConditionStatus, MadeRef, StopMethod, StopStatus
+from guard_operator.api.types import ConditionStatus, MadeRef, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.attached import to_note, why_not_attached
-from guard_operator.reconcile.controller import Controller
+from guard_operator.reconcile.attached import why_not_attached
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
 from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Between, Job, Snapshot
-from guard_operator.reconcile.teardown import REASSERT_SECONDS
+from guard_operator.reconcile.snapshot import Job, Snapshot
 from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
@@ -248,17 +245,7 @@ def test_they_are_known_when_all_that_made_them_is_gone(kind: str) -> None:
     assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
 
 
-def test_of_a_run_that_is_to_stop_nothing_is_forgotten() -> None:
-    """Its controller may be behind, and make pods of what is gone."""
-    fired = job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=STOP)
-    assert Cluster(rayjob()).gather(fired).made == (CLUSTER,)
-    assert Cluster(rayjob()).gather(job("RayJob", CLUSTER)).made == ()
-
-
 STOP = {"requestedAt": NOW.isoformat(), "method": "Stop"}
-
-
-SUSPEND = STOP | {"method": "Suspend"}
 
 
 def said(decision: Decision, kind: str) -> ConditionStatus:
@@ -280,55 +267,6 @@ def test_nothing_is_called_stopped_while_something_of_it_makes_pods(kind: str) -
     assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
 
 
-class Unwritten:
-    """An actuator whose writes of the status all fail."""
-
-    def __init__(self) -> None:
-        self.decisions: list[Decision] = []
-
-    def actuate(self, _snapshot: Snapshot, decision: Decision) -> None:
-        self.decisions.append(decision)
-
-
-@pytest.mark.parametrize("refused", [(), ("GuardedTrainingJob",)], ids=["the job is read", "it is not"])
-@pytest.mark.parametrize("deaf", [False, True], ids=["heard", "deaf"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_not_written_down_before_it_went_is_remembered(
-    kind: str, deaf: bool, refused: tuple[str, ...]
-) -> None:
-    """It was attached while it was suspended, and the delete went out before the status could be written."""
-    raw = raw_job(kind, on_fire="Delete", guard={"fire": FIRE}, phase="Running")
-    itself = raw | {"kind": "GuardedTrainingJob"}
-    there, unwritten = Cluster(TARGET[kind](), *OF[kind], itself, refused=refused), Unwritten()
-    controller = Controller(there.gatherer(deaf), cast(Actuator, unwritten), lambda: NOW)
-    controller.reconcile(raw)
-    assert StopWorkload(StopMethod.DELETE, "w") in unwritten.decisions[-1].actions
-    there.there = [one for one in there.there if one["kind"] in {"Pod", "GuardedTrainingJob"}]
-    controller.reconcile(raw)
-    assert says(unwritten.decisions[-1], "Stopped") == ("False", "PodsTerminating")
-    there.there = [itself]
-    controller.reconcile(raw)
-    assert says(unwritten.decisions[-1], "Stopped")[1] != "PodsTerminating"
-
-
-def test_what_was_noted_is_not_gone_where_its_kind_is_no_longer_served() -> None:
-    there = Cluster(rayjob(), *OF_A_RAYJOB)
-    there.unserved = ("RayCluster",)
-    assert there.gather(job("RayJob")).made == (SUBMITTER,), "nobody knows of one yet"
-    with pytest.raises(ApiError, match="404 page not found"):
-        there.gather(job("RayJob", CLUSTER))
-    fired = there.gather(job("RayJob", CLUSTER, guard={"fire": FIRE}))
-    assert StopWorkload(StopMethod.STOP, "w") in decide(fired, NOW).actions, "a stop waits for nothing"
-
-
-def test_what_makes_pods_is_deleted_at_last() -> None:
-    stop = STOP | {"method": "DeletePods"}
-    seen = Cluster(rayjob(), *OF_A_RAYJOB).gather(job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=stop))
-    (found,) = (one for one in decide(seen, NOW).actions if isinstance(one, DeleteBetween))
-    wanted = (Between(RAY_CLUSTERS, "run-7-abcde", "c"), Between(BATCH_JOBS, "run-7", "j"))
-    assert found == DeleteBetween(wanted)
-
-
 def test_a_namesake_of_what_it_makes_is_not_its_own() -> None:
     """By its name alone, as where somebody has made another run in its place."""
     stranger = thing("Job", "run-7", "j", "somebody")
@@ -342,24 +280,6 @@ def test_what_was_noted_stays_its_own_when_it_is_orphaned() -> None:
     fired = job("RayJob", CLUSTER, guard={"fire": FIRE})
     seen = Cluster(cluster(owner=None), *RAY_PODS[:2]).gather(fired)
     assert [one.uid for one in seen.between] == ["c"] and len(seen.pods) == 2
-
-
-def test_another_one_under_a_noted_name_is_not_its_own() -> None:
-    other = cluster(uid="new", owner="another")
-    head = pod("other", "new", **{"ray.io_cluster": "run-7-abcde"})
-    own = raw_job("RayJob", CLUSTER) | {"kind": "GuardedTrainingJob"}
-    seen = Cluster(own, rayjob(uid="another"), other, head).gather(job("RayJob", CLUSTER))
-    assert (seen.pods, seen.between) == ((), ())
-    assert seen.workload is not None and not seen.workload.ours
-
-
-def test_of_another_try_both_are_known_until_nothing_of_the_first_is_left() -> None:
-    second = cluster(uid="c2", name="run-7-fghij")
-    now = MadeRef(api_version="ray.io/v1", kind="RayCluster", name="run-7-fghij", uid="c2")
-    there = (rayjob(cluster="run-7-fghij"), second)
-    both = Cluster(*there, RAY_PODS[0]).gather(job("RayJob", CLUSTER))
-    assert both.made == (CLUSTER, now) and [one.name for one in both.pods] == ["head"]
-    assert Cluster(*there).gather(job("RayJob", CLUSTER)).made == (now,)
 
 
 # -- pods of the job's own that lost the operator's label ---------------------------------------------------
@@ -478,88 +398,13 @@ def test_a_job_of_another_jobset_is_not_its_own() -> None:
     assert Cluster(theirs).gather(fired).between == ()
 
 
-@pytest.mark.parametrize(
-    "name", [".", "x y", "run-8-abcde", "run-7", "run-7-abcdef", "run-7-abcde/pods", f"run-7-{'a' * 64}"]
-)
-def test_what_its_status_calls_a_cluster_that_no_controller_calls_so_is_not_read(name: str) -> None:
-    there = Cluster(cluster(name=name), *RAY_PODS, rayjob(cluster=name))
-    seen = there.gather(job("RayJob"))
-    assert (seen.pods, seen.between, seen.made) == ((), (), ())
-
-
-def test_no_name_is_longer_than_a_label() -> None:
-    long = "r" * 58
-    assert adapter().may_make("RayCluster", f"{long[1:]}-abcde", long[1:])
-    assert not adapter().may_make("RayCluster", f"{long}-abcde", long)
-
-
-def test_the_name_of_an_older_kuberay_is_known() -> None:
-    assert adapter().may_make("RayCluster", "run-7-raycluster-abcde", "run-7")
-    assert adapter().may_make("Job", "run-7", "run-7") and not adapter().may_make(
-        "Job", "run-7-abcde", "run-7"
-    )
-
-
 def adapter() -> OuterAdapter:
     found = adapter_of("RayJob")
     assert isinstance(found, OuterAdapter)
     return found
 
 
-@pytest.mark.parametrize("field", ["name", "uid"])
-@pytest.mark.parametrize("value", ["", ".", "x y", "a=b", "-a", "A", "a" * 64, 7, None])
-def test_what_cannot_be_of_a_status_is_left_out_and_the_rest_is_read(field: str, value: Any) -> None:
-    raw = cluster(), RAY_PODS[0]
-    fired = job("RayJob", CLUSTER, SUBMITTER, guard={"fire": FIRE}, stop=STOP)
-    dumped = [one.model_dump(by_alias=True) for one in (CLUSTER, SUBMITTER)]
-    ref = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": "run-7", "uid": "w"}
-    forged = job(
-        "RayJob",
-        guard={"fire": FIRE},
-        stop=STOP,
-        workloadRef=ref | {"made": [dumped[0], dumped[1] | {field: value}]},
-    )
-    assert forged.status.workload_ref is not None and forged.status.workload_ref.made == [CLUSTER]
-    assert forged.status.guard == fired.status.guard
-    assert {one.name for one in Cluster(*raw).gather(forged).pods} == {"head"}
-
-
 # -- what is noted ---------------------------------------------------------------------------------------
-
-
-def many(number: int) -> tuple[MadeRef, ...]:
-    return tuple(CLUSTER.model_copy(update={"uid": f"c{n}"}) for n in range(number))
-
-
-@pytest.mark.parametrize(
-    ("there", "left", "stopping", "kept"),
-    [
-        ((), (), False, ()),
-        ((), ("c",), False, (CLUSTER,)),
-        ((CLUSTER,), (), False, (CLUSTER,)),
-        ((SUBMITTER,), ("c",), False, (CLUSTER, SUBMITTER)),
-        ((), (), True, (CLUSTER,)),
-    ],
-    ids=["gone", "has pods", "is there", "another one", "of a run that is to stop"],
-)
-def test_what_is_forgotten(there: Any, left: Any, stopping: bool, kept: tuple[MadeRef, ...]) -> None:
-    assert to_note((CLUSTER,), there, left, stopping) == kept
-
-
-def test_no_more_is_noted_than_the_status_takes() -> None:
-    assert to_note(many(MAX_MADE), (SUBMITTER,), (), True) == (*many(MAX_MADE)[1:], SUBMITTER)
-    every = [one.uid for one in many(MAX_MADE)]
-    assert to_note(many(MAX_MADE), (SUBMITTER,), every, True) == (*many(MAX_MADE)[1:], SUBMITTER)
-
-
-def test_what_has_pods_or_is_there_is_noted_before_what_is_gone() -> None:
-    first, second, *others = many(MAX_MADE)
-    assert to_note(many(MAX_MADE), (second, SUBMITTER), ("c0",), True) == (
-        first,
-        second,
-        *others[1:],
-        SUBMITTER,
-    )
 
 
 # -- what is refused -------------------------------------------------------------------------------------
@@ -659,100 +504,6 @@ def test_the_first_stop_is_asked_for_although_nothing_can_be_read(kind: str) -> 
     assert world.reads == 1, "each may hang for as long as a request may"
     ref = decision.report.workload_ref
     assert ref is not None and tuple(ref.made or ()) == MADE[kind], "what was noted is not forgotten"
-
-
-def test_all_that_can_be_is_read_once_the_stop_was_asked_for() -> None:
-    """Also where somebody takes away that it was."""
-    asked = StopStatus(requested_at=NOW, method=StopMethod.STOP)
-    pods = [one for one in OF["RayJob"] if one["kind"] == "Pod"]
-    for stop, known in (({"stop": STOP}, None), ({}, asked)):
-        fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, **stop)
-        seen = Cluster(*pods, refused=("RayJob",)).gatherer().gather(fired, (), known)
-        assert seen is not None and {one.name for one in seen.pods} == PODS_OF["RayJob"]
-
-
-def test_what_was_noted_and_cannot_be_read_is_taken_for_there() -> None:
-    stop = {"requestedAt": "2026-01-01T23:59:00Z", "method": "Delete"}
-    fired = job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=stop)
-    seen = Cluster(refused=("RayCluster",)).gather(fired)
-    assert [one.uid for one in seen.between] == ["c"] and "RayCluster" in seen.makers_unread
-    decision = decide(seen, NOW)
-    assert says(decision, "Stopped") == ("False", "PodsTerminating")
-    assert "what makes them cannot be read: 403 Forbidden: RayCluster" in said(decision, "Stopped").message
-    assert DeleteBetween((Between(RAY_CLUSTERS, "run-7-abcde", "c"),)) in decision.actions
-
-
-@pytest.mark.parametrize(("state", "method"), [("Failed", "Stop"), ("Suspended", "Suspend")])
-def test_nothing_is_called_stopped_while_what_makes_its_pods_cannot_be_read(state: str, method: str) -> None:
-    fired = job(
-        "RayJob", *MADE["RayJob"], on_fire=method, guard={"fire": FIRE}, stop=STOP | {"method": method}
-    )
-    there = rayjob("" if state == "Suspended" else state)
-    there["spec"]["suspend"] = state == "Suspended"
-    seen = Cluster(there, refused=("RayCluster",)).gather(fired)
-    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
-    later = decide(seen, NOW + timedelta(hours=1))
-    assert later.report.stop is not None and later.report.stop.method == method, "no pod is there"
-
-
-def test_the_pods_of_what_cannot_be_read_are_known() -> None:
-    """By what was noted of it; so a request that has its effect is followed by no harder one."""
-    ending = copy.deepcopy(RAY_PODS)
-    for one in ending:
-        one["metadata"]["deletionTimestamp"] = NOW.isoformat()
-    fired = job("RayJob", *MADE["RayJob"], on_fire="Suspend", guard={"fire": FIRE}, stop=SUSPEND)
-    seen = Cluster(rayjob(), *ending, refused=("RayCluster",)).gather(fired)
-    assert {one.name for one in seen.pods} == PODS_OF["RayJob"] and not seen.pods_unread
-    later = decide(seen, NOW + timedelta(hours=1))
-    assert later.report.stop is not None and later.report.stop.method is StopMethod.SUSPEND
-
-
-def failed(reason: str) -> Json:
-    ended = trainjob()
-    ended["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": reason}]}
-    return ended
-
-
-def test_one_that_may_be_started_again_has_not_ended() -> None:
-    """Trainer does so once the failed JobSet is gone, and until then looks at no deadline."""
-    there, stop = (failed("FailedJobs"), jobset(), child()), STOP
-    first = decide(Cluster(*there).gather(job("TrainJob", SET, guard={"fire": FIRE})), NOW)
-    assert StopWorkload(StopMethod.STOP, "w") in first.actions and first.look_again is not None
-    assert says(first, "Stopped") == ("False", "StopRequested")
-    later = NOW + timedelta(seconds=REASSERT_SECONDS)
-    for refused in ((), ("Pod",)):
-        fired = job("TrainJob", SET, guard={"fire": FIRE}, stop=stop)
-        decision = decide(Cluster(*there, refused=refused).gather(fired), later)
-        assert StopWorkload(StopMethod.DELETE, "w") in decision.actions
-    gone = Cluster().gather(job("TrainJob", SET, guard={"fire": FIRE}, stop=stop | {"method": "Delete"}))
-    assert says(decide(gone, later), "Stopped") == ("False", "Settling")
-
-
-def test_one_that_was_made_of_a_template_has_ended_when_it_has_failed() -> None:
-    """Its JobSet stays, and a pod that is made all the same is seen: it has the operator's label."""
-    fired = own_job("TrainJob", guard={"fire": FIRE}, phase="Running")
-    decision = decide(Cluster(failed("FailedJobs"), jobset(), child()).gather(fired), NOW)
-    assert says(decision, "Stopped") == ("False", "Settling")
-
-
-def test_what_has_ended_with_its_workload_makes_no_pod() -> None:
-    fired = job("TrainJob", *MADE["TrainJob"], guard={"fire": FIRE})
-    seen = Cluster(failed("DeadlineExceeded"), jobset(), child()).gather(fired)
-    stop = decide(seen, NOW).report.stop
-    assert {one.uid for one in seen.between} == {"s", "n"} and stop is not None and stop.empty_since == NOW
-
-
-def test_a_cluster_that_outlives_its_program_is_not_called_stopped_in_a_moment_without_a_pod() -> None:
-    """Its head is made again, and no event would tell."""
-    there = cluster(), rayjob("Complete")
-    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE})
-    first = decide(Cluster(*there).gather(fired), NOW)
-    assert StopWorkload(StopMethod.STOP, "w") in first.actions
-    fired = job("RayJob", *MADE["RayJob"], guard={"fire": FIRE}, stop=STOP)
-    later = NOW + timedelta(seconds=REASSERT_SECONDS)
-    assert StopWorkload(StopMethod.DELETE, "w") in decide(Cluster(*there).gather(fired), later).actions
-    gone = decide(Cluster(rayjob("Complete")).gather(fired), NOW).report.stop
-    assert gone is not None and gone.empty_since == NOW
 
 
 @pytest.mark.parametrize("refused", ["RayCluster", "Pod"])

@@ -82,54 +82,6 @@ def test_what_is_urgent_goes_first_after_a_failure_and_at_its_time_too(
     assert [queue.take(wait=False), queue.take()] == ["another", "fired"]
 
 
-def test_what_becomes_urgent_under_work_is_so_when_it_is_done(queue: WorkQueue[str]) -> None:
-    queue.add("a")
-    assert queue.take(wait=False) == "a"
-    queue.add("b")
-    queue.add("a", urgent=True)
-    queue.add("a")
-    queue.done("a")
-    assert [queue.take(wait=False), queue.take()] == ["a", "b"]
-
-
-def test_a_key_under_work_comes_again_when_it_is_done(queue: WorkQueue[str]) -> None:
-    queue.add("a")
-    assert queue.take(wait=False) == "a"
-    queue.add("a")
-    queue.add("a")
-    assert queue.depth() == 0, "nobody else gets it"
-    queue.done("a")
-    assert taken_now(queue) == ["a"]
-
-
-def test_later_is_later(queue: WorkQueue[str], clock: Clock) -> None:
-    queue.add_after("a", 10)
-    queue.add_after("b", 5)
-    assert taken_now(queue) == []
-    clock.now += 5
-    assert taken_now(queue) == ["b"]
-    clock.now += 5
-    assert taken_now(queue) == ["a"]
-
-
-def test_the_earlier_appointment_counts(queue: WorkQueue[str], clock: Clock) -> None:
-    queue.add_after("a", 10)
-    queue.add_after("a", 3)
-    queue.add_after("a", 20)
-    clock.now += 3
-    assert taken_now(queue) == ["a"]
-    clock.now += 60
-    assert taken_now(queue) == []
-
-
-def test_working_at_once_voids_the_appointment(queue: WorkQueue[str], clock: Clock) -> None:
-    queue.add_after("a", 10)
-    queue.add("a")
-    assert taken_now(queue) == ["a"]
-    clock.now += 60
-    assert taken_now(queue) == []
-
-
 def test_each_key_backs_off_by_itself(queue: WorkQueue[str]) -> None:
     slow = [queue.retry("a") for _ in range(20)]
     assert all(CAP_SECONDS / 2 <= delay <= CAP_SECONDS for delay in slow[12:])
@@ -137,37 +89,6 @@ def test_each_key_backs_off_by_itself(queue: WorkQueue[str]) -> None:
     queue.forget("a")
     assert queue.retry("a") <= BASE_SECONDS
     assert queue.retry("b", at_least=7.0) >= 7.0
-
-
-def test_an_event_overtakes_a_backoff(queue: WorkQueue[str]) -> None:
-    for _ in range(20):
-        queue.retry("a")
-    queue.add("a")
-    assert taken_now(queue) == ["a"]
-
-
-def test_who_does_not_wait_gets_what_is_there(queue: WorkQueue[str], clock: Clock) -> None:
-    assert queue.take(wait=False) is None
-    queue.add("a")
-    queue.add_after("b", 5)
-    assert queue.take(wait=False, only_urgent=True) is None
-    assert queue.take(wait=False) == "a" and queue.take(wait=False) is None
-    queue.add("c", urgent=True)
-    assert queue.take(wait=False, only_urgent=True) == "c"
-    clock.now += 5
-    assert queue.take(wait=False) == "b"
-
-
-def test_the_load_is_what_waits_now(queue: WorkQueue[str], clock: Clock) -> None:
-    """Also what has come due while every worker is busy."""
-    assert queue.load() == (0, [])
-    queue.add("a")
-    queue.add("b", urgent=True)
-    queue.add_after("c", 5)
-    clock.now += 2
-    assert queue.load() == (2, [2.0])
-    clock.now += 3
-    assert queue.load() == (3, [5.0])
 
 
 def test_closing_wakes_every_worker() -> None:

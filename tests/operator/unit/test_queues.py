@@ -9,19 +9,16 @@ from typing import Any, cast
 import pytest
 
 from guard_operator.adapters import WorkloadState
-from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Phase, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import LeaveQueue, Report, StopWorkload
+from guard_operator.reconcile.decision import LeaveQueue, StopWorkload
 from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.gauges import _ages
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
-from guard_operator.reconcile.snapshot import Job, Pod, Queued, Snapshot, Waiting, Workload, condition_of
+from guard_operator.reconcile.snapshot import Job, Queued, Snapshot, Workload
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
@@ -69,11 +66,6 @@ def test_only_what_the_workload_controls_is_its_own() -> None:
     assert queued_of([going], "w") is None
 
 
-def test_of_several_the_one_that_could_resume_it_counts() -> None:
-    found = queued_of([entry(name="a", active=False), entry(name="b")], "w")
-    assert found is not None and found.name == "b" and found.active
-
-
 PENDING = ("QuotaReserved", "False", "Pending", "couldn't assign flavors to pod set main: insufficient quota")
 PREEMPTED = ("Evicted", "True", "Preempted", "Preempted to accommodate a workload (UID: 1)")
 AGAIN = ("QuotaReserved", "False", "Pending", PREEMPTED[3])
@@ -106,12 +98,6 @@ def test_its_words_are_bounded_and_any_shape_is_read() -> None:
     for spec in ({"active": None}, {"active": True}, {}):
         assert said(**spec).active
     assert not said(active=False).active
-
-
-def test_what_is_cached_is_small() -> None:
-    kept = slim_queued(entry(PENDING, ("PodsReady", "True", "x", "y"), active=True))
-    assert set(kept["spec"]) == {"queueName", "active"} and kept["metadata"]["labels"] == {}
-    assert [one["type"] for one in kept["status"]["conditions"]] == ["QuotaReserved"]
 
 
 # -- decisions -------------------------------------------------------------------------------------------
@@ -165,35 +151,6 @@ def test_a_stop_that_a_queue_could_undo_leaves_it(
         assert actions.index(LeaveQueue("job-run-x", "q")) < actions.index(stop), "before it can be resumed"
 
 
-def test_it_leaves_the_queue_while_its_pods_still_end() -> None:
-    snapshot = fired(SUSPENDED, ACTIVE, **asked("Stop"))
-    pods = (Pod("run-0", "p", True, "Running", terminating=True),)
-    assert LeaveQueue("job-run-x", "q") in decide(replace(snapshot, pods=pods), NOW).actions
-
-
-def test_a_run_that_waits_counts_as_stopped_once_it_has_left_the_queue() -> None:
-    since = (NOW - timedelta(seconds=10)).isoformat()
-    status = asked("Stop", 12, emptySince=since)
-    done = decide(fired(SUSPENDED, INACTIVE, **status), NOW)
-    assert done.report.phase is Phase.STOPPED and not done.actions
-    for queued in (ACTIVE, None):
-        assert decide(fired(SUSPENDED, queued, **status), NOW).report.phase is Phase.STOPPING
-
-
-def test_a_suspended_run_of_a_queue_is_not_stopped_by_its_suspension_alone() -> None:
-    status = asked("Suspend", 12, emptySince=(NOW - timedelta(seconds=10)).isoformat())
-    assert decide(fired(SUSPENDED, ACTIVE, "Suspend", **status), NOW).report.phase is Phase.STOPPING
-    assert decide(fired(SUSPENDED, None, "Suspend", **status), NOW).report.phase is Phase.STOPPED
-
-
-def test_who_puts_a_stopped_run_back_is_answered() -> None:
-    stopped = {"type": "Stopped", "status": "True", "reason": "x", "lastTransitionTime": NOW.isoformat()}
-    status = {**asked("Stop", 3600), "conditions": [stopped]}
-    decision = decide(fired(SUSPENDED, ACTIVE, **status), NOW)
-    assert LeaveQueue("job-run-x", "q") in decision.actions
-    assert decision.report.stop is not None and decision.report.stop.method is StopMethod.STOP
-
-
 def test_a_queue_that_takes_no_request_ends_in_a_delete() -> None:
     decision = decide(fired(SUSPENDED, ACTIVE, **asked("Stop", 16)), NOW)
     assert StopWorkload(StopMethod.DELETE, "w") in decision.actions
@@ -217,84 +174,6 @@ def test_a_run_that_waits_says_so_and_is_not_silent(
     assert (found["Waiting"].status, found["Waiting"].reason) == ("True", "Queued")
     assert message in found["Waiting"].message
     assert found["GuardSilent"].status == "Unknown" and "Halted" not in found and "Failed" not in found
-    raw = [c.model_dump(mode="json", by_alias=True) for c in report.conditions]
-    assert not [*_ages({"conditions": raw}, report.phase)], "nobody is called for a queue"
-
-
-class Life:
-    """One job, look by look: what is said at each goes into the next."""
-
-    def __init__(self, **guard: Any) -> None:
-        self._job = job({"guard": guard})
-
-    def look(
-        self, hours: float, state: WorkloadState, *pods: Pod, beat: float | None = None, **seen: Any
-    ) -> Json:
-        """What is measured after a look `hours` from now: since how many hours from now. `beat`: a report."""
-        at = NOW + timedelta(hours=hours)
-        status = self._job.status
-        if beat is not None:
-            assert status.guard is not None
-            guard = status.guard.model_copy(update={"heartbeat": NOW + timedelta(hours=beat)})
-            status = status.model_copy(update={"guard": guard})
-        report = decide(Snapshot(replace(self._job, status=status), workload(state), pods, **seen), at).report
-        said = {"phase": report.phase, "conditions": [*report.conditions]}
-        status = status.model_copy(update=said)
-        self._job = replace(self._job, status=status)
-        raw = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        found = {name: since for name, since in _ages(raw, report.phase) if since is not None}
-        return {name: (since - NOW.timestamp()) / 3600 for name, since in found.items()}
-
-    @property
-    def waits_since(self) -> float:
-        """Since how many hours from now it says that it waits."""
-        said = condition_of(self._job.status, ConditionType.WAITING)
-        assert said is not None
-        return (said.last_transition_time - NOW) / timedelta(hours=1)
-
-
-def with_guard(since: float) -> Pod:
-    started = NOW + timedelta(hours=since)
-    return Pod("run-0", "p", guarded=True, phase="Running", rank0=True, guard_since=started)
-
-
-NEVER, STALE = "rlguard_first_evaluation_pending_seconds", "rlguard_evaluation_age_seconds"
-
-
-def test_a_run_that_was_never_evaluated_is_as_old_as_the_reports_of_its_guard() -> None:
-    """Not as its time in a queue, which may be days."""
-    life, guarded = Life(), with_guard(3)
-    assert life.look(0, SUSPENDED, queued=ACTIVE) == life.look(2.9, SUSPENDED, queued=ACTIVE) == {}
-    assert life.look(3, RUNNING, guarded, heartbeat_age=0.0) == {}, "its guard has not reported yet"
-    assert life.look(3.5, RUNNING, guarded, beat=3.5, heartbeat_age=0.0) == {NEVER: 3.5}
-    assert life.look(6, RUNNING, guarded, beat=6, heartbeat_age=0.0) == {NEVER: 3.5}
-
-
-def test_a_night_without_quota_makes_no_evaluation_stale() -> None:
-    life = Life(lastEvaluationTime=NOW.isoformat())
-    assert life.look(-2, RUNNING, with_guard(-3), beat=-2, heartbeat_age=0.0) == {STALE: 0}
-    assert life.look(1, RUNNING, with_guard(-3), beat=1, heartbeat_age=0.0) == {STALE: 0}
-    assert life.look(1.5, SUSPENDED, queued=ACTIVE) == {}
-    assert life.look(10, RUNNING, with_guard(10), heartbeat_age=0.0) == {STALE: 10}
-    assert life.look(10.5, RUNNING, with_guard(10), beat=10.5, heartbeat_age=0.0) == {STALE: 10}
-    # A guard that is started again makes it no younger, and a watch without news then only as old as that.
-    assert life.look(11, RUNNING, with_guard(10.9), heartbeat_age=1.0) == {STALE: 10}
-    assert life.look(11.1, RUNNING, with_guard(10.9), beat=11.1, heartbeat_age=0.0) == {STALE: 10}
-    assert life.look(11.2, RUNNING, with_guard(10.9), deaf=True) == {STALE: 11.1}
-    assert life.look(11.3, RUNNING, with_guard(10.9), beat=11.3, heartbeat_age=0.0) == {STALE: 11.1}
-
-
-def test_a_pod_that_waits_for_a_node_has_not_waited_since_its_run_was_queued() -> None:
-    life, waiting = Life(), "rlguard_waiting_seconds"
-    stuck = Waiting(Reason.UNSCHEDULABLE, "0/3 nodes: insufficient gpu")
-    pod = Pod("run-0", "p", guarded=True, phase="Pending", rank0=True, waiting=stuck)
-    assert life.look(0, SUSPENDED, queued=ACTIVE) == life.look(1, SUSPENDED, queued=ACTIVE) == {}
-    assert life.waits_since == 0
-    assert life.look(3, RUNNING, pod, queued=ACTIVE) == life.look(4, RUNNING, pod) == {waiting: 3}
-    another = replace(pod, waiting=Waiting(Reason.CONTAINER_WAITING, "no such image"))
-    assert life.look(5, RUNNING, another) == {waiting: 3}, "it has not been able to start since then"
-    assert life.look(6, SUSPENDED, queued=ACTIVE) == {}
-    assert life.look(7, RUNNING, pod) == {waiting: 7}
 
 
 @pytest.mark.parametrize("state", [RUNNING, WorkloadState.PENDING])
@@ -368,40 +247,6 @@ def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
 STOPPING = {"guard": {"fire": FIRE}, **asked("Stop")}
 
 
-def test_a_stop_reads_the_queue_live_and_nothing_else_does() -> None:
-    world = Requests()
-    assert (found := seen(world, job())) is not None and found.active and not world.asked
-    assert (found := seen(world, job(STOPPING))) is not None and not found.active
-    assert world.asked == ["list"]
-
-
-def test_without_kueue_nothing_is_asked() -> None:
-    world = Requests(REFUSED[404])
-    assert seen(world, job(STOPPING), kueue=False) is None and not world.asked
-    assert seen(Requests(owned=False), job()) is None, "nor for a namesake"
-
-
 @pytest.mark.parametrize("refusal", [REFUSED[403], REFUSED[404], HUNG], ids=str)
 def test_a_queue_that_cannot_be_read_holds_up_no_stop(refusal: ClusterError) -> None:
     assert seen(Requests(refusal), job(STOPPING)) is None
-
-
-def leave(world: Requests) -> None:
-    none = cast(Any, None)
-    config = OperatorConfig("guard:1", kueue=True)
-    actuator = Actuator(cast(Client, world), config, none, none, none, lambda: NOW)
-    actuator._act(Snapshot(job()), LeaveQueue("job-run-x", "q"), Report(Phase.STOPPING, ()))
-
-
-@pytest.mark.parametrize("refusal", [None, *(REFUSED[one] for one in (403, 404, 409, 500)), HUNG], ids=str)
-def test_leaving_is_one_patch_that_is_fenced_and_whose_refusal_holds_up_nothing(
-    refusal: ClusterError | None,
-) -> None:
-    world = Requests(refusal)
-    leave(world)
-    assert world.asked == ["workloads ns job-run-x {'metadata': {'uid': 'q'}, 'spec': {'active': False}}"]
-
-
-def test_an_api_server_that_is_too_busy_is_asked_again() -> None:
-    with pytest.raises(ApiError):
-        leave(Requests(REFUSED[429]))

@@ -1,39 +1,26 @@
-"""What a stop asks beside the workload: only what the workload controls. What is refused is a delete.
-
-Pods that cannot be deleted hold up neither the stop of what makes them nor what is said of it.
-"""
+"""Pods that cannot be deleted hold up neither the stop of what makes them nor what is said of it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import Phase, Spec, Status, StopMethod, StopStatus, TargetRef
+from guard_operator.api.types import Phase, Spec, Status, StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.decision import (
-    Action,
     Decision,
-    DeleteBetween,
     DeletePods,
-    LeaveQueue,
     Report,
     StopWorkload,
 )
-from guard_operator.reconcile.snapshot import Between, Job, Snapshot
+from guard_operator.reconcile.snapshot import Job, Snapshot
 from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 Json = dict[str, Any]
-RAYJOB = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {}}
-
-PARTS = [{"name": "only", "replicas": 2, "template": {"spec": {}}}]
-JOBSET = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {"replicatedJobs": PARTS}}
-
 
 #: As a status: no answer.
 HUNG = 0
@@ -79,146 +66,6 @@ def job(template: Json) -> Job:
 def actuator(cluster: Cluster) -> Actuator:
     none = cast(Any, None)
     return Actuator(cast(Client, cluster), OperatorConfig("guard:1"), none, none, none)
-
-
-def stop(
-    cluster: Cluster, template: Json = RAYJOB, method: StopMethod = StopMethod.STOP
-) -> tuple[list[str], StopMethod]:
-    """What was done, and what the report then says was asked for."""
-    asked = StopStatus(requested_at=datetime(2026, 1, 1, tzinfo=UTC), method=method)
-    report = Report(Phase.STOPPING, (), None, asked)
-    report, told = actuator(cluster)._stop(job(template), StopWorkload(method, "w"), report)
-    assert report.stop is not None and bool(told) == (report.stop.method is not method)
-    return cluster.done, report.stop.method
-
-
-CLUSTERS = tuple(Between(RAY_CLUSTERS, name, f"uid-{name}") for name in ("a", "b"))
-
-
-@pytest.mark.parametrize("status", [None, 403, 409, 500, HUNG])
-def test_what_makes_pods_is_deleted_and_holds_up_nothing(status: int | None) -> None:
-    cluster = Cluster(status=status, everything=True)
-    actuator(cluster)._delete_between(job(RAYJOB), CLUSTERS)
-    assert cluster.done == (
-        [] if status is not None else ["delete RayCluster a uid-a", "delete RayCluster b uid-b"]
-    )
-
-
-def test_a_server_without_time_is_asked_again_for_what_makes_pods() -> None:
-    cluster = Cluster(status=429, everything=True)
-    with pytest.raises(ApiError, match="429"):
-        actuator(cluster)._delete_between(job(RAYJOB), CLUSTERS)
-
-
-def owner(uid: str, **more: Any) -> Json:
-    return {"uid": uid, "controller": True, **more}
-
-
-FOREIGN = [[], [owner("other")], [owner("w", controller=False)]]
-
-
-def test_the_submitter_of_a_rayjob_goes_with_a_stop() -> None:
-    cluster = Cluster(owner("w"))
-    assert stop(cluster) == (["patch RayJob run w", "delete Job run child"], StopMethod.STOP)
-    assert cluster.asked == "Job run"
-
-
-def test_a_suspension_and_a_delete_leave_it_to_others() -> None:
-    suspended = stop(Cluster(owner("w")), method=StopMethod.SUSPEND)
-    assert suspended == (["patch RayJob run w"], StopMethod.SUSPEND)
-    deleted = stop(Cluster(owner("w")), method=StopMethod.DELETE)
-    assert deleted == (["delete RayJob run w"], StopMethod.DELETE)
-
-
-@pytest.mark.parametrize("owners", FOREIGN, ids=["none", "other", "no controller"])
-def test_a_namesake_is_left_alone(owners: list[Json]) -> None:
-    assert stop(Cluster(*owners)) == (["patch RayJob run w"], StopMethod.STOP)
-
-
-def test_one_that_is_not_there_holds_up_nothing() -> None:
-    cluster = Cluster()
-    cluster.child = None
-    assert stop(cluster) == (["patch RayJob run w"], StopMethod.STOP)
-
-
-def test_one_that_cannot_be_touched_goes_with_the_workload() -> None:
-    done, method = stop(Cluster(owner("w"), status=403))
-    assert (done, method) == (["patch RayJob run w", "delete RayJob run w"], StopMethod.DELETE)
-
-
-@pytest.mark.parametrize("status", [409, 503, 504, HUNG])
-def test_one_that_became_another_or_cannot_be_asked_now_is_looked_at_again(status: int) -> None:
-    assert stop(Cluster(owner("w"), status=status)) == (["patch RayJob run w"], StopMethod.STOP)
-
-
-@pytest.mark.parametrize("status", [404, 409, 503, 504, HUNG])
-def test_a_workload_that_cannot_be_asked_now_is_not_deleted_for_that(status: int) -> None:
-    assert stop(Cluster(status=status, everything=True)) == ([], StopMethod.STOP)
-
-
-@pytest.mark.parametrize("status", [400, 403, 422, 500])
-def test_a_workload_that_refuses_is_deleted(status: int) -> None:
-    """500 is what the failure of an admission webhook reads like."""
-    cluster = Cluster(status=status, everything=True)
-    assert stop(cluster) == ([], StopMethod.DELETE), "its pods are next, as a delete is refused, too"
-
-
-def test_a_delete_without_an_answer_is_written_down() -> None:
-    assert stop(Cluster(status=HUNG, everything=True), method=StopMethod.DELETE) == ([], StopMethod.DELETE)
-
-
-def test_a_server_that_has_no_time_is_asked_again() -> None:
-    with pytest.raises(ApiError, match="429"):
-        stop(Cluster(owner("w"), status=429))
-
-
-def test_what_took_its_stop_is_not_deleted_because_it_cannot_be_read_again() -> None:
-    """As when etcd elects a leader between the two requests."""
-    cluster = Cluster()
-    raw = job(RAYJOB)
-    target = TargetRef(api_version="ray.io/v1", kind="RayJob", name="run-7")
-    attached = replace(raw, spec=raw.spec.model_copy(update={"template": None, "target_ref": target}))
-    cluster.get = lambda *_of: (_ for _ in ()).throw(fault(500))  # type: ignore[method-assign]
-    asked = StopStatus(requested_at=datetime(2026, 1, 1, tzinfo=UTC), method=StopMethod.STOP)
-    report, told = actuator(cluster)._stop(
-        attached, StopWorkload(StopMethod.STOP, "w"), Report(Phase.STOPPING, (), None, asked)
-    )
-    assert cluster.done == ["patch RayJob run-7 w"] and not told and report.stop == asked
-
-
-def test_a_jobset_is_stopped_through_its_jobs() -> None:
-    cluster = Cluster(owner("w"))
-    done = [f"patch Job run-only-{number} child" for number in range(2)]
-    assert stop(cluster, JOBSET) == (done, StopMethod.STOP)
-    assert cluster.asked == "Job run-only-1"
-
-
-@pytest.mark.parametrize("owners", FOREIGN, ids=["none", "other", "no controller"])
-def test_without_such_a_job_the_jobset_is_deleted(owners: list[Json]) -> None:
-    assert stop(Cluster(*owners), JOBSET) == (["delete JobSet run w"], StopMethod.DELETE)
-
-
-def test_one_whose_job_cannot_be_touched_is_deleted() -> None:
-    assert stop(Cluster(owner("w"), status=403), JOBSET) == (["delete JobSet run w"], StopMethod.DELETE)
-
-
-def test_a_suspension_of_a_jobset_asks_the_jobset() -> None:
-    done = stop(Cluster(owner("w")), JOBSET, StopMethod.SUSPEND)
-    assert done == (["patch JobSet run w"], StopMethod.SUSPEND)
-
-
-@pytest.mark.parametrize("template", [RAYJOB, JOBSET], ids=["RayJob", "JobSet"])
-@pytest.mark.parametrize("status", [403, 500])
-def test_a_stop_is_written_although_everything_is_refused(template: Json, status: int) -> None:
-    """Its time begins then: the next look deletes the pods."""
-    assert stop(Cluster(owner("w"), status=status, everything=True), template) == ([], StopMethod.DELETE)
-    refused = stop(Cluster(owner("w"), status=status, everything=True), template, StopMethod.DELETE)
-    assert refused == ([], StopMethod.DELETE)
-
-
-def test_a_delete_for_which_the_server_has_no_time_is_asked_again() -> None:
-    with pytest.raises(ApiError, match="429"):
-        stop(Cluster(owner("w"), status=429, everything=True), method=StopMethod.DELETE)
 
 
 class PodsStay:
@@ -306,18 +153,3 @@ def test_pods_whose_deletion_is_slow_do_not_hold_up_the_stop() -> None:
     server.takes = timedelta(seconds=5.1)
     carry_out(server)
     assert len(server.done) == 1 + len(SAID) and server.done[1:] == SAID
-
-
-@pytest.mark.parametrize(
-    "action",
-    [StopWorkload(StopMethod.STOP, "w"), LeaveQueue("q", "x"), DeleteBetween(CLUSTERS)],
-    ids=["workload", "queue", "between"],
-)
-def test_a_server_that_never_has_time_keeps_no_stop_from_being_written(action: Action) -> None:
-    """429 can be the word of an admission webhook, each time: what is harder must get its turn."""
-    server = PodsStay(None)
-    server.refusal = fault(429)
-    with pytest.raises(ApiError, match="429"):
-        carry_out(server, Decision(HASTENED.report, (action, *HASTENED.actions[:1])))
-    assert sorted(server.done[:2]) == ["delete a u 30", "delete b v 30"]
-    assert server.done[2:] == SAID[1:]
