@@ -31,8 +31,8 @@ _MEANINGS = {
     ExitCode.FIRED: "a fire: a rule of the policy found what the last line says (also after the last step)",
     ExitCode.HALTED: "a halt: no rule fired, but the policy's action for silent, stale, "
     "evaluation_failing or refused is `stop`",
-    ExitCode.NOT_JUDGED: "not judged: the guard was lost, or the trainer finished and part of the run "
-    "was not judged or not found healthy",
+    ExitCode.NOT_JUDGED: "the run has not passed: the guard was lost, or part of the run was not judged, or "
+    "it finished with a warning (the last line says which)",
 }
 
 

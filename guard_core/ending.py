@@ -81,6 +81,13 @@ def not_judged(last: LastWord, wait_longer: str) -> str:
     return "; ".join(part for part in (missing, unwell, to_do) if part)
 
 
+def warned(last: LastWord) -> str:
+    """What a run that was judged to its end warns of, and what to do; "" if it does not warn."""
+    if last.level != Level.WARNING or left_out(last):
+        return ""
+    return "; ".join(part for part in (last.reason, _remedy(last)) if part)
+
+
 def fired_at(step: int | None, code: Code, when: str = "") -> str:
     """That the run fired, at which step and with which finding; `when` stands behind the step."""
     found = "" if code.finding is None else f": {code.finding.words}"

@@ -6,8 +6,11 @@ import signal
 from dataclasses import dataclass
 
 from guard_cli.errors import ExitCode
-from guard_core.ending import fired_at, not_judged, steps_after
+from guard_core.ending import fired_at, not_judged, steps_after, warned
 from guard_core.wire import Code, Level, Verdict
+
+#: Begins the sentence of a run that was judged to its end and whose last verdict is a warning.
+WITH_A_WARNING = "the trainer finished with a warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ def _finished(verdict: Verdict | None, responded: bool) -> RunOutcome:
         missing = "the guard gave no response at the end, so nobody knows what it judged; see guard.log"
     else:
         verdict = _without_silence(verdict)
+        if warning := warned(verdict):
+            judged = f"all of {verdict.announced} checkpoints were judged"
+            return RunOutcome(ExitCode.NOT_JUDGED, f"{WITH_A_WARNING}: {warning}; {judged}")
         missing = not_judged(verdict, wait_longer="raise --drain")
     if missing or verdict is None:
         return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer finished, but NOT JUDGED: {missing}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
+from guard_cli.run.outcome import WITH_A_WARNING
 from guard_core.policy import Policy
 from guard_core.symptoms import Examined
 from guard_core.wire import FiguresReport, Level, MomentRollouts, Verdict
@@ -46,6 +47,8 @@ def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
     headline, *more = re.split("[:;] ", facts["outcome"], maxsplit=1)
     code = facts["exit_code"]
     state, word = _STATES.get(code, (Level.UNKNOWN, "stopped"))
+    if headline == WITH_A_WARNING:
+        state, word = Level.WARNING, "warning"
     latched = verdict is not None and verdict.latch_step is not None
     since = f"step {verdict.latch_step} of attempt {verdict.latch_attempt}, " if verdict and latched else ""
     ended = datetime.fromtimestamp(facts["started"] + facts["seconds"], UTC)

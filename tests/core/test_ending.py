@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from guard_core.ending import not_judged, steps_after
+from guard_core.ending import not_judged, steps_after, warned
 from guard_core.wire import Code, Level
 
 
@@ -81,6 +81,13 @@ def test_no_level_but_healthy_passes_and_the_reason_is_named(level: Level, code:
     sentence = not_judged(replace(JUDGED, level=level.value, code=code.value, reason="why"), "wait longer")
     assert sentence.startswith(f"{level} ({code}): why")
     assert sentence.endswith(code.remedy)
+
+
+def test_only_a_run_that_was_judged_to_its_end_warns() -> None:
+    fallen = replace(JUDGED, level="warning", code="fast_decline", reason="it fell")
+    assert warned(fallen) == f"it fell; {Code.FAST_DECLINE.remedy}"
+    assert warned(replace(fallen, waiting=1)) == warned(replace(fallen, evaluated=3)) == ""
+    assert {warned(replace(fallen, level=level)) for level in ("unknown", "healthy", None)} == {""}
 
 
 def test_a_code_of_another_release_is_named_without_a_remedy() -> None:

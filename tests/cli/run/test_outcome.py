@@ -105,7 +105,6 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
         (saying(Code.WARMING_UP, UNKNOWN, "1 of 3 rounds"), "1 of 3 rounds", "save_steps"),
         (saying(Code.NO_BASELINE, UNKNOWN, "2 of 16 passes"), "2 of 16 passes", "baseline_passes"),
         (saying(Code.STALE, UNKNOWN, "1001 steps"), "1001 steps", "save less often"),
-        (saying(Code.PEAK_DECLINE, WARNING, "fell from a peak"), "fell from a peak", "best checkpoint"),
         (saying(Code.STORE_UNAVAILABLE, UNKNOWN, "disk full"), "disk full", "room"),
         (
             saying(Code.SILENT, UNKNOWN, "9 s", others=(condition(Code.NO_BASELINE, UNKNOWN, "1 of 2"),)),
@@ -120,6 +119,14 @@ def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, wh
     assert "NOT JUDGED" in outcome.sentence
     assert what in outcome.sentence, outcome
     assert to_set in outcome.sentence, outcome
+
+
+def test_a_run_that_was_judged_to_its_end_and_ends_under_a_warning_says_so():
+    outcome = judge_ending(Ending(saying(Code.FAST_DECLINE, WARNING, "it fell"), 0, True))
+    assert outcome.code == 5
+    assert outcome.sentence.startswith("the trainer finished with a warning: it fell; compare the best")
+    assert outcome.sentence.endswith("; all of 2 checkpoints were judged")
+    assert "NOT JUDGED" not in outcome.sentence
 
 
 def test_steps_after_the_last_judged_checkpoint_are_in_the_last_line():

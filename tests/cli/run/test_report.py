@@ -229,6 +229,14 @@ def test_the_exit_code_gives_the_colour_and_the_word(code, state, word):
     assert f'<p class="level" id="level">{word}</p>' in text
 
 
+def test_a_run_that_finished_with_a_warning_is_not_called_one_that_was_not_judged():
+    text = report(
+        FACTS | {"exit_code": 5, "outcome": "the trainer finished with a warning: it fell; compare"}
+    )
+    assert 'id="verdict" data-state="warning"' in text
+    assert '<p class="level" id="level">warning</p>' in text and "not judged" not in text
+
+
 @pytest.mark.parametrize(
     "lines",
     [
