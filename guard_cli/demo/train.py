@@ -14,6 +14,7 @@ from typing import Any
 
 from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task
 
+#: Falls linearly to 0. At a constant rate an honest policy still loses 10 points of accuracy late in the run.
 LEARNING_RATE = 2e-4
 #: Weight of the KL to the reference in the loss; without it TRL computes no KL at all.
 BETA = 0.04
@@ -86,7 +87,7 @@ def build_trainer(task: Task, problems: Sequence[Exercise], arguments: argparse.
         args=GRPOConfig(
             output_dir=str(arguments.checkpoints),
             learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
+            lr_scheduler_type="linear",
             beta=BETA,
             per_device_train_batch_size=BATCH,
             num_generations=GENERATIONS,
