@@ -538,6 +538,39 @@ class TestTheAttemptOfACheckpoint:
         assert [c[:2] for c in followed.guard.checkpoints] == [(0, 20)]
 
 
+class TestNothingIsWaitedForInSilence:
+    def test_a_wrong_path(self, tmp_path):
+        followed = Followed(tmp_path / "run.jsonl", "verl", tmp_path / "ckpt")
+        followed.poll()
+        assert followed.said == []
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        followed.poll()
+        log, checkpoints = followed.said
+        assert "run.jsonl (not there)" in log and "trainer.logger" in log
+        assert "ckpt (not there)" in checkpoints and "`global_step_N`" in checkpoints
+        assert "save_contents" in checkpoints
+
+    def test_a_checkpoint_without_weights_that_can_be_scored(self, tmp_path):
+        (tmp_path / "step_10" / "policy" / "weights").mkdir(parents=True)
+        (tmp_path / "step_10" / "policy" / "weights" / "__0_0.distcp").write_bytes(b"x")
+        followed = Followed(tmp_path / "run.jsonl", "nemo-rl", tmp_path)
+        append(tmp_path / "run.jsonl", lines([{"step": 1, "reward": 0.1}]))
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        assert [s for s in followed.said if "save_consolidated" in s]
+        assert not any("no record" in s for s in followed.said)
+
+    def test_nothing_is_said_of_a_run_that_is_read(self, tmp_path):
+        save(tmp_path, "trl", 1)
+        followed = Followed(tmp_path / "run.jsonl", "trl", tmp_path)
+        append(tmp_path / "run.jsonl", lines({"step": s, "reward": 0.1} for s in (1, 2)))
+        followed.poll()
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        assert not any("after 10 minutes" in s for s in followed.said)
+
+
 def test_names_of_a_log_do_not_drive_the_terminal(tmp_path):
     path = tmp_path / "run.jsonl"
     followed = Followed(path)
