@@ -10,8 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from guard_core.detectors import Baseline, CalibratedDetector, evaluations_to_detect, fast
-from guard_core.detectors.baseline import Strata
+from guard_core.detectors import Baseline, CalibratedDetector, evaluations_to_detect
 from guard_core.detectors.run import LAST_PASSES, CalibratedRun, Pass, uninformative_baseline
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
@@ -587,20 +586,6 @@ def test_what_is_lost_of_a_rise_within_a_few_evaluations_is_a_warning():
 )
 def test_a_rise_that_is_kept_or_recovers_is_none(after: list[float]):
     assert fallen_after([*RISE, *after]) == (None, "")
-
-
-def test_a_short_level_counts_while_it_is_fresh() -> None:
-    """Of a plateau that has lasted, the best of many short stretches would be far above it by chance."""
-    start = Strata.from_scores(np.zeros(256, dtype=np.intp), np.array([0.3]), 16)
-    design, history = fast.Design.of(start, CalibratedPolicy()), fast.ScoreHistory.empty()
-    for mean in [0.3] * 2 + [0.6] * 30:
-        history = history.add(design, np.array([[mean]]))
-    _, counted = fast.plateau_odds(design, history, 0.03, np.ones((1, 1)))
-    since, length = fast._plateaus(design.reach, design.windows, history.count)
-    change, short = history.count - since, length == design.windows[0]
-    assert counted[0, 0][short & (change >= 6) & (change <= 12)].all()
-    assert not counted[0, 0][short & (change >= 18)].any()
-    assert counted[0, 0][~short & (change >= 18)].all()
 
 
 # -- what a hostile review broke ---------------------------------------------------------------------------

@@ -295,9 +295,10 @@ def test_the_processes_of_scorers_end_with_the_evaluation_process(settings, tmp_
         task = asyncio.create_task(fails(worker))
         written = tmp_path / "once"
         await asyncio.to_thread(eventually, lambda: written.exists() and written.read_text())
-        (child,) = children()
-        assert child != int(written.read_text()) and alive(int(written.read_text()))
-        os.kill(child, signal.SIGKILL)
+        assert children() and int(written.read_text()) not in children()
+        assert alive(int(written.read_text()))
+        for child in children():
+            os.kill(child, signal.SIGKILL)
         assert "SIGKILL" in await task
         return int(written.read_text())
 
@@ -505,7 +506,7 @@ def test_no_file_of_a_checkpoint_is_read_by_the_guard_itself(
 
     async def pins(worker: EvaluationWorker) -> tuple[Any, bool]:
         found = await worker.pins(replace(REQUEST, path=saved))
-        return found, len(children()) == 1
+        return found, bool(children())
 
     local = settings(evaluator={"kind": "checkpoint"})
     assert run(local, tmp_path / "scratch", pins) == (expected, True)

@@ -17,11 +17,8 @@ import pytest
 import yaml
 
 from guard_cli.errors import CliError
-from guard_cli.resume.command import _of_a_followed_trainer
 from guard_cli.resume.manifest import names_after, resume_job
 from guard_cli.saved import read_object
-from tests.cli.wrap.test_trainjob import JOB as TRAINJOB
-from tests.cli.wrap.test_trainjob import RUNTIME
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -605,22 +602,6 @@ def test_a_trainer_that_is_followed_has_to_be_told_by_its_command(
     assert "followed" not in resume(job(), tmp_path).stderr
 
 
-@pytest.mark.parametrize(
-    ("log", "saved", "told"),
-    [("out", "out", True), ("out/log", "out", True), ("log", "out", False), ("log", ".", False)],
-)
-def test_a_log_that_moves_with_the_folder_is_named_too(log: str, saved: str, told: bool) -> None:
-    """The guard would look for it in the old one, which it leaves out."""
-    given = job()
-    checkpoints = {"path": saved, "layout": "trl"}
-    given["spec"]["guard"]["metrics"] = {"follow": {"path": log}, "checkpoints": checkpoints}
-    said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
-    assert any("guard.metrics.follow.path" in line for line in said) is told
-    given["spec"]["guard"]["metrics"]["follow"] = {"path": "elsewhere", "runConfig": log}
-    said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
-    assert any("guard.metrics.follow.runConfig" in line for line in said) is told
-
-
 def rayjob(path: str, mode: str) -> Json:
     """The sample, followed, as a run that has fired."""
     [sample] = [d for d in yaml.safe_load_all(RAYJOB.read_text()) if d["kind"] == "GuardedTrainingJob"]
@@ -630,74 +611,4 @@ def rayjob(path: str, mode: str) -> Json:
     return sample | {"status": {"phase": "Stopped", "guard": {"bestCheckpoint": BEST | {"path": path}}}}
 
 
-@pytest.mark.parametrize("mode", ["K8sJobMode", "HTTPMode"])
-def test_the_entrypoint_of_a_rayjob_gets_the_path_itself(mode: str) -> None:
-    """A shell has it, for which `$(RLGUARD_RESUME_FROM)` is a command, and no kubelet need ever see it."""
-    given = rayjob("/checkpoints/run/global_step_20/actor/hugging face", mode)
-    said = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
-    path = "'/checkpoints/run/global_step_20/actor/hugging face'"
-    assert said[1].startswith(f"verl starts there with `actor_rollout_ref.model.path={path} trainer.")
-    assert said[1].endswith("which --set template.spec.entrypoint=… adds")
-    assert not any("$(" in line for line in said)
-
-
-@pytest.mark.parametrize(
-    ("format_", "said"),
-    [
-        ("roll", "there are no settings for ROLL: its command takes none"),
-        ("tinker", "there are no settings for tinker: its weights are in Tinker's service"),
-        ("torchtune", "torchtune starts there with `checkpointer.checkpoint_dir=$(RLGUARD_RESUME_FROM) "),
-        ("rlguard", "ms-swift starts there with `--model $(RLGUARD_RESUME_FROM) "),
-        ("verl", "ms-swift starts there with `--model $(RLGUARD_RESUME_FROM) "),
-        ("jsonl", "ms-swift starts there with `--model $(RLGUARD_RESUME_FROM) "),
-    ],
-)
-def test_a_framework_that_borrows_a_layout_is_told_its_own_settings_or_why_there_are_none(
-    format_: str, said: str
-) -> None:
-    given = job()
-    follow = FOLLOWED["follow"] | {"format": format_}
-    checkpoints = FOLLOWED["checkpoints"] | {"layout": "roll" if format_ == "roll" else "ms-swift"}
-    given["spec"]["guard"]["metrics"] = {"follow": follow, "checkpoints": checkpoints}
-    lines = list(_of_a_followed_trainer(resume_job(given, None, None, ())))
-    assert lines[1].startswith(said) and len(lines) == 3
-
-
 # -- a TrainJob, whose pods are made of a runtime ----------------------------------------------------------
-
-
-def trainjob() -> Json:
-    given = job()
-    template = yaml.safe_load(TRAINJOB)
-    given["spec"]["template"] = {key: template[key] for key in ("apiVersion", "kind", "spec")}
-    given["status"]["guard"] = {"bestCheckpoint": BEST | {"path": "/ck/20"}}
-    return given
-
-
-def test_a_trainjob_is_checked_with_its_runtime(tmp_path: Path) -> None:
-    (tmp_path / "runtime.yaml").write_text(RUNTIME)
-    done = resume(trainjob(), tmp_path, "--runtime", str(tmp_path / "runtime.yaml"))
-    assert done.returncode == 0, done.stderr
-    made = yaml.safe_load(done.stdout)
-    assert made["spec"]["template"] == trainjob()["spec"]["template"]
-    assert made["spec"]["resumedFrom"]["checkpoint"] == "/ck/20"
-
-
-@pytest.mark.parametrize(
-    ("runtime", "said"),
-    [
-        (None, "made of the ClusterTrainingRuntime torch: give it with --runtime (`kubectl get clustertr"),
-        (RUNTIME.replace("name: torch", "name: other"), "ClusterTrainingRuntime torch, which is not in it"),
-        (RUNTIME.replace("runAsNonRoot: true", "runAsUser: 0"), "the operator would refuse it"),
-        ("{", "runtime.yaml: "),
-    ],
-)
-def test_a_trainjob_without_one_that_the_operator_takes(
-    tmp_path: Path, runtime: str | None, said: str
-) -> None:
-    options = []
-    if runtime is not None:
-        (tmp_path / "runtime.yaml").write_text(runtime)
-        options = ["--runtime", str(tmp_path / "runtime.yaml")]
-    done = resume(trainjob(), tmp_path, *options)
-    assert (done.returncode, done.stdout) == (2, "") and said in done.stderr

@@ -174,11 +174,6 @@ def template_of(job: Json) -> Json:
     return job["spec"]["template"]
 
 
-def wrapped_pod(done: subprocess.CompletedProcess[str]) -> Json:
-    """The pod of `SHORT`."""
-    return template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-
-
 # -- a trainer that is followed --------------------------------------------------------------------------
 
 
@@ -231,17 +226,6 @@ def test_the_lines_of_the_job_are_moved_with_comments_and_order(wrap: Run) -> No
     assert done.stdout == WRAPPED
 
 
-@pytest.mark.parametrize("kind", ["windows", "old mac", "byte order mark", "no last line end"])
-def test_line_ends_and_marks_of_other_editors_change_nothing(wrap: Run, kind: str) -> None:
-    text = {
-        "windows": JOB.replace("\n", "\r\n"),
-        "old mac": JOB.replace("\n", "\r"),
-        "byte order mark": "\N{ZERO WIDTH NO-BREAK SPACE}" + JOB,
-        "no last line end": JOB.removesuffix("\n"),
-    }
-    assert wrap(text[kind]).stdout == WRAPPED
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -282,79 +266,6 @@ def test_what_cannot_be_moved_is_written_anew_and_means_the_same(
     assert wrapped(done) == yaml.safe_load(WRAPPED)
     assert ("written anew, no comments" in done.stderr) == had_comments
     assert done.stdout.startswith("---\n" if text.startswith("---") else "apiVersion")
-
-
-@pytest.mark.parametrize("end", "\x85\u2028\u2029")
-def test_ends_of_lines_that_only_yaml_knows_break_nothing(wrap: Run, end: str) -> None:
-    for text in (
-        SHORT.replace("spec:", f"# {end * 99}\nspec:", 1),
-        with_image(f"'a{end}b'"),
-        SHORT.replace("h, ", f"h,{end}"),
-    ):
-        assert template_of(wrapped(wrap(text)))["spec"] == yaml.safe_load(text)["spec"]
-
-
-def test_characters_that_json_writes_in_halves(wrap: Run) -> None:
-    """kubectl reads such halves in JSON alone, and what is printed is YAML."""
-    one = json.dumps(yaml.safe_load(with_image("\N{ROCKET}")))
-    for text in (one, with_image('"\\ud83d\\ude80"')):
-        assert "\\ud83d" in text
-        done = wrap(text)
-        assert "\\ud83d" not in done.stdout.lower()
-        [container] = wrapped_pod(done)["containers"]
-        assert container["image"] == "\N{ROCKET}"
-
-
-def test_a_byte_order_mark_before_any_document(wrap: Run) -> None:
-    mark = "\N{ZERO WIDTH NO-BREAK SPACE}"
-    plain = wrap(f"kind: Secret\n---\n{JOB}").stdout
-    assert wrap(f"{mark}kind: Secret\n{mark}---\n{JOB}").stdout == plain
-    assert wrap(f"kind: Secret\n---\n{mark}{JOB}").stdout == plain
-
-
-def test_json_may_be_indented_by_tabs(wrap: Run) -> None:
-    content = yaml.safe_load(with_image("'a\tb'"))
-    text = json.dumps(content, indent="\t")
-    assert "\n\t" in text and "a\\tb" in text
-    for file in (text, f"---\n{text}", f"\n{text}"):
-        assert template_of(wrapped(wrap(file)))["spec"] == content["spec"]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "lost"),
-    [
-        ("metadata: {name: run, uid: x} # the run", True),
-        ("# who\nmetadata: {name: run, labels: {a: b}}", False),
-        ("metadata: {name: run, # it\n  uid: x}", True),
-        ("metadata: {name: run, uid: 'x # y'}", False),
-        ("metadata: {name: run} # the run", False),
-    ],
-)
-def test_comments_of_metadata_in_braces_are_not_lost_in_silence(wrap: Run, metadata: str, lost: bool) -> None:
-    done = wrap(SHORT.replace("metadata: {name: run}", metadata) + "# the end\n")
-    assert wrapped(done)["metadata"] == {"name": "run"}
-    assert ("the lines of metadata could not be moved: written anew, no comm" in done.stderr) == lost
-    assert "# the end" in done.stdout and ("# who" in metadata) == ("# who" in done.stdout)
-
-
-def test_no_comment_is_seen_in_a_text(wrap: Run) -> None:
-    for value in ("'a # b'", '"a # b"', "a#b", "['a\n  # b']"):
-        text = f"x: &x true\n{in_spec(f'x: {value}')}".replace("runAsNonRoot: true", "runAsNonRoot: *x")
-        assert "warning" not in wrap(text).stderr
-        assert "written anew, no comments" in wrap(f"{text}# b").stderr
-    block = f"x: &x true\n{in_spec('x: | # b')}".replace("spec:\n  x: | # b\n", "spec:\n  x: | # b\n    c\n")
-    done = wrap(block.replace("runAsNonRoot: true", "runAsNonRoot: *x"))
-    assert "written anew, no comments" in done.stderr
-
-
-def test_aliases_inside_of_the_job_stay(wrap: Run) -> None:
-    pod = "        spec: &pod\n          securityContext"
-    text = SHORT.replace("Worker:", "Master:").replace("        spec:\n          securityContext", pod)
-    text += "    Worker:\n      template:\n        spec: *pod   # the same\n"
-    done = wrap(text)
-    assert "spec: *pod   # the same" in done.stdout and "anew" not in done.stderr
-    replicas = template_of(wrapped(done))["spec"]["pytorchReplicaSpecs"]
-    assert replicas["Worker"] == replicas["Master"]
 
 
 @pytest.mark.parametrize("value", ["1e-6", '"1e-6"', "0o17", "y", "'y'", "2026-01-02", "1:30", '"8"', "08"])
@@ -530,11 +441,6 @@ def test_what_belongs_to_the_cluster_is_left_out_and_told(wrap: Run) -> None:
     assert "left out" not in wrap(SHORT).stderr
 
 
-def test_three_dashes_may_begin_a_key(wrap: Run) -> None:
-    done = wrap(JOB.replace("status:\n", "---x: 1\nstatus:\n"))
-    assert done.stdout == WRAPPED and "left out: ---x, status" in done.stderr
-
-
 def test_labels_and_annotations_are_those_of_the_workload(wrap: Run) -> None:
     metadata = "{name: run, labels: {kueue.x-k8s.io/queue-name: q}, annotations: {a: b}, finalizers: []}"
     job = wrapped(wrap(SHORT.replace("{name: run}", metadata)))
@@ -545,151 +451,6 @@ def test_labels_and_annotations_are_those_of_the_workload(wrap: Run) -> None:
     }
     assert "metadata" not in template_of(wrapped(wrap(SHORT)))
     assert "metadata" not in template_of(wrapped(wrap(SHORT.replace("{name: run}", "{name: run, labels: }"))))
-
-
-JOB_SET = """\
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata: {name: run, uid: u}
-spec:
-  replicatedJobs:
-  # the trainer
-  - name: trainer  # rank 0
-    template:
-      spec:
-        template:
-          spec:
-            restartPolicy: OnFailure
-            # whose it is
-            securityContext: {runAsUser: 1000, runAsGroup: 1000}
-            containers:
-            - name: trainer
-              image: x:1  # pinned
-              volumeMounts: [{name: ck, mountPath: /ck}]
-            volumes:
-            - name: ck
-              persistentVolumeClaim: {claimName: ck}
-  # another
-  - name: other
-    template:
-      spec:
-        template:
-          spec:
-            restartPolicy: OnFailure
-            securityContext: {runAsUser: 1000, runAsGroup: 1000}
-            containers: [{name: other, image: x:1}]
-"""
-
-
-LIMITED = in_spec("runPolicy: {backoffLimit: 0}")
-OF_THE_PODS = JOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
-OF_A_SET = "replicatedJobs[0].template.spec.backoffLimit"
-NEW_SET = JOB_SET.replace(", uid: u", "")
-
-
-def limited(policy: str) -> str:
-    """A PyTorchJob with a limit, whose replica has this restart policy."""
-    return LIMITED.replace("    Worker:\n", f"    Worker:\n      restartPolicy: {policy}\n")
-
-
-@pytest.mark.parametrize(
-    ("job", "limit"),
-    [
-        (LIMITED, "runPolicy.backoffLimit"),
-        (limited("ExitCode"), "runPolicy.backoffLimit"),
-        (limited("Never"), ""),
-        (in_spec("runPolicy: {}"), ""),
-        (OF_THE_PODS, "backoffLimit"),
-        (JOB, ""),
-        (NEW_SET, OF_A_SET),
-        (NEW_SET.replace("            restartPolicy: OnFailure\n", ""), ""),
-        (JOB_SET, ""),
-    ],
-    ids=[
-        "PyTorchJob",
-        "ExitCode",
-        "Never",
-        "no limit",
-        "Job",
-        "Job, Never",
-        "JobSet",
-        "JobSet, as it is",
-        "in a cluster",
-    ],
-)
-def test_a_limit_that_counts_restarts_of_the_guard_is_warned_of(wrap: Run, job: str, limit: str) -> None:
-    done = wrap(job)
-    assert wrapped(done)
-    [*said] = [line for line in done.stderr.splitlines() if "counts restarts" in line]
-    assert [line.split()[:2] for line in said] == ([["warning:", limit]] if limit else [])
-    state = ("--placement", "Pod", "--state-claim", "state")
-    assert "counts restarts" not in wrap(job, *state).stderr, "it is not in that pod"
-
-
-def test_what_a_webhook_wrote_into_a_list_is_left_out_and_the_lines_stay(wrap: Run) -> None:
-    done = wrap(JOB_SET)
-    assert done.returncode == 0, done.stderr
-    assert "left out: metadata.uid, spec.replicatedJobs.0.template" in done.stderr
-    made = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["replicatedJobs"]
-    assert "restartPolicy" not in made[0]["template"]["spec"]["template"]["spec"]
-    assert made[1]["template"]["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
-    for comment in (
-        "# the trainer\n",
-        "trainer  # rank 0\n",
-        "# whose it is\n",
-        "x:1  # pinned\n",
-        "# another\n",
-    ):
-        assert comment in done.stdout
-    own = wrap(JOB_SET.replace(", uid: u", ""))
-    assert own.stdout.count("restartPolicy: OnFailure") == 2, own.stderr
-
-
-SELECTOR = "    selector:\n        matchLabels: {controller-uid: u}\n    template:\n"
-LABELS = (
-    "        metadata:\n            labels:\n                controller-uid: u\n                job-name: r\n"
-)
-NOTED = "  annotations:\n    kubectl.kubernetes.io/last-applied-configuration: |\n      {}\n"
-
-
-def test_a_job_that_a_cluster_has_changed_is_as_its_author_wrote_it(wrap: Run) -> None:
-    text = JOB.replace("    template:\n", SELECTOR + LABELS).replace("  ownerRef", f"{NOTED}  ownerRef")
-    text = text.replace("    team: a   # us\n", "    team: a   # us\n    batch.kubernetes.io/job-name: r\n")
-    assert wrap(text).stdout == WRAPPED
-    kept = wrap(text.replace("spec:\n", "spec:\n    manualSelector: true\n", 1)).stdout
-    assert "matchLabels: {controller-uid: u}" in kept and "job-name: r" in kept
-    assert "last-applied" not in kept
-
-
-def test_a_default_of_the_api_server_gives_way_to_the_operators(wrap: Run) -> None:
-    text = JOB.replace("    backoffLimit: 3\n", "    podReplacementPolicy: TerminatingOrFailed\n")
-    done = wrap(text)
-    assert "podReplacementPolicy" not in done.stdout and "spec.podReplacementPolicy" in done.stderr
-    own = wrap(text.replace("  uid: abc\n", "")).stdout
-    assert "podReplacementPolicy: TerminatingOrFailed" in own, "nobody but its author wrote that"
-
-
-def test_a_comment_at_the_end_of_a_text_belongs_to_the_text(wrap: Run) -> None:
-    text = JOB.replace("  uid: abc\n", "  annotations:\n    a: |\n      x\n      # no comment\n  uid: abc\n")
-    done = wrap(text)
-    assert template_of(wrapped(done))["metadata"]["annotations"] == {"a": "x\n# no comment\n"}
-    assert "anew" not in done.stderr
-
-
-def test_comments_at_what_is_left_out_are_told(wrap: Run) -> None:
-    """Elsewhere each stays, and `anew` says where none could."""
-    kept = wrap(JOB)
-    assert "as comments at it" not in kept.stderr
-    text = JOB.replace("  uid: abc\n", "  # whose\n  uid: abc  # ours\n").replace(
-        "  active: 1", "  active: 1  # one"
-    )
-    done = wrap(text)
-    assert done.stdout == WRAPPED
-    assert "left out with it, as comments at it: # whose; # ours; # one\n" in done.stderr
-    many = wrap(JOB.replace("  uid: abc\n", "".join(f"  # {n}\n" for n in range(7)) + "  uid: abc\n"))
-    assert "# 0; # 1; # 2; # 3; # 4 and 2 more\n" in many.stderr
-    anew = wrap(SHORT.replace("metadata: {name: run}", "metadata: {name: run, uid: x} # the run"))
-    assert "written anew" in anew.stderr and "as comments at it" not in anew.stderr
 
 
 def test_another_name(wrap: Run) -> None:
@@ -925,13 +686,6 @@ def test_a_volume_that_only_relaxed_admits_keeps_checkpoints(wrap: Run, kind: st
     done = wrap(text, "--relaxed")
     assert wrapped(done) and f"warning: no longer protected: {field}" in done.stderr
     assert f"checkpoints: volume ck, {field}" in done.stderr
-
-
-def test_which_host_paths_are_listed_is_not_known(wrap: Run) -> None:
-    text = SHORT.replace("persistentVolumeClaim: {claimName: saved}", "hostPath: {path: /data}")
-    assert "lists (relaxed.hostPaths)" in refused(wrap(text))
-    assert "unless its relaxed.hostPaths lists them" in wrap(text, "--relaxed").stderr
-    assert "hostPath must not be used" in refused(wrap(text.replace("/data", "/data/../etc"), "--relaxed"))
 
 
 def test_a_volume_that_goes_with_its_pod_is_warned_of(wrap: Run) -> None:

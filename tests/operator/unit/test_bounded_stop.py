@@ -221,7 +221,7 @@ STOPS = (("patch", RUN), ("delete", RUN))
 @pytest.mark.parametrize("status", [403, 500])
 @pytest.mark.parametrize(
     "requests",
-    [(), READS, STOPS, (*READS[:2], *STOPS)],
+    [(), READS[:2], READS[2:], STOPS, (*READS[:2], *STOPS)],
     ids=lambda requests: ", ".join(" ".join(one) for one in requests) or "none",
 )
 def test_what_is_refused_holds_up_no_stop(requests: tuple[tuple[str, str], ...], status: int) -> None:

@@ -70,14 +70,6 @@ def test_evidence_says_how_the_run_ended() -> None:
 ROLLOUT = {"moments": ["start"], "attempt": 0, "step": 1, "prompt": "6*7=", "completion": "42", "reward": 1.0}
 
 
-def test_evidence_holds_what_the_policy_wrote_where_the_guard_was_given_it() -> None:
-    fire = ROLLOUT | {"moments": ["last_good", "fire"], "step": 9, "completion": '</a> "}\n{}'}
-    data = build_evidence(job(reason="r", rollouts=[ROLLOUT, fire]), None, {}, NOW)["data"]
-    assert json.loads(data["rollouts.json"]) == [ROLLOUT, fire]
-    assert json.loads(data["verdict.json"]) == {"reason": "r"}
-    assert "rollouts.json" not in build_evidence(job(reason="r"), None, {}, NOW)["data"]
-
-
 def test_evidence_can_be_read_by_people_of_any_language() -> None:
     """And by the API server, to which no half of a pair goes."""
     one = job(
@@ -149,14 +141,6 @@ def build(of: Job, steps: str, logs: dict[str, str]) -> Any:
     )
 
 
-def test_evidence_holds_the_steps_where_the_guard_told_them() -> None:
-    body = build(job(reason="r"), "{}\n{}", {"trainer.log": "bye"})
-    assert body["data"]["steps.jsonl"] == "{}\n{}" and "keptSteps" not in body["data"]["verdict.json"]
-    assert "steps.jsonl" not in build_evidence(job(reason="r"), None, {}, NOW)["data"]
-    no_room = {f"{n}.log": "x" * LOG_BYTES for n in range(4)}
-    assert "steps.jsonl" not in build(job(reason="r"), "{}", no_room)["data"]
-
-
 def condition(kind: str, status: str, reason: str = "R") -> ConditionStatus:
     return ConditionStatus(type=kind, status=status, reason=reason, message="m", last_transition_time=NOW)
 
@@ -209,8 +193,3 @@ CASES: dict[str, tuple[Any, Any, list[tuple[str, str]]]] = {
 def test_events_come_with_transitions(before: Any, after: Any, expected: list[tuple[str, str]]) -> None:
     old = [condition(*before)] if before else []
     assert [(e.type, e.reason) for e in transitions(old, [condition(*after)])] == expected
-
-
-def test_two_conditions_that_turn_for_one_reason_are_told_once() -> None:
-    silent = condition("GuardSilent", "True", "GuardSilent"), condition("Halted", "True", "GuardSilent")
-    assert [event.reason for event in transitions([], silent)] == ["GuardSilent"]

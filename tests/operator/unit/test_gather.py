@@ -42,8 +42,8 @@ def owner(uid: str, controller: bool = True, kind: str = "x/v1 X", name: str = "
 
 def seen(raw: Json) -> Pod:
     """What the operator makes of a pod of the run."""
-    world = Behind(created())
-    world.cached_pods = [slim_pod(raw)]
+    world = Behind(created(), created())
+    world.cached_pods = world.pods_there = [slim_pod(raw)]
     snapshot = world.gather()
     assert snapshot is not None
     return snapshot.pods[0]
@@ -268,7 +268,7 @@ def workload(*owners: Json, uid: str = "w") -> Json:
     ids=["owned", "other's", "owned, not controlled", "nobody's", "noted", "noted, taken over", "namesake"],
 )
 def test_whose_a_workload_is(job: Json, raw: Json, ours: bool) -> None:
-    world = Behind(job)
+    world = Behind(job, job)
     world.cached_workload = world.workload_there = raw
     snapshot = world.gather()
     assert snapshot is not None and snapshot.workload is not None and snapshot.workload.ours is ours

@@ -748,11 +748,11 @@ def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     last = {"terminated": {"exitCode": 0, "message": f'{{"fire": {json.dumps(FIRE)}}}'}}
     world = Namespace()
     world.made = [raw_pod(lastState=last)]
-    (pod,) = world.gather().pods
+    pod = world.gather().pods[0]
     assert (pod.guarded, pod.rank0, pod.changed, pod.guard_since) == (True, False, False, NOW)
     assert pod.fire is not None and pod.fire.code == "hacking_gap"
     world.sets[0]["metadata"]["uid"] = "another"
-    (other,) = world.gather().pods
+    other = world.gather().pods[0]
     assert not other.guarded and other.fire is None
 
 
@@ -761,7 +761,7 @@ def test_a_guard_that_cannot_start_is_said() -> None:
     ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
     world = Namespace()
     world.made = [raw_pod(**crashed, lastState=ended)]
-    (pod,) = world.gather().pods
+    pod = world.gather().pods[0]
     assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
-from guard_operator.api.types import Spec, Status, StopMethod
+from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
@@ -170,13 +170,3 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
 @pytest.mark.parametrize(("workload", "state"), STATES.values(), ids=STATES.keys())
 def test_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER.state(workload)[0] is state
-
-
-def test_the_message_has_the_reason() -> None:
-    assert ADAPTER.state({"status": {"conditions": [condition("Failed")]}})[1] == "Why: Failed it is"
-
-
-def test_stop_patches() -> None:
-    assert ADAPTER.stop_patch(StopMethod.STOP) == {"spec": {"activeDeadlineSeconds": 1}}
-    assert ADAPTER.stop_patch(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
-    assert ADAPTER.stop_patch(StopMethod.DELETE) is None

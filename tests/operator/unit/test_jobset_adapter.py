@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import Child, TemplateError, WorkloadState, find_adapter
-from guard_operator.api.types import Spec, Status, StopMethod
+from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
+from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import BATCH_JOBS
 
 ADAPTER = find_adapter("jobset.x-k8s.io/v1alpha2", "JobSet")
 assert ADAPTER is not None
 CONFIG = OperatorConfig("guard:1")
 Json = dict[str, Any]
-RULE = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
 
 
 def part(name: str, *containers: str, replicas: int | None = None, **spec: Any) -> Json:
@@ -168,20 +166,6 @@ def test_the_guard_is_injected_and_every_job_and_pod_is_labelled() -> None:
     assert "initContainers" not in worker and "RLGUARD" not in str(worker)
 
 
-def test_where_nobody_knows_which_container_trains_each_ends_with_words() -> None:
-    made = build_workload(job(jobset(part("trainer"), part("workers", "a", "b"))), ADAPTER, CONFIG)
-    pod = made["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
-    assert [one["terminationMessagePolicy"] for one in pod["containers"]] == ["FallbackToLogsOnError"] * 2
-
-
-def test_the_first_rule_makes_a_stop_final() -> None:
-    own = {"name": "again", "action": "RestartJobSetAndIgnoreMaxRestarts"}
-    policy = ADAPTER.prepared(jobset(failurePolicy={"maxRestarts": 3, "rules": [own]}))["failurePolicy"]
-    assert policy == {"maxRestarts": 3, "rules": [RULE, own]}
-    assert ADAPTER.prepared(jobset(failurePolicy={"maxRestarts": 3}))["failurePolicy"]["rules"] == [RULE]
-    assert "failurePolicy" not in ADAPTER.prepared(jobset()), "then every failed Job fails the JobSet"
-
-
 def test_the_index_is_made_explicit() -> None:
     spec = jobset(part("trainer"), part("x", completionMode="NonIndexed"))
     modes = [one["template"]["spec"]["completionMode"] for one in ADAPTER.prepared(spec)["replicatedJobs"]]
@@ -243,35 +227,6 @@ def test_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER.state(workload)[0] is state
 
 
-def test_the_message_has_the_reason() -> None:
-    assert ADAPTER.state(condition("Failed"))[1] == "Why: so"
-
-
-def test_stops() -> None:
-    spec = jobset(part("workers", replicas=2), part("trainer"), part("eval", replicas=0))
-    deadline = {"spec": {"activeDeadlineSeconds": 1}}
-    names = "run-trainer-0", "run-workers-0", "run-workers-1"
-    assert ADAPTER.stop_patch(StopMethod.STOP) is None
-    asked = ADAPTER.stop_children(StopMethod.STOP, "run", spec)
-    assert asked == tuple(Child(BATCH_JOBS, name, deadline) for name in names)
-    assert ADAPTER.stop_patch(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
-    assert ADAPTER.stop_patch(StopMethod.DELETE) is None
-    for method in (StopMethod.SUSPEND, StopMethod.DELETE):
-        assert ADAPTER.stop_children(method, "run", spec) == ()
-
-
-def test_a_stop_is_not_held_up_by_however_many_jobs() -> None:
-    spec = jobset(part("workers", replicas=10**9), part("trainer"))
-    asked = ADAPTER.stop_children(StopMethod.STOP, "run", spec)
-    assert len(asked) == 100 and asked[0].name == "run-trainer-0"
-
-
-@pytest.mark.parametrize("spec", [{}, {"replicatedJobs": 5}, {"replicatedJobs": [5, {"replicas": "x"}]}])
-def test_a_spec_of_any_shape_can_be_stopped(spec: Json) -> None:
-    """That of a target is what it is by then."""
-    assert ADAPTER.stop_children(StopMethod.STOP, "run", spec)[0].resource is BATCH_JOBS
-
-
 def test_defaults_that_would_hurt_are_written_for_the_job_with_the_guard() -> None:
     made = ADAPTER.prepared(jobset(part("trainer", parallelism=4), part("workers", parallelism=2)))
     guarded, other = (one["template"]["spec"] for one in made["replicatedJobs"])
@@ -279,14 +234,6 @@ def test_defaults_that_would_hurt_are_written_for_the_job_with_the_guard() -> No
     assert guarded["podReplacementPolicy"] == "Failed" and "podReplacementPolicy" not in other
     assert guarded["template"]["spec"]["restartPolicy"] == "Never"
     assert "restartPolicy" not in other["template"]["spec"]
-
-
-def test_what_its_author_says_stays() -> None:
-    own = part("only", completions=1, podReplacementPolicy="TerminatingOrFailed")
-    own["template"]["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
-    made = ADAPTER.prepared(jobset(own))["replicatedJobs"][0]["template"]["spec"]
-    assert (made["completions"], made["podReplacementPolicy"]) == (1, "TerminatingOrFailed")
-    assert made["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
 def test_the_restart_policy_that_its_webhook_wrote_is_not_kept() -> None:

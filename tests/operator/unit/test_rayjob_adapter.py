@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from guard_operator.adapters import Child, TemplateError, WorkloadState, find_adapter
+from guard_operator.adapters import TemplateError, WorkloadState, find_adapter
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Spec, Status, StopMethod
+from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import BATCH_JOBS
 
 ADAPTER = find_adapter("ray.io/v1", "RayJob")
 assert ADAPTER is not None
@@ -232,13 +230,6 @@ def test_the_submitter_is_the_one_of_kuberay_as_the_user_of_the_head() -> None:
     assert "submitterPodTemplate" not in ADAPTER.prepared(rayjob(submissionMode="HTTPMode"))
 
 
-def test_the_cluster_goes_with_the_program_unless_its_author_says_otherwise() -> None:
-    assert ADAPTER.prepared(rayjob())["shutdownAfterJobFinishes"] is True
-    assert ADAPTER.prepared(rayjob(shutdownAfterJobFinishes=False))["shutdownAfterJobFinishes"] is False
-    rules = {"deletionRules": [{"policy": "DeleteCluster"}]}
-    assert "shutdownAfterJobFinishes" not in ADAPTER.prepared(rayjob(deletionStrategy=rules))
-
-
 def test_the_driver_stays_in_the_head_whatever_a_config_map_says() -> None:
     """`env` wins over `envFrom`."""
     stays = {"name": "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES", "value": "0"}
@@ -267,24 +258,6 @@ def test_no_node_waits_longer_for_its_program_than_for_one_that_ray_stops() -> N
         nodes = containers_of(rayjob(cluster={"workerGroupSpecs": workers}))
         assert len(nodes) == 3 and all(node["env"].count(SOON) == 1 for node in nodes)
         assert nodes[1]["env"] == [*(env or []), SOON]
-
-
-@pytest.mark.parametrize(
-    "own", [{"value": "20"}, {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]
-)
-def test_how_long_a_node_waits_is_its_authors(own: Json) -> None:
-    mine = {"name": SOON["name"], **own}
-    head, worker = containers_of(rayjob(head={"template": pod("h", env=[mine])}))
-    assert mine in head["env"] and SOON not in head["env"]
-    assert worker["env"] == [SOON], "each group has its own"
-
-
-def test_a_name_that_kuberay_would_refuse_later_is_refused() -> None:
-    assert ADAPTER.max_name == 47
-    named = replace(job(rayjob()), name="r" * 48)
-    said = review(ADAPTER, named, CONFIG)
-    assert said.reason is Reason.TEMPLATE_REFUSED and "a RayJob may have 47" in said.findings[0]
-    assert review(ADAPTER, replace(named, name="r" * 47), CONFIG).reason is None
 
 
 def test_which_pod_holds_rank_0() -> None:
@@ -338,20 +311,3 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
 @pytest.mark.parametrize(("workload", "state"), STATES.values(), ids=STATES.keys())
 def test_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER.state(workload)[0] is state
-
-
-def test_the_message_has_the_reason() -> None:
-    told = status("Failed", reason="DeadlineExceeded", message="too late")
-    assert ADAPTER.state(told)[1] == "DeadlineExceeded: too late"
-    assert ADAPTER.state(status("Complete", jobStatus="STOPPED", message="by hand"))[1] == "STOPPED: by hand"
-
-
-def test_stops() -> None:
-    goes = {"shutdownAfterJobFinishes": True, "deletionStrategy": None}
-    deadline = {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 0}
-    assert ADAPTER.stop_patch(StopMethod.STOP) == {"spec": deadline | goes}
-    assert ADAPTER.stop_patch(StopMethod.SUSPEND) == {"spec": {"suspend": True} | goes}
-    assert ADAPTER.stop_patch(StopMethod.DELETE) is None
-    assert ADAPTER.stop_children(StopMethod.STOP, "run", rayjob()) == (Child(BATCH_JOBS, "run"),)
-    for method in (StopMethod.SUSPEND, StopMethod.DELETE):
-        assert ADAPTER.stop_children(method, "run", rayjob()) == ()

@@ -10,14 +10,13 @@ import pytest
 from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadState, at, find_adapter
 from guard_operator.adapters.trainjob import CLUSTER_RUNTIMES, RUNTIMES, TrainJobAdapter
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Spec, Status, StopMethod
+from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import shared_rules, workload_rules
-from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload, created_for
 from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.review import review, review_manifest
-from guard_operator.reconcile.snapshot import Job, with_spec
+from guard_operator.reconcile.snapshot import Job
 
 ADAPTER = TrainJobAdapter()
 CONFIG = OperatorConfig("guard:1")
@@ -78,11 +77,6 @@ def job(spec: Json, **guard: Any) -> Job:
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
 
 
-def container(spec: Json, place: int = 0) -> Json:
-    found: Json = at(spec, "runtime", "template", "spec", "replicatedJobs", place, *CONTAINERS, 0)
-    return found
-
-
 def pod(spec: Json, place: int = 0) -> Json:
     found: Json = at(spec, "runtime", "template", "spec", "replicatedJobs", place, *CONTAINERS[:-1])
     return found
@@ -130,162 +124,9 @@ def test_what_names_no_runtime(ref: Any) -> None:
         ADAPTER.source({"runtimeRef": ref})
 
 
-def test_patches_are_merged_as_trainer_merges_them() -> None:
-    own = {
-        "nodeSelector": {"a": "1", "b": "2"},
-        "tolerations": [{"key": "old"}],
-        "volumes": [{"name": "kept", "emptyDir": {}}, {"name": "data", "emptyDir": {"medium": "Memory"}}],
-        "containers": [
-            {
-                "name": "node",
-                "image": "i",
-                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            },
-            {"name": "log", "image": "l"},
-        ],
-    }
-    of = runtime(node(pod=own))
-    patch = patched(
-        nodeSelector={"b": "3", "a": None},
-        tolerations=[{"key": "new"}],
-        volumes=[{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}],
-        serviceAccountName="mine",
-        containers=[
-            {
-                "name": "node",
-                "env": [{"name": "B", "value": "4"}, {"name": "C", "value": "5"}],
-                "volumeMounts": [{"name": "kept", "mountPath": "/data"}],
-                "securityContext": {"runAsUser": 7},
-            }
-        ],
-    )
-    before = copy.deepcopy(of)
-    made = pod(composed({"runtimeRef": {"name": "torch"}, "runtimePatches": [patch]}, of))
-    assert of == before, "what was read is left as it is"
-    assert made["nodeSelector"] == {"b": "3"} and made["tolerations"] == [{"key": "new"}]
-    assert made["serviceAccountName"] == "mine"
-    assert made["volumes"] == [
-        {"name": "kept", "emptyDir": {}},
-        {"name": "data", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-    ]
-    main, log = made["containers"]
-    assert main["env"] == [{"name": n, "value": v} for n, v in (("A", "1"), ("B", "4"), ("C", "5"))]
-    assert main["volumeMounts"] == [{"name": "kept", "mountPath": "/data"}]
-    assert (main["image"], main["securityContext"], log) == (
-        "i",
-        {"runAsUser": 7},
-        {"name": "log", "image": "l"},
-    )
-
-
-def test_a_patch_of_the_jobset_and_a_later_one_of_the_same_field() -> None:
-    first = {"trainingRuntimeSpec": {"template": {"metadata": {"labels": {"a": "1", "b": "1"}}}}}
-    second = {"trainingRuntimeSpec": {"template": {"metadata": {"labels": {"b": "2"}}}}}
-    made = composed(trainjob(first, second))
-    assert made["runtime"]["template"]["metadata"] == {"labels": {"a": "1", "b": "2"}}
-
-
-def test_what_a_job_says_of_containers_is_in_them_and_said_once() -> None:
-    of = runtime(
-        node(pod={"containers": [{"name": "node", "env": [{"name": "A", "value": "1"}]}]}),
-        part("data", "dataset-initializer", label="dataset-initializer"),
-        part("model", "model-initializer", label="model-initializer"),
-    )
-    spec = trainjob(
-        trainer={
-            "image": "mine",
-            "numNodes": 2,
-            "env": [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}],
-        },
-        initializer={
-            "dataset": {
-                "storageUri": "hf://x",
-                "env": [{"name": "C", "value": "4"}],
-                "secretRef": {"name": "token"},
-            },
-            "model": {"secretRef": {"name": "other"}},
-        },
-    )
-    made = composed(spec, of)
-    assert container(made)["env"] == [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}]
-    assert container(made, 1)["env"] == [{"name": "C", "value": "4"}]
-    assert container(made, 1)["envFrom"] == [{"secretRef": {"name": "token"}}]
-    assert container(made, 2)["envFrom"] == [{"secretRef": {"name": "other"}}]
-    assert ADAPTER.as_given(made) == spec
-    own, copied = ADAPTER.split(made, "run-copy")
-    assert own == {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": "run-copy"},
-        "trainer": {"image": "mine", "numNodes": 2},
-        "initializer": {"dataset": {"storageUri": "hf://x"}, "model": {}},
-    }
-    assert copied == made["runtime"]
-
-
-def test_environment_alone_leaves_a_trainer() -> None:
-    """Trainer tells torchrun of the other nodes only where there is one."""
-    own, _ = ADAPTER.split(composed(trainjob(trainer={"env": [{"name": "A", "value": "1"}]})), "c")
-    assert own["trainer"] == {}
-    assert "trainer" not in ADAPTER.split(composed(), "c")[0]
-
-
 def test_a_runtime_that_the_author_wrote_into_the_job_is_not_taken() -> None:
     evil = runtime(node(pod={"hostPID": True}))["spec"]
     assert composed(trainjob(runtime=evil))["runtime"] == composed()["runtime"]
-
-
-BAD_PATCHES: dict[str, tuple[Any, str]] = {
-    "no list": ({}, "runtimePatches"),
-    "no object": (["x"], "runtimePatches[0]"),
-    "another job": (
-        [patched("nodes")],
-        "runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0]",
-    ),
-    "a job without a name": (
-        [{"trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [{"name": []}]}}}}],
-        "runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0]",
-    ),
-    "another container": (
-        [patched(containers=[{"name": "mine", "image": "evil"}])],
-        "runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec.containers",
-    ),
-    "another init container": (
-        [patched(initContainers=[{"name": "mine", "image": "evil"}])],
-        "runtimePatches[0].trainingRuntimeSpec.template.spec.replicatedJobs[0].template.spec.template.spec."
-        "initContainers",
-    ),
-}
-
-
-@pytest.mark.parametrize(("patches", "field"), BAD_PATCHES.values(), ids=BAD_PATCHES.keys())
-def test_a_patch_that_does_not_fit_names_its_field(patches: Any, field: str) -> None:
-    with pytest.raises(TemplateError) as error:
-        composed(trainjob() | {"runtimePatches": patches})
-    assert error.value.field == field
-
-
-def test_environment_of_the_wrong_shape_names_its_field() -> None:
-    for env, field in (({}, "env"), (["x"], "env[0]"), ([{}], "trainer.env[0]")):
-        with pytest.raises(TemplateError) as error:
-            composed(trainjob(trainer={"env": env}))
-        assert error.value.field == field
-
-
-BAD_RUNTIMES: dict[str, tuple[Json, str, str]] = {
-    "nothing": ({}, JOBS, "must have"),
-    "of the wrong shape": (
-        {"spec": {"template": {"spec": {"replicatedJobs": ["x"]}}}},
-        f"{JOBS}[0]",
-        "a name",
-    ),
-}
-
-
-@pytest.mark.parametrize(("of", "field", "why"), BAD_RUNTIMES.values(), ids=BAD_RUNTIMES.keys())
-def test_a_runtime_of_no_shape(of: Json, field: str, why: str) -> None:
-    with pytest.raises(TemplateError, match=why) as error:
-        ADAPTER.composed(trainjob(), of)
-    assert error.value.field == field
 
 
 # -- what can be guarded ---------------------------------------------------------------------------------
@@ -402,15 +243,6 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, of: Json | None, fie
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
-def test_metadata_of_no_shape_is_refused() -> None:
-    for patch in (
-        {"trainingRuntimeSpec": {"template": {"metadata": "x"}}},
-        patched(template={"metadata": {"annotations": "x"}}),
-    ):
-        (finding,) = found_in(composed(trainjob(patch)))
-        assert "metadata" in finding and "must be an object" in finding
-
-
 # -- what is created -------------------------------------------------------------------------------------
 
 
@@ -448,31 +280,6 @@ def test_the_copy_has_the_guard_and_the_labels_of_the_job_at_every_level() -> No
     assert "initContainers" not in other and "RLGUARD" not in str(other)
 
 
-def test_a_dry_run_has_the_job_as_its_author_wrote_it() -> None:
-    spec = trainjob(trainer={"env": [{"name": "A", "value": "1"}]})
-    one = job(composed(spec))
-    (_, copied), (_, workload) = created_for(one, ADAPTER, build_workload(one, ADAPTER, CONFIG), dry_run=True)
-    assert workload["spec"] == spec
-    assert copied == created(composed(spec))[0]
-
-
-def test_defaults_that_would_hurt_are_written() -> None:
-    made = composed(of=runtime(node(), part("data", completionMode="NonIndexed"), ttlSecondsAfterFinished=5))
-    prepared = ADAPTER.prepared(made)["runtime"]["template"]["spec"]
-    assert "ttlSecondsAfterFinished" not in prepared
-    trainer, other = (one["template"]["spec"] for one in prepared["replicatedJobs"])
-    assert (trainer["completionMode"], other["completionMode"]) == ("Indexed", "NonIndexed")
-    assert trainer["podReplacementPolicy"] == "Failed" and "podReplacementPolicy" not in other
-    assert trainer["template"]["spec"]["restartPolicy"] == "Never"
-
-
-def test_what_its_author_says_stays() -> None:
-    own = node(podReplacementPolicy="TerminatingOrFailed", pod={"restartPolicy": "OnFailure"})
-    made = ADAPTER.prepared(composed(of=runtime(own)))["runtime"]["template"]["spec"]["replicatedJobs"][0]
-    assert made["template"]["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
-    assert made["template"]["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
-
-
 APART = {"placement": "Pod", "state": {"claimName": "state"}}
 
 
@@ -485,32 +292,6 @@ def test_a_guard_in_a_pod_of_its_own() -> None:
     assert (
         env["RLGUARD_URL"]["value"].startswith("https://") and {"RLGUARD_CA", "RLGUARD_TOKEN"} <= env.keys()
     )
-
-
-def test_from_its_copy_a_guard_is_started_as_from_the_runtime() -> None:
-    """A run that is resumed has no other source: its runtime may have changed since."""
-    own = job(composed(), **APART)
-    copied, _ = created(composed(), **APART)
-    again = with_spec(own, ADAPTER.recomposed(trainjob(), copied))
-    pod_ = own.spec.guard.own_pod
-    assert pod_ is not None
-    assert [*guard_objects(again, pod_, ADAPTER, CONFIG)] == [*guard_objects(own, pod_, ADAPTER, CONFIG)]
-
-
-@pytest.mark.parametrize("relaxed", [False, True])
-def test_its_copy_costs_what_its_runtime_did(relaxed: bool) -> None:
-    guard = {"isolation": "Relaxed"} if relaxed else {}
-    of = runtime(node(pod={"hostNetwork": True})) if relaxed else runtime()
-    copied, _ = created(composed(of=of), **guard)
-    costs = [
-        [
-            one.cost
-            for one in find_violations(ADAPTER, spec, job(spec, **guard).spec.guard, CONFIG)
-            if one.cost
-        ]
-        for spec in (composed(of=of), ADAPTER.recomposed(trainjob(), copied))
-    ]
-    assert costs[0] == costs[1] and bool(costs[0]) is relaxed
 
 
 def test_a_manifest_is_reviewed_with_its_runtime() -> None:
@@ -595,34 +376,6 @@ STATES: dict[str, tuple[Json, WorkloadState]] = {
 @pytest.mark.parametrize(("workload", "state"), STATES.values(), ids=STATES.keys())
 def test_state(workload: Json, state: WorkloadState) -> None:
     assert ADAPTER.state(workload)[0] is state
-
-
-@pytest.mark.parametrize(
-    ("workload", "again"),
-    [
-        (failed("FailedJobs"), True),
-        (failed("DeadlineExceeded"), False),
-        (condition("Failed", "False"), False),
-        (condition("Complete"), False),
-        ({}, False),
-    ],
-)
-def test_what_failed_for_another_reason_than_its_deadline_may_be_started_again(
-    workload: Json, again: bool
-) -> None:
-    assert ADAPTER.may_start_again(workload) is again
-
-
-def test_the_message_has_the_reason() -> None:
-    assert ADAPTER.state(condition("Failed"))[1] == "Why: so"
-
-
-def test_stops() -> None:
-    assert ADAPTER.stop_patch(StopMethod.STOP) == {"spec": {"activeDeadlineSeconds": 1}}
-    assert ADAPTER.stop_patch(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
-    assert ADAPTER.stop_patch(StopMethod.DELETE) is None
-    for method in StopMethod:
-        assert ADAPTER.stop_children(method, "run", {}) == ()
 
 
 def test_rights_reach_down_to_the_pods_and_no_runtime_of_others_is_changed() -> None:
