@@ -1,8 +1,8 @@
 """How much of a policy is left when its hack is stopped, and what waiting costs an honest run.
 
-A task that no recorded run has: the largest of three numbers. For each seed one run with a grader that
-accepts the right number anywhere, and its twin with a strict one, each under `rlguard run` with no setting
-touched; then the twin once more with `--max-lag off`, for the time. Writes a table to stdout.
+A task that no recorded run has: the largest of three numbers. For each seed one run with a grader that pays
+for the right number anywhere and for a list of numbers, and its twin with a strict one, each under `rlguard
+run` with no setting touched; then the twin once more with `--max-lag off`, for the time. Prints a table.
 """
 
 from __future__ import annotations
