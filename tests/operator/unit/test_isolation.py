@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from guard_operator.reconcile.snapshot import Job
 _SPEC = importlib.util.spec_from_file_location("pod_fields", Path(__file__).with_name("pod_fields.py"))
 assert _SPEC and _SPEC.loader
 pod_fields = importlib.util.module_from_spec(_SPEC)
+sys.modules["pod_fields"] = pod_fields
 _SPEC.loader.exec_module(pod_fields)
 
 Json = dict[str, Any]
