@@ -343,6 +343,20 @@ def test_a_device_without_room_for_the_model_is_its_own_kind(
     assert caught.value.kind is FailureKind.OUT_OF_MEMORY
 
 
+def test_logits_that_break_at_a_later_token_are_remembered() -> None:
+    import torch
+
+    for bad, breaks in ((math.nan, True), (math.inf, True), (-math.inf, False)):
+        watch = checkpoint._logits_watch("cpu")
+        for token in range(4):
+            scores = torch.zeros(3, 8)
+            scores[1, 2] = bad if token == 2 else 0.0
+            assert watch(None, scores) is scores
+        assert watch.broken.item() is breaks
+    watch(None, torch.full((1, 8), -math.inf))
+    assert watch.broken.item()
+
+
 def test_a_policy_that_ends_at_once_has_said_nothing_and_that_is_judged(model: Path, tmp_path: Path) -> None:
     mute = shutil.copytree(model, tmp_path / "mute")
     (mute / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(80))}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -92,6 +93,44 @@ def test_a_rotation_under_way_is_no_change(
         stage(checkpoint, tmp_path / "stage", announced=announced)
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rotation_that_begins_during_the_copy_is_no_change(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    real = staging._stage
+
+    def slow(source: Path, directory: int, target: Path, base: Path | None) -> Staged:
+        if before:
+            (checkpoint / "config.json").unlink()
+        staged = real(source, directory, target, base)
+        (checkpoint / "config.json").unlink()
+        return staged
+
+    announced = manifest(checkpoint)
+    monkeypatch.setattr(staging, "_stage", slow)
+    with pytest.raises(CheckpointGoneError):
+        stage(checkpoint, tmp_path / "stage", announced=announced)
+
+
+def test_a_file_that_goes_while_its_directory_is_listed_is_not_there(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever makes and removes files all the time would be looked at by nobody."""
+    real, seen = identity._line, []
+
+    def vanishing(entry: os.DirEntry[str]) -> str:
+        seen.append(entry.name)
+        if entry.name == "chat_template.jinja":
+            raise FileNotFoundError(entry.name)
+        return real(entry)
+
+    whole = manifest(checkpoint)
+    monkeypatch.setattr(identity, "_line", vanishing)
+    without = manifest(checkpoint)
+    assert "chat_template.jinja" in seen and whole is not None and without is not None
+    assert set(without.splitlines()) < set(whole.splitlines())
+
+
 def test_more_files_than_are_looked_at_are_no_manifest(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +142,11 @@ def test_more_files_than_are_looked_at_are_no_manifest(
     assert manifest(checkpoint) is None
     with pytest.raises(EvaluationError, match="were changed after it was announced"):
         stage(checkpoint, tmp_path / "stage", announced=announced)
+
+
+def test_a_manifest_of_the_first_form_says_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """It was one digest for all files, which does not tell a rotation from a change."""
+    stage(checkpoint, tmp_path / "stage", announced=hashlib.sha256(b"").hexdigest())
 
 
 def test_of_no_file_is_not_of_any(checkpoint: Path, tmp_path: Path) -> None:
@@ -246,6 +290,12 @@ def test_one_digest_stands_for_all_of_them(checkpoint: Path) -> None:
             refuse_others(checkpoint, others, "other", Expected(pins=as_one(pins)))
         assert refused.value.kind is FailureKind.TOKENIZER_CHANGED
     assert as_one(dict(reversed(pins.items()))) == as_one(pins) == as_one(as_one(pins))
+
+
+def test_pins_of_an_earlier_release_say_nothing_of_it(checkpoint: Path) -> None:
+    pins = pinned(checkpoint)
+    before = {name: pin for name, pin in pins.items() if name != "config.json"}
+    refuse_others(checkpoint, pins, "other", Expected(pins=before))
 
 
 def test_every_name_of_the_longest_sequence_is_known(tmp_path: Path) -> None:
