@@ -42,7 +42,7 @@ from guard_client.samples import (
 )
 from guard_client.settings import ClientSettings
 from guard_client.stopping import Stop
-from guard_client.waiting import Progress, WaitLimit, reason_to_wait
+from guard_client.waiting import WaitLimit, WorkDone, reason_to_wait
 from guard_core.wire import KlKind, Sampling
 
 log = logging.getLogger(__name__)
@@ -470,7 +470,7 @@ class Guard:
         works = reporter.stop_verdict is None and self._lost(reporter) is None
         verdict, unsent = reporter.verdict_and_unsent
         reason = reason_to_wait(verdict, unsent, self._settings.max_lag) if works else None
-        waits = self._limit.allows(reason, Progress.of(verdict), time.monotonic())
+        waits = self._limit.allows(reason, WorkDone.of(verdict), time.monotonic())
         if waits and reason != self._waits_for:
             log.info("training waits for %s", reason)
         self._waits_for = reason if waits else None

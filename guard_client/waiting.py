@@ -40,7 +40,7 @@ def reason_to_wait(verdict: VerdictView | None, unsent: int, max_lag: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkDone:
     """What the guard has finished; it differs after every evaluation and every pass."""
 
     evaluated: int
@@ -48,7 +48,7 @@ class Progress:
     passes: int
 
     @classmethod
-    def of(cls, verdict: VerdictView | None) -> Progress:
+    def of(cls, verdict: VerdictView | None) -> WorkDone:
         """As the verdict counts it; nothing before the first response."""
         if verdict is None:
             return cls(0, 0, 0)
@@ -70,11 +70,11 @@ class WaitLimit:
         self._waited = 0.0  # seconds of the waits that are over
         self._since: float | None = None  # when the wait under way began
         self._progress_at = now
-        self._progress = Progress.of(None)
+        self._progress = WorkDone.of(None)
         self._off = False  # until the guard has finished something
         self._said_total = False
 
-    def allows(self, reason: str | None, progress: Progress, now: float) -> bool:
+    def allows(self, reason: str | None, progress: WorkDone, now: float) -> bool:
         """Whether training waits now. Call it at every look.
 
         Args:

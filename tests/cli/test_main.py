@@ -173,7 +173,6 @@ def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, argum
         ["run", "--", "true"],
         ["serve", "--state-dir", "s", "--checkpoints", "c"],
         ["check"],
-        ["baseline", "m", "--temperature", "1"],
     ],
     ids=lambda command: command[0],
 )

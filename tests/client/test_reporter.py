@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,21 +197,6 @@ def test_the_last_step_is_told_before_the_guard_is_waited_for(
     assert (end.attempt, end.step, end.began, end.finished) == (0, 9, 4, False)
     assert guard.requests[-1][1] == "/v1/verdict" and asked.count(1) >= 3
     assert steps_of(guard) == [7]
-
-
-def test_a_guard_that_does_not_know_of_an_end_is_waited_for_all_the_same(
-    make: Any, guard: FaultyGuard
-) -> None:
-    guard.fault = lambda handler, body: (
-        handler.path == "/v1/end" and problem(404, "no such route")(handler, body)
-    )
-    reporter = make()
-    reporter.submit(sample(1))
-    reporter.start()
-    began = time.monotonic()
-    reporter.drain(20.0, 1, 0)
-    assert guard.ends == [] and time.monotonic() - began < 10.0
-    assert reporter.close(5.0).complete
 
 
 def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(

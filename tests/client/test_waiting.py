@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guard_client.client import EvaluationView, VerdictView
-from guard_client.waiting import STALL_SECONDS, TOTAL_SECONDS, Progress, WaitLimit, reason_to_wait
+from guard_client.waiting import STALL_SECONDS, TOTAL_SECONDS, WaitLimit, WorkDone, reason_to_wait
 
 SCORED = {"last_evaluation": EvaluationView(step=0, score=0.5)}
 WAITS = "1 unscored checkpoint"
@@ -39,7 +39,7 @@ def test_what_training_waits_for(
 
 
 def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
-    limit, none, some = WaitLimit(0.0), Progress(0, 0, 0), Progress(1, 0, 0)
+    limit, none, some = WaitLimit(0.0), WorkDone(0, 0, 0), WorkDone(1, 0, 0)
     assert limit.allows(WAITS, none, 100.0)
     assert limit.allows(WAITS, none, 99.0 + STALL_SECONDS)
     assert not limit.allows(WAITS, none, 100.0 + STALL_SECONDS)
@@ -48,10 +48,10 @@ def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
     assert limit.total(300.0 + STALL_SECONDS) == STALL_SECONDS
 
 
-@pytest.mark.parametrize("progress", [Progress(1, 0, 0), Progress(0, 1, 0), Progress(0, 0, 1)])
-def test_whatever_the_guard_finishes_is_progress(progress: Progress) -> None:
+@pytest.mark.parametrize("progress", [WorkDone(1, 0, 0), WorkDone(0, 1, 0), WorkDone(0, 0, 1)])
+def test_whatever_the_guard_finishes_is_progress(progress: WorkDone) -> None:
     limit = WaitLimit(0.0)
-    assert limit.allows(WAITS, Progress(0, 0, 0), 0.0)
+    assert limit.allows(WAITS, WorkDone(0, 0, 0), 0.0)
     assert limit.allows(WAITS, progress, STALL_SECONDS - 1)
     assert limit.allows(WAITS, progress, 2 * STALL_SECONDS - 2)
     assert not limit.allows(WAITS, progress, 2 * STALL_SECONDS - 1)
@@ -62,7 +62,7 @@ def waited(steps: int, step_seconds: float) -> float:
     limit, now = WaitLimit(0.0), 0.0
     for _ in range(steps):
         now += step_seconds
-        while limit.allows(WAITS, Progress(int(now // 60), 0, 0), now):
+        while limit.allows(WAITS, WorkDone(int(now // 60), 0, 0), now):
             now += 1.0
     return limit.total(now)
 

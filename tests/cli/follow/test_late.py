@@ -12,7 +12,7 @@ from guard_core.wire import KlKind
 from guard_follow import before as before_module
 from guard_follow import follower as follower_module
 from guard_follow import source as source_module
-from guard_follow.before import Before, what_lies
+from guard_follow.before import what_lies
 from guard_follow.errors import InputError
 from guard_follow.events import has_reward
 from guard_follow.settings import find_settings
@@ -294,11 +294,6 @@ class TestTheStateOfACheckpoint:
         for most, read in ((size + 100, 1), (size + 99, 0)):
             monkeypatch.setattr(before_module, "MOST_BYTES", most)
             assert len(what_lies(tmp_path, None, "trl").histories) == read
-
-    def test_what_an_earlier_release_kept_of_the_time_before_is_taken(self):
-        kept = json.loads(Before().to_json())
-        del kept["histories"]
-        assert Before.from_json(json.dumps(kept)) == Before()
 
     def events(self, folder, last, number=1):
         folder.mkdir(parents=True, exist_ok=True)

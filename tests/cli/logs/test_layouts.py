@@ -323,9 +323,3 @@ def test_a_mark_of_the_whole_folder_may_be_older_by_another_nodes_clock(tmp_path
     assert found(tmp_path, key, now=LONG_AGO + 11 + layouts.OLD_MARK_SECONDS) == []
     assert [c.step for c in found(tmp_path, key, now=LONG_AGO + 12 + layouts.OLD_MARK_SECONDS)] == [20]
     assert [c.step for c in found(tmp_path, key, now=float("inf"))] == [20]
-
-
-def test_of_every_layout_it_is_said_who_saved_the_checkpoints_of_the_tests():
-    """By its own code, or by hand, and then for want of what."""
-    by_hand = {f.key for f in FRAMEWORKS if f.layout is not None and f.layout.saved_with}
-    assert by_hand == set(LAID_OUT) - {"trl", "ms-swift"}

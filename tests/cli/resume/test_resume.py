@@ -330,7 +330,7 @@ def test_the_object_goes_to_stdout_and_words_to_stderr(tmp_path: Path) -> None:
         (["--checkpoint", "/elsewhere/20"], "spec.resumedFrom.checkpoint must be in the volume ck"),
         (["--checkpoint", "/ckpt/../secret"], "spec.resumedFrom.checkpoint must be in the volume ck"),
         (["--checkpoint", "ckpt/20"], "spec.resumedFrom.checkpoint"),
-        (["--set", "guard.polcy.detector=Both"], "did you mean policy"),
+        (["--set", "guard.polcy.detector=Both"], "spec.guard.polcy"),
         (["--name", "Run_2"], "metadata.name must be a DNS-1035 label"),
     ],
 )

@@ -45,6 +45,6 @@ def test_the_trainer_gets_its_grace_whatever_fails(tmp_path, monkeypatch, grace)
     settings = SimpleNamespace(name="run", tokens=lambda: ("ingest", "read"))
     plan = Plan([sys.executable, "-c", SAVES], tmp_path, {}, grace=grace)
     with session.Signals() as signals, pytest.raises(RuntimeError, match="an error of ours"):
-        session._supervise(plan, settings, signals, ())
+        session._supervise(plan, settings, signals)
     assert Path("saved").exists() == (grace > 0)
     assert guard.stopped
