@@ -79,14 +79,14 @@ PYTEST := $(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 TIMED = @TIMEFORMAT='$@: %0lR'; time
 
 # mypy takes one core, and many tests wait. What fails ends nothing else: CI says all.
-test: install browser test-tools ## Lint, the fast tests, and eight scenarios on kind: at most 25 minutes on two idle cores.
+test: install browser test-tools ## Lint, the fast tests, and eight end-to-end tests on kind: at most 25 minutes on two idle cores.
 	@status=0; $(MAKE) --no-print-directory --keep-going -j2 lint test-fast || status=$$?; \
 	  $(MAKE) --no-print-directory test-kind || status=$$?; exit $$status
 
 test-fast: install test-tools ## Everything of `make test` that needs no cluster.
 	$(TIMED) $(PYTEST) -m 'always or not nightly' $(FAST)
 
-test-kind: install ## The scenarios of `make test` on kind.
+test-kind: install ## The end-to-end tests of `make test` on kind.
 	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) tests/e2e/run.sh $(ON_KIND); else \
 	  echo "make test: the scenarios on kind were NOT run: no Docker daemon responds here" >&2; fi
 
