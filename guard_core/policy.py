@@ -92,9 +92,7 @@ class BaselineBudget(_Section):
     """
 
     completions: int | None = Field(None, ge=1, description="Completions of all passes; null: any number.")
-    minutes: Finite | None = Field(
-        20.0, gt=0, description="Time that all passes may take, minutes; null: any."
-    )
+    minutes: Finite = Field(20.0, gt=0, description="Time that all passes may take, minutes.")
 
     def has_room(
         self, passes: int, completions: int | None, seconds: float | None, again: float | None
@@ -112,9 +110,7 @@ class BaselineBudget(_Section):
             or completions is None
             or completions * (passes + 1) <= self.completions * passes
         )
-        soon_enough = (
-            self.minutes is None or seconds is None or again is None or seconds + again <= 60 * self.minutes
-        )
+        soon_enough = seconds is None or again is None or seconds + again <= 60 * self.minutes
         return few_enough and soon_enough
 
 

@@ -101,7 +101,7 @@ def replay(state: Path, copy: Path, policy: Policy) -> tuple[Verdict, dict[tuple
         shutil.copy(file, copy)
     judge, steps = Judge(policy), {}
     if not (copy / "guard.db").exists():  # killed before there was a store
-        return judge.verdict(), steps
+        return alone(judge), steps
     store = Store(copy, policy)
     for _, event in store.events(after=0):
         match event:
@@ -117,7 +117,12 @@ def replay(state: Path, copy: Path, policy: Policy) -> tuple[Verdict, dict[tuple
             case Evaluation() | Failure():
                 raise AssertionError("nothing is evaluated here")
     store.close()
-    return judge.verdict(), steps
+    return alone(judge), steps
+
+
+def alone(judge: Judge) -> Verdict:
+    """What a guard says that scores nothing: no evaluation is yet to be made."""
+    return judge.verdict().model_copy(update={"waiting": 0})
 
 
 def get_verdict(url: str) -> Verdict:
@@ -133,7 +138,7 @@ def run_lives(guard: Any, seed: int, drifts: bool, lives: int, policy: Policy) -
     clients = [Client(i, drifts, random.Random(rng.random())) for i in range(CLIENTS)]
     fired = ""
     kills = 0
-    expected = Judge(policy).verdict()
+    expected = alone(Judge(policy))
     for _ in range(lives):
         guard.launch()
         if rng.random() < KILL_WHILE_STARTING:
