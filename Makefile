@@ -68,7 +68,7 @@ APART := $(addprefix tests/,bench e2e gpu kinds on_ray vllm __pycache__)
 FAST := $(filter-out $(APART),$(patsubst %/,%,$(wildcard tests/*/))) --ignore=tests/scenarios/on_kind
 # What `make test` runs on kind. tests/scenarios/on_kind takes its place once each of its scenarios was seen green.
 ON_KIND := $(addprefix tests/e2e/test_,\
-  training.py::test_a_run_that_hacks_its_reward_is_stopped training.py::test_an_honest_run_succeeds \
+  training.py::test_an_honest_run_succeeds training.py::test_a_trainer_stops_by_itself_while_no_operator_runs \
   teardown_faults.py::test_no_operator_leads_at_the_moment_of_the_fire \
   teardown_faults.py::test_two_operators_that_both_lead_act_as_one \
   teardown_faults.py::test_an_operator_dies_in_the_middle_of_a_teardown[delete_the_leader] \
