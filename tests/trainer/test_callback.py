@@ -813,13 +813,17 @@ def test_a_guard_that_finishes_nothing_is_waited_for_once(
     assert caplog.text.count("training goes on unjudged") == 1
 
 
-def held_by(next_pass: str, polls: int) -> tuple[Any, list[int]]:
-    """A verdict that wants such a pass until it was asked for so many times, and the steps at each look."""
+LOOKS = 6
+
+
+def held_by(next_pass: str, first: int) -> tuple[Any, list[int]]:
+    """A verdict that wants such a pass for some looks from step `first` on, and the steps at these looks."""
     seen: list[int] = []
 
     def verdict(steps: int) -> Any:
-        seen.append(steps)
-        wants = seen.count(steps) <= polls and steps <= 1
+        wants = steps >= first and len(seen) < LOOKS
+        if wants:
+            seen.append(steps)
         return BUSY.model_copy(update={"waiting": 0, "next_pass": next_pass if wants else None})
 
     return verdict, seen
@@ -827,19 +831,18 @@ def held_by(next_pass: str, polls: int) -> tuple[Any, list[int]]:
 
 @pytest.mark.always
 def test_no_step_is_made_before_the_baseline(train, guard: FaultyGuard, quick_looks) -> None:
-    guard.verdict_after, seen = held_by("baseline", polls=6)
-    trainer = train(guard.url, max_steps=2, save_steps=2)
-    trainer.train()
-    assert seen.count(0) >= 6 and trainer.state.global_step == 2
+    guard.verdict_after, seen = held_by("baseline", first=0)
+    train(guard.url, max_steps=4, save_steps=4).train()
+    assert seen == [0] * LOOKS
 
 
 @pytest.mark.always
 def test_nobody_trains_on_while_an_alarm_waits_for_its_second_look(
     train, guard: FaultyGuard, quick_looks
 ) -> None:
-    guard.verdict_after, seen = held_by("confirmation", polls=6)
-    train(guard.url, max_steps=3, save_steps=3).train()
-    assert seen.count(1) >= 6, "step 2 was made only after the second look"
+    guard.verdict_after, seen = held_by("confirmation", first=1)
+    train(guard.url, max_steps=20, save_steps=20).train()
+    assert len(seen) == LOOKS and max(seen) <= 3, "the step under way when the alarm is heard, and no more"
 
 
 @pytest.mark.parametrize("max_lag", [None, 1])
