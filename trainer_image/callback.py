@@ -39,9 +39,9 @@ from trainer_image.experiment import Experiment, News, are_ours
 from trainer_image.figures import UNKNOWN, figures_of, limit_unwatched, sampling_of, what_is_learnt
 from trainer_image.metrics import StepMetrics, with_figures
 from trainer_image.outlook import (
+    capped_lag,
     kept_for_their_turn,
     rotation_ahead,
-    safe_lag,
     save_sooner,
     steps_per_save,
 )
@@ -315,8 +315,7 @@ class GuardCallback(TrainerCallback):
         if self._settings.url is None and not self._optional:
             raise GuardConfigError("GuardCallback on rank 0 needs the guard's URL: set RLGUARD_URL")
         lag, kept = self._settings.max_lag, kept_for_their_turn(args, keep_best=self._keep_best)
-        most = lag if lag is None or kept is None else min(lag, max(0, safe_lag(kept)))
-        guard = Guard.of(replace(self._settings, max_lag=most))
+        guard = Guard.of(replace(self._settings, max_lag=None if lag is None else capped_lag(lag, kept)))
         if guard.guards:
             return guard
         guard.open().close()  # says that the run is unguarded

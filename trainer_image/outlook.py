@@ -57,6 +57,16 @@ def safe_lag(kept: int) -> int:
     return kept - 1
 
 
+def capped_lag(max_lag: int, kept: int | None) -> int:
+    """`max_lag`, or less where rotation would delete a checkpoint before its turn.
+
+    Args:
+        max_lag: checkpoints that may be unscored while training goes on.
+        kept: as of `kept_for_their_turn`.
+    """
+    return max_lag if kept is None else min(max_lag, max(0, safe_lag(kept)))
+
+
 def rotation_ahead(lag: int, limit: int | None) -> str | None:
     """That checkpoints will be deleted before their turn, with what to set; None while there is room.
 

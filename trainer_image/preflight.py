@@ -14,7 +14,7 @@ from guard_client.client import VerdictView
 from guard_core.preflight import WITHOUT_KL, CheckLevel, Row
 from guard_core.wire import Adapters, Code, Sampling
 from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
-from trainer_image.outlook import evaluations_ahead, kept_for_their_turn, safe_lag
+from trainer_image.outlook import capped_lag, evaluations_ahead, kept_for_their_turn, safe_lag
 from trainer_image.unscorable import trains_adapter
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
@@ -151,7 +151,7 @@ def _rotation_row(run: Outset) -> Row:
     if room < 1:
         return Row(name, _WARN, "none has room to wait for its score beside the best one: raise it")
     if run.max_lag is not None:
-        most = min(run.max_lag, safe_lag(room))
+        most = capped_lag(run.max_lag, room)
         return Row(name, _OK, f"{room} are kept, and training waits while more than {most} are unscored")
     wait = f"max_lag={safe_lag(room)} has training wait for them"
     return Row(
