@@ -745,9 +745,10 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.always
 def test_training_waits_for_a_guard_that_lags_and_goes_on(
-    train, guard: FaultyGuard, quick_looks, caplog
+    train, guard: FaultyGuard, quick_looks, caplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lagging(guard)
+    monkeypatch.setattr("guard_client.waiting.STALL_SECONDS", 3.0)  # its verdict lags for ever after
     guard.fault = scored_after(3)
     steps_at_look: list[int] = []
     trainer = train(guard.url, max_steps=2, save_steps=1, callback_kwargs={"max_lag": 0})
