@@ -71,7 +71,7 @@ def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
 
         then.the_job_is_stopped(job)
         after = job.workload
-        assert after is not None and after["metadata"]["uid"] == workload["metadata"]["uid"]
+        assert after is None or after["metadata"]["uid"] == workload["metadata"]["uid"], "it was made again"
         then.it_was_told_once(job, *STORY)
         assert len(evidence_of(job)) == 1
 
