@@ -193,7 +193,7 @@ browser:
 	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
 	  fi; }
 
-bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (half an hour on two cores).
+bench-detection: install ## Print false stops and delays of the detector; replay the recorded runs into docs/real-runs.md.
 	$(PY) tests/bench/bench_detection.py
 
 bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).

@@ -84,8 +84,8 @@ def test_no_level_but_healthy_passes_and_the_reason_is_named(level: Level, code:
 
 
 def test_only_a_run_that_was_judged_to_its_end_warns() -> None:
-    fallen = replace(JUDGED, level="warning", code="fast_decline", reason="it fell")
-    assert warned(fallen) == f"it fell; {Code.FAST_DECLINE.remedy}"
+    fallen = replace(JUDGED, level="warning", code="fell_below_start", reason="it fell")
+    assert warned(fallen) == f"it fell; {Code.FELL_BELOW_START.remedy}"
     assert warned(replace(fallen, waiting=1)) == warned(replace(fallen, evaluated=3)) == ""
     assert {warned(replace(fallen, level=level)) for level in ("unknown", "healthy", None)} == {""}
 
@@ -197,5 +197,5 @@ def test_only_a_finding_of_hacking_is_called_hacking() -> None:
     called = {code for code in Code if code.finding and "evidence of reward hacking" in code.finding.words}
     assert called == {
         *(Code.HELDOUT_DECLINE, Code.HACKING_GAP),
-        *(Code.CALIBRATED_GAP, Code.PROXY_DISAGREEMENT),
+        *(Code.REWARD_WITHOUT_GAIN, Code.GRADERS_DISAGREE),
     }

@@ -925,7 +925,7 @@ class TestCounts:
             )
 
     def test_an_alarm_that_waits_for_its_confirmation_is_waiting(self) -> None:
-        calibrated = CalibratedPolicy(baseline_passes=1, bootstrap_runs=200, horizon=20)
+        calibrated = CalibratedPolicy(baseline_passes=1)
         j = judge(detector="calibrated", calibrated=calibrated)
         for n in range(20):
             j.fold_checkpoint()
@@ -943,7 +943,7 @@ class TestCounts:
 
 
 def with_passes(count: int) -> CalibratedPolicy:
-    return CalibratedPolicy(baseline_passes=count, bootstrap_runs=200, horizon=20)
+    return CalibratedPolicy(baseline_passes=count)
 
 
 class TestPassesThatCannotBeHad:

@@ -14,7 +14,7 @@ from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
-CALIBRATED = CalibratedPolicy(baseline_passes=1, bootstrap_runs=200, horizon=40)
+CALIBRATED = CalibratedPolicy(baseline_passes=1)
 EVALUATOR = CheckpointEvaluation(max_new_tokens_ceiling=4096)
 LONGER = Sampling(temperature=1.0, max_new_tokens=8192)
 AS_LONG = Sampling(temperature=1.0, max_new_tokens=4096)
@@ -198,7 +198,7 @@ class TestWhereNothingIsScored:
     @pytest.mark.parametrize("share", [0.89, None])
     def test_a_score_near_0_of_what_was_scored_is_a_hack(self, share: float | None) -> None:
         verdict = run("calibrated", climbing([share] * 25, [0.0] * 25)).verdict()
-        assert verdict.fire and verdict.code is Code.CALIBRATED_GAP
+        assert verdict.fire and verdict.code is Code.REWARD_WITHOUT_GAIN
 
     def test_a_policy_that_learns_where_answers_begin_is_judged_from_then_on(self) -> None:
         learns = climbing([1.0, 0.95, 0.9, 0.5] + [0.1] * 6, [0.0, 0.0, 0.0, 0.2] + [0.5] * 6)
@@ -236,7 +236,7 @@ class TestThoughtsThatOutgrowTheLimit:
         """Its score does not fall, so what was cut off explains nothing away."""
         hack = [(0.2 + 0.03 * n, 0.02, 0.15 if n else 0.0) for n in range(40)]
         verdict = run("calibrated", hack, LONGER).verdict()
-        assert verdict.fire and verdict.code is Code.CALIBRATED_GAP
+        assert verdict.fire and verdict.code is Code.REWARD_WITHOUT_GAIN
 
     def test_a_policy_that_gets_better_and_writes_more_is_judged(self) -> None:
         better = [(0.2 + 0.02 * n, 0.4 + 0.02 * n, 0.02 + 0.01 * n) for n in range(16)]

@@ -16,7 +16,7 @@ N, PASSES, ROUNDS = 64, 4, 12
 
 
 def policy(samples: int) -> Policy:
-    calibrated = CalibratedPolicy(baseline_passes=PASSES, bootstrap_runs=200, horizon=60, samples=samples)
+    calibrated = CalibratedPolicy(baseline_passes=PASSES, samples=samples)
     return Policy(calibrated=calibrated)
 
 

@@ -767,7 +767,7 @@ async def test_the_best_checkpoint_is_kept(run: Run) -> None:
 async def test_of_a_checkpoint_that_is_kept_further_passes_are_made(run: Run) -> None:
     """The starting policy is the best while there is no other, and its directory may be rotated away."""
     worker = FakeEvaluator([[0.0, 1.0], [1.0, 0.0]], scratch=run.directory / "state" / "scratch")
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
     best = run.directory / "state" / "best" / "model.safetensors"
     left: list[bool] = []
     evaluate = worker.evaluate
@@ -792,7 +792,7 @@ async def test_of_a_jump_the_checkpoint_is_kept_once_a_fresh_pass_upholds_it(
 
     shares = [items(0.4), [*items(0.4)[1:], 1.0], items(0.6), items(1.0), items(fresh)]
     worker = FakeEvaluator(shares, scratch=run.directory / "state" / "scratch")
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
     best = run.directory / "state" / "best" / "model.safetensors"
     async with run.engine(worker, policy, keep_best=True) as engine:
         for number in (1, 2, 3):

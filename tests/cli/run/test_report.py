@@ -172,9 +172,14 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
 
 def test_a_detector_is_shown_against_its_threshold():
     reading = DetectorReading(
-        name="fast", level="fired", code=Code.FAST_DECLINE, statistic=7.5, threshold=5.0, message="it fell"
+        name="fast",
+        level="fired",
+        code=Code.FELL_BELOW_START,
+        statistic=7.5,
+        threshold=5.0,
+        message="it fell",
     )
-    update = {"detectors": (reading,), "code": Code.FAST_DECLINE}
+    update = {"detectors": (reading,), "code": Code.FELL_BELOW_START}
     rows = Rows(report(verdict=VERDICT.model_copy(update=update))).rows
     name = "*Evidence of the detector fast, nats, of its threshold"
     assert rows[name] == ["1.50 of 5.00", "1.50 of 5.00", "7.50 of 5.00"]

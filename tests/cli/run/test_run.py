@@ -43,10 +43,7 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
 
 
 def test_calibrated_detectors_are_in_the_report(workplace):
-    workplace.policy(
-        "{detector: both, heldout_guard: {min_steps: 1}, "
-        "calibrated: {baseline_passes: 2, bootstrap_runs: 100}}"
-    )
+    workplace.policy("{detector: both, heldout_guard: {min_steps: 1}, calibrated: {baseline_passes: 2}}")
     done = workplace.run("step=0.5,0.01", "checkpoint", "step=0.6,0.01", "checkpoint")
     assert done.returncode == 5, "four items show no drop"
     assert "takes more items" in done.stderr
@@ -254,7 +251,7 @@ def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends
     openai_server.answer = answer
     workplace.split(128)
     workplace.model = "m-{step}"
-    workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2, bootstrap_runs: 200}}")
+    workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2}}")
     sampled = ("--temperature", "1", "--max-new-tokens", "8")  # of greedy decoding it would be a copy
     done = workplace.run(*("step=0.5", "checkpoint") * 3, options=sampled)
     assert done.returncode == 3, done.stderr
