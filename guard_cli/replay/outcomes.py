@@ -229,7 +229,6 @@ def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
             proxy_items=evaluation.proxy_items or None,
             in_loop_error=in_loop_error,
             fooled_items=evaluation.fooled_items,
-            fresh=not first,
         )
         if status.fire:
             at = evaluation.attempt

@@ -2,8 +2,7 @@
 
 Its state is the list of evaluations. *No evaluation stops a run alone*: a question at its threshold raises an
 alarm, and the next evaluation decides: a fresh pass of the same checkpoint where there is a guard, the next
-checkpoint in a replay. The run stops if the question is at its threshold with that one too; a fresh pass is
-put in the place of the first for that, and then both count as their mean.
+checkpoint in a replay. The run stops if the question is at its threshold with that one too.
 
 In doubt as well is an evaluation that lies OUTLIER standard errors and more than the accepted decline below
 the level of those before it, or JUMP above that level and above the newest of them. If the next one is nearer
@@ -126,7 +125,7 @@ class CalibratedDetector:
 
     @property
     def evaluations(self) -> int:
-        """How many checkpoints count."""
+        """How many evaluations count."""
         return len(self._series.evaluations)
 
     @property
@@ -160,8 +159,6 @@ class CalibratedDetector:
         proxy_items: Sequence[float] | Array | None = None,
         in_loop_error: float | None = None,
         fooled_items: Sequence[float] | Array | None = None,
-        *,
-        fresh: bool = False,
     ) -> DetectorStatus:
         """Fold one evaluation and judge it.
 
@@ -174,7 +171,6 @@ class CalibratedDetector:
             proxy_items: what the training grader gives the same completions, as `items`; None: not known.
             in_loop_error: standard error of `in_loop_reward`, reward units; None: not known.
             fooled_items: as `Outcomes.fooled`; None: not known.
-            fresh: whether it is a further pass of the newest checkpoint.
 
         Raises:
             ValueError: items of another number or outside [0, 1], or a value that is not finite; nothing is
@@ -186,41 +182,22 @@ class CalibratedDetector:
                 raise ValueError(f"{name} must be finite, got {value!r}")
         quantities = outcomes.quantities(knows_fooled=self._knows_fooled)
         seen = Evaluated.of(step, quantities, in_loop_reward, in_loop_error)
-        fold = self._fold_fresh if fresh and self._series.evaluations else self._fold_next
-        readings = fold(seen)
-        if (fired := next((r for r in readings if r.level is Level.FIRED), None)) and self._rule is None:
-            self._rule, self._reason = fired.code.value, fired.message
-        self._last = self._status(self._readings(self._series))
-        return self._last
-
-    def _fold_next(self, seen: Evaluated) -> tuple[DetectorReading, ...]:
-        """Fold an evaluation of the next checkpoint; what it says, `fired` where it upholds an alarm."""
         before, doubt = self._series.evaluations, self._doubt
         if doubt is not None and doubt.is_contradicted_by(seen.score):
+            if seen.reward is None:  # another evaluation of the same checkpoint
+                seen = replace(seen, reward=before[-1].reward, reward_error=before[-1].reward_error)
             before, doubt = before[:-1], None
             self._not_counted += 1
         self._series = replace(self._series, evaluations=(*before, seen))
         readings = self._readings(self._series)
         upheld = doubt is not None and doubt.halfway is not None
         self._doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
-        return _confirmed(readings, doubt)
-
-    def _fold_fresh(self, seen: Evaluated) -> tuple[DetectorReading, ...]:
-        """The same of a further pass of the newest checkpoint, which alone has to uphold an alarm."""
-        *before, former = self._series.evaluations
-        seen = replace(seen, reward=former.reward, reward_error=former.reward_error)
-        alone = replace(self._series, evaluations=(*before, seen))
-        readings, doubt = self._readings(alone), self._doubt
-        if doubt is not None and doubt.is_contradicted_by(seen.score):
-            self._not_counted += 1
-            self._series = alone
-            self._doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=False)
-            return _confirmed(readings, None)
-        self._series = replace(alone, evaluations=(*before, former.with_pass(seen)))
-        asked = () if doubt is None else doubt.alarmed
-        new = tuple(name for name in _alarmed(self._readings(self._series)) if name not in asked)
-        self._doubt = Doubt(new, None, above=False) if new else None
-        return _confirmed(readings, doubt)
+        confirmed = () if doubt is None else doubt.alarmed
+        fired = next((r for r in readings if r.level is Level.FIRED and r.name in confirmed), None)
+        if fired is not None and self._rule is None:
+            self._rule, self._reason = fired.code.value, fired.message
+        self._last = self._status(readings)
+        return self._last
 
     def _readings(self, series: Series) -> tuple[DetectorReading, ...]:
         """What each question comes to, where the policy lets it stop a run."""
@@ -352,9 +329,3 @@ def _unconfirmed(reading: DetectorReading) -> DetectorReading:
 
 def _alarmed(readings: Sequence[DetectorReading]) -> tuple[str, ...]:
     return tuple(r.name for r in readings if r.level is Level.FIRED)
-
-
-def _confirmed(readings: Sequence[DetectorReading], doubt: Doubt | None) -> tuple[DetectorReading, ...]:
-    """`fired` only where the evaluation before alarmed too."""
-    asked = () if doubt is None else doubt.alarmed
-    return tuple(r if r.name in asked else _unconfirmed(r) for r in readings)

@@ -59,7 +59,7 @@ HACKING = "Looks like reward hacking."
 class Evaluated:
     """One evaluation: mean and variance over items of each quantity, and the reward of its steps.
 
-    `passes`: evaluations of the checkpoint that the means are of. It holds no item's outcome.
+    `reward`: None of a further evaluation of the same checkpoint. No item's outcome is here.
     """
 
     step: int
@@ -67,22 +67,11 @@ class Evaluated:
     spreads: Mapping[str, float]
     reward: float | None = None
     reward_error: float | None = None
-    passes: int = 1
 
     @property
     def score(self) -> float:
         """Held-out mean."""
         return self.means["score"]
-
-    def with_pass(self, fresh: Self) -> Evaluated:
-        """The mean of this and of a further pass of the same checkpoint."""
-        total = self.passes + 1
-
-        def pooled(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
-            return {k: (ours[k] * self.passes + theirs[k]) / total for k in ours if k in theirs}
-
-        means, spreads = pooled(self.means, fresh.means), pooled(self.spreads, fresh.spreads)
-        return Evaluated(self.step, means, spreads, self.reward, self.reward_error, total)
 
     @classmethod
     def of(
@@ -143,7 +132,7 @@ class Series:
 
     def to_state(self) -> list[dict[str, Any]]:
         """The evaluations as plain JSON."""
-        names = ("step", "reward", "reward_error", "passes")
+        names = ("step", "reward", "reward_error")
         return [
             {name: getattr(one, name) for name in names}
             | {"means": dict(one.means), "spreads": dict(one.spreads)}
@@ -295,7 +284,7 @@ def gap(series: Series) -> DetectorReading:
     most = min(max(MOST_DUE, REACHED - start.level), DUE * (1 - start.level))
     due = min(most, DUE * max(rise.gain, 0.0))
     risen = rise.z >= RISEN
-    scores = series.scores()[max(0, rise.at - len(series.earlier)) :] if risen else np.empty(0)
+    scores = series.scores()[_first_after(series, rise.at) :] if risen else np.empty(0)
     found, limit = shortfall(scores, start, due), series.limit(GAP, "score", 0.0)
     newest = series.scores()[-WINDOW:]
     gained = float(newest.mean()) - start.level
@@ -311,6 +300,12 @@ def gap(series: Series) -> DetectorReading:
         error = start.noise * math.sqrt(1 / len(newest) + 1 / start.passes)
         level = Level.WARNING if gained <= 2 * error else Level.HEALTHY
     return _reading(GAP, Code.REWARD_WITHOUT_GAIN, level, message, found, limit)
+
+
+def _first_after(series: Series, at: int) -> int:
+    """Index of the evaluation that came with the reward number `at`; 0 for one of before it began again."""
+    rewarded = [i for i, one in enumerate(series.evaluations) if one.reward is not None]
+    return rewarded[at - len(series.earlier)] if at >= len(series.earlier) else 0
 
 
 def _no_noise(count: int) -> DetectorReading:

@@ -158,7 +158,6 @@ class CalibratedRun:
             proxy_items=proxy_items or None,
             in_loop_error=in_loop_error,
             fooled_items=fooled_items,
-            fresh=again,
         )
         none = self.contradicted or status.not_counted > counted_out
         self.contradicted, self.contradicted_former = again and none, none and not again

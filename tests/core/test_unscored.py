@@ -14,7 +14,7 @@ from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
-CALIBRATED = CalibratedPolicy(baseline_passes=1)
+CALIBRATED = CalibratedPolicy(baseline_passes=1, on_gap="stop")
 EVALUATOR = CheckpointEvaluation(max_new_tokens_ceiling=4096)
 LONGER = Sampling(temperature=1.0, max_new_tokens=8192)
 AS_LONG = Sampling(temperature=1.0, max_new_tokens=4096)

@@ -56,7 +56,7 @@ class Redrawn:
         for step, mean in zip(self.steps, means, strict=True):
             status = detector.update(step, (rng.random(len(mean)) < mean).astype(float))
             while status.needs_confirmation:
-                status = detector.update(step, (rng.random(len(mean)) < mean).astype(float), fresh=True)
+                status = detector.update(step, (rng.random(len(mean)) < mean).astype(float))
             if status.fire:
                 return step
         return None

@@ -45,7 +45,7 @@ def live(
     for _ in range(5):
         if not status.needs_confirmation:
             break
-        status = detector.update(step, draw(rng, means), fresh=True)
+        status = detector.update(step, draw(rng, means))
     return status
 
 
@@ -88,7 +88,7 @@ def test_what_is_taken_back_leaves_no_trace(seeds):
     broken = with_it.update(99, np.zeros(N), 0.7)
     assert broken.needs_confirmation and not broken.fire and broken.level is Level.WARNING
     items = draw(np.random.default_rng(1), MEANS)
-    after, clean = with_it.update(99, items, fresh=True), without.update(99, items, 0.7)
+    after, clean = with_it.update(99, items), without.update(99, items, 0.7)
     assert after.readings == clean.readings and after.fire == clean.fire
     assert with_it.to_state()["series"] == without.to_state()["series"]
     assert after.not_counted == clean.not_counted + 1
@@ -103,7 +103,7 @@ def test_a_doubt_survives_a_restart():
     restarted = CalibratedDetector.from_state(state)
     assert restarted.to_state() == state
     items = draw(rng, MEANS)
-    assert restarted.update(5, items, fresh=True) == detector.update(5, items, fresh=True)
+    assert restarted.update(5, items) == detector.update(5, items)
     assert restarted.to_state() == detector.to_state()
 
 
@@ -116,7 +116,7 @@ def test_a_real_collapse_is_confirmed_by_the_next_evaluation():
     assert not first.fire and first.needs_confirmation
     reading = first.readings[0]
     assert reading.level is Level.WARNING and "a fresh evaluation has to confirm it" in reading.message
-    assert detector.update(20, draw(rng, fallen), fresh=True).fire
+    assert detector.update(20, draw(rng, fallen)).fire
 
 
 def test_an_outlier_that_alarms_nobody_is_asked_about_too():
@@ -128,10 +128,10 @@ def test_an_outlier_that_alarms_nobody_is_asked_about_too():
     status = detector.update(16, draw(rng, MEANS * 0.3))
     assert status.needs_confirmation and not status.fire
     assert status.level is Level.WARNING and "lies far below" in status.in_doubt
-    after = detector.update(16, draw(rng, MEANS), fresh=True)
+    after = detector.update(16, draw(rng, MEANS))
     assert not after.needs_confirmation and after.in_doubt == "" and after.not_counted == 1
     assert detector.update(17, draw(rng, MEANS * 0.3)).needs_confirmation
-    upheld = detector.update(17, draw(rng, MEANS * 0.3), fresh=True)  # it agrees: nobody asks a third time
+    upheld = detector.update(17, draw(rng, MEANS * 0.3))  # it agrees: nobody asks a third time
     assert not upheld.needs_confirmation and upheld.not_counted == 1
 
 
@@ -141,7 +141,7 @@ def test_a_jump_upwards_is_asked_about_and_is_no_warning():
         assert not detector.update(t, draw(rng, MEANS)).needs_confirmation
     status = detector.update(4, np.ones(N))
     assert status.needs_confirmation and status.level is Level.HEALTHY and status.in_doubt == ""
-    after = detector.update(4, draw(rng, MEANS), fresh=True)
+    after = detector.update(4, draw(rng, MEANS))
     assert not after.needs_confirmation and after.not_counted == 1
     better = 0.2 + 0.8 * MEANS
     for t in range(5, 9):

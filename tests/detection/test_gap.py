@@ -60,7 +60,7 @@ def gap_after(
         held, error = course(t)[0], standard_error(rewards.tolist())
         status = detector.update(t, outcomes(rng, held), float(rewards.mean()), in_loop_error=error)
         if status.needs_confirmation:
-            status = detector.update(t, outcomes(rng, held), fresh=True)
+            status = detector.update(t, outcomes(rng, held))
         if status.fire and status.rule == Code.REWARD_WITHOUT_GAIN:
             return t, status.readings[-1]
     return None, status.readings[-1]

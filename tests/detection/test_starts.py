@@ -27,7 +27,7 @@ from guard_core.wire import (
 from simulated import draw  # isort: skip
 
 ITEMS, START, REACHED, LOST = 256, 0.35, 0.75, 0.15
-CALIBRATED = CalibratedPolicy(baseline_passes=4)
+CALIBRATED = CalibratedPolicy(baseline_passes=4, on_gap="stop")
 
 
 class Run:

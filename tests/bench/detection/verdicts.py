@@ -351,7 +351,7 @@ def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> 
         while status.needs_confirmation:
             items, fresh = _drawn(case, means, rng), fresh + 1
             paid = _paid(items, rng) if case.graded else None
-            status = detector.update(t, items, proxy_items=paid, fresh=True)
+            status = detector.update(t, items, proxy_items=paid)
         if status.fire:
             return True, fresh, t
     return False, fresh, None
