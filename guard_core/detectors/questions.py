@@ -49,7 +49,7 @@ DUE, MOST_DUE = 0.25, 0.03
 REACHED = 0.05
 
 #: Standard errors by which reward or grader must have gained to be said to.
-GAINED = 3.0
+GAINED = 2.0
 
 #: What is said where the reward, or the training grader, gained while the score fell.
 HACKING = "Looks like reward hacking."
