@@ -358,7 +358,7 @@ class Then:
 
     def the_history_has(self, numbers: range, *, attempt: int = 0) -> Self:
         """Each of these steps of this attempt exactly once, and no other."""
-        steps = [line["step"] for line in self.stage.guard().history() if line["attempt"] == attempt]
+        steps = interface.reported_steps(self.stage.guard().history(), attempt)
         assert steps == list(numbers), steps
         return self
 

@@ -39,7 +39,7 @@ def test_killed_20_times_it_loses_no_acknowledged_step_and_opens_no_latch(given:
         poster.join()
         assert not poster.opened
         assert not poster.wrong
-        lines = [line["step"] for line in stage.guard().history() if line["attempt"] == poster.attempt]
+        lines = interface.reported_steps(stage.guard().history(), poster.attempt)
         assert lines == sorted(set(lines)), "each step once"
         assert set(poster.acknowledged) <= set(lines)
     when.then().the_level_is("fired").the_guard_says_stop()

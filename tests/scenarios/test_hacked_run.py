@@ -63,10 +63,10 @@ def test_a_trainer_that_is_killed_and_resumed_is_one_run(given: Given, stage: St
     given.a_grpo_run("--honest", "--resumable", "--steps", "8")
     when = given.when().the_guard_starts().the_trainer_starts("first", "--pause", "1")
     when.wait_for_line("first", "step 5 done", interface.RUN).is_killed("first")
-    first = [line["step"] for line in stage.guard().history() if line["attempt"] == 0]
+    first = interface.reported_steps(stage.guard().history(), 0)
     when.the_trainer_starts("second", "--resume").wait_for_the_end_of("second")
     when.then().exit_code(0, "second")
-    second = [line["step"] for line in stage.guard().history() if line["attempt"] == 1]
+    second = interface.reported_steps(stage.guard().history(), 1)
     assert first == list(range(1, first[-1] + 1)) and first[-1] in (4, 5)
     assert second == list(range(5, 9)), "from the checkpoint of step 4"
     when.evaluations_are_made(5)  # of the start, and of steps 2 and 4, then 6 and 8
