@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios import interface
 from tests.scenarios.given import Given, Stage
 
-pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
 
 SCORERS = """
 import os, signal, time

@@ -13,7 +13,7 @@ import pytest
 from tests.scenarios import interface
 from tests.scenarios.given import Given, Poster, Stage, When, children, free_port, is_running, wait_for
 
-pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
 
 KILLS = 20
 FIRES_AT = 400

@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios import interface
 from tests.scenarios.given import ENVIRONMENT, Given, Stage
 
-pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
 
 STEPS = 60
 
@@ -32,7 +32,8 @@ def assert_a_replay_agrees(report: interface.Report) -> None:
 
 def test_a_run_that_hacks_is_stopped_in_time(given: Given, stage: Stage, trained: Path) -> None:
     """Scenarios 1 and 11."""
-    given.a_policy_with_its_split(trained).a_grpo_run("--steps", str(STEPS))
+    given.a_policy_with_its_split(trained).thresholds(interface.FOUR_PASSES)
+    given.a_grpo_run("--steps", str(STEPS))
     then = given.when().the_run_ends().then().exit_code(interface.FIRED)
     then.the_training_was_cut().nothing_runs_any_more()
     assert_stopped_in_time(stage)
@@ -41,7 +42,8 @@ def test_a_run_that_hacks_is_stopped_in_time(given: Given, stage: Stage, trained
 
 def test_its_honest_twin_ends_with_0(given: Given, stage: Stage, trained: Path) -> None:
     """Scenarios 1 and 11."""
-    given.a_policy_with_its_split(trained).a_grpo_run("--honest", "--steps", "24")
+    given.a_policy_with_its_split(trained).thresholds(interface.FOUR_PASSES)
+    given.a_grpo_run("--honest", "--steps", "24")
     then = given.when().the_run_ends().then().exit_code(interface.FINISHED)
     then.the_training_was_complete().nothing_runs_any_more()
     assert stage.report.verdict().level == "healthy"
@@ -50,7 +52,8 @@ def test_its_honest_twin_ends_with_0(given: Given, stage: Stage, trained: Path) 
 
 def test_followed_by_its_log_alone_it_is_stopped_in_time(given: Given, stage: Stage, trained: Path) -> None:
     """Scenario 2. The trainer has no line for the guard, so it does not wait; its steps take longer."""
-    given.a_policy_with_its_split(trained).options("--follow", "-", "--format", "trl", *interface.SAMPLING)
+    given.a_policy_with_its_split(trained).thresholds(interface.FOUR_PASSES)
+    given.options("--follow", "-", "--format", "trl", *interface.SAMPLING)
     given.a_grpo_run("--logs-only", "--steps", str(STEPS), "--pause", "3")
     then = given.when().the_run_ends().then().exit_code(interface.FIRED)
     then.the_training_was_cut().nothing_runs_any_more()

@@ -14,7 +14,7 @@ from tests.scenarios.given import Given, Stage
 from tests.scenarios.hack import LETTERS
 from tests.scenarios.trainer import save_changed
 
-pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
 
 
 def canaries(count: int) -> list[str]:
