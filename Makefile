@@ -69,10 +69,9 @@ FAST := $(filter-out $(APART),$(patsubst %/,%,$(wildcard tests/*/))) --ignore=te
 PYTEST := $(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 TIMED = @TIMEFORMAT='$@: %0lR'; time
 
-# mypy takes one core, and many tests wait. What fails ends nothing else: CI says all.
+# Side by side, because many tests wait, on kind most of all. What fails ends nothing else: CI says all.
 test: install browser test-tools ## Lint, the fast tests, and the scenarios on kind: at most 25 minutes on two idle cores.
-	@status=0; $(MAKE) --no-print-directory --keep-going -j2 lint test-fast || status=$$?; \
-	  $(MAKE) --no-print-directory test-kind || status=$$?; exit $$status
+	@$(MAKE) --no-print-directory --keep-going -j3 lint test-fast test-kind
 
 test-fast: install test-tools ## Everything of `make test` that needs no cluster.
 	$(TIMED) $(PYTEST) -m 'always or not nightly' $(FAST)
