@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from guard_operator.runtime.client import LEASES
-
 from . import then, timeouts
 from .kube import (
     CHART,
@@ -99,16 +97,6 @@ def the_admission_policies_are_away(cluster: Cluster) -> Iterator[None]:
 
 
 # -- operators -------------------------------------------------------------------------------------------
-
-
-def leader(cluster: Cluster) -> str:
-    """The operator that leads, by its pod's name and a part that each process has anew; "" if none does."""
-    lease = cluster.client.get(LEASES, SYSTEM, RELEASE) or {}
-    return str((lease.get("spec") or {}).get("holderIdentity") or "")
-
-
-def _pod_of(leading: str) -> str:
-    return leading.split("_", maxsplit=1)[0]
 
 
 @contextmanager
