@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from guard_operator.runtime.client import LEASES
+
 from . import then, timeouts
 from .kube import (
     CHART,
