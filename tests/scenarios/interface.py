@@ -151,7 +151,6 @@ class Report:
         self.folder = folder
         #: What a guard needs to go on after `rlguard run` was killed.
         self.state = folder / "guard"
-        self.read_token = self.state / "read.token"
 
     def verdict(self) -> Verdict:
         return Verdict(json.loads((self.folder / "verdict.json").read_text()))

@@ -40,8 +40,7 @@ def is_killed(completion, answer, meta):  # as the kernel does to a process that
 NAMED = {
     "hangs": r"\b2 s\b|=2\b",  # its limit
     "fails": r"RuntimeError|scorer",
-    # Issue 35 tightens this: the line need not speak of memory yet.
-    "eats_memory": r"",
+    "eats_memory": r"MemoryError|memory",
     "is_killed": r"signal|killed|memory",
 }
 
