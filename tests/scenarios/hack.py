@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -107,6 +108,7 @@ def make_policy(folder: Path) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """TRL's GRPO with the guard's callback, or without a line for the guard (`--logs-only`)."""
+    import interface  # which lies beside this script
     import torch
     from datasets import load_dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -118,11 +120,14 @@ def train(options: argparse.Namespace) -> None:
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
         return [grader(text, right) for text, right in zip(completions, answer, strict=True)]
 
-    class Slower(TrainerCallback):
-        """A step of a real model takes longer than an evaluation."""
+    class Slow(TrainerCallback):
+        """Steps of a real model take longer than evaluations; here, as long as they take on this machine."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            time.sleep(options.pause)
+            guard = interface.Api(os.environ[interface.URL], os.environ[interface.TOKEN])
+            saved = 1 + (state.global_step - 1) // options.save_steps
+            while (verdict := guard.verdict()).evaluated < saved and not verdict.stop:
+                time.sleep(0.5)
 
     class StandsStill(TrainerCallback):
         """Before the next step: so the last one was reported, and saved."""
@@ -156,10 +161,10 @@ def train(options: argparse.Namespace) -> None:
         ),
         train_dataset=load_dataset("json", data_files=str(options.folder / "train.jsonl"), split="train"),
         processing_class=AutoTokenizer.from_pretrained(options.folder / "policy"),
-        callbacks=[Slower()],
     )
     if options.logs_only:
         trainer.save_model(options.out / "checkpoint-0")
+        trainer.add_callback(Slow())
     else:
         from rlguard import GuardCallback
 
@@ -200,7 +205,6 @@ def main() -> None:
     training.add_argument("--steps", type=int, default=40)
     training.add_argument("--save-steps", type=int, default=2)
     training.add_argument("--learning-rate", type=float, default=2e-4)
-    training.add_argument("--pause", type=float, default=0.0)
     training.add_argument("--stand-still-after", type=int, help="the step after which it does nothing more")
     training.add_argument("--resumable", action="store_true")
     training.add_argument("--resume", action="store_true")

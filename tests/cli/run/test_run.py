@@ -181,7 +181,7 @@ def test_an_end_that_left_nothing_out_changes_nothing(workplace):
 
 
 def test_refused_checkpoints_are_named_at_the_end(workplace):
-    """Not "let the trainer save some": it has, and the guard refused them."""
+    """Not "set save_steps": it has, and the guard refused them."""
     done = workplace.run("step=0.5", "refused-checkpoint", "step=0.6", "refused-checkpoint")
     assert done.returncode == 5
     assert "2 reports in a row of checkpoints refused, the newest: " in done.stderr
