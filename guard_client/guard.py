@@ -354,8 +354,8 @@ class Guard:
         if not self._announced and self.verdict is not None and self.verdict.wants_the_start:
             self._say_once(
                 "no start",
-                "the guard has no checkpoint to compare with and judges no held-out score: announce the starting "
-                "policy before the first step, with guard.checkpoint(path, step=0)",
+                "the guard has no checkpoint to compare with and judges no held-out score: announce the "
+                "starting policy before the first step, with guard.checkpoint(path, step=0)",
             )
         self._submit_step(step, reward, kl, kl_kind, entropy, reward_std, figures)
         if wait:
