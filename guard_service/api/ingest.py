@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import FastAPI, Security
@@ -32,7 +33,9 @@ _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
 _ROLLOUTS = TypeAdapter(RolloutsReport)
-_FIGURES = TypeAdapter(Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)])
+_FIGURES = TypeAdapter[Sequence[FiguresReport]](
+    Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)]
+)
 
 _UNFIT: Responses = {
     **auth_problems(),
