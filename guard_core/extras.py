@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 _GUARD = (
     "datasketch",
     "fastapi",
-    "httptools",
     "httpx",
     "numpy",
     "prometheus_client",
