@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 _GUARD = (
     "datasketch",
     "fastapi",
+    "h11",
     "httpx",
     "numpy",
     "prometheus_client",

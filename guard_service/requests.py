@@ -49,7 +49,7 @@ async def read_body(request: Request) -> bytes:
 Body = Annotated[bytes, Depends(read_body)]
 
 
-def parse(adapter: TypeAdapter[T], body: bytes) -> T:
+def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
     """Validate a body.
 
     Raises:

@@ -26,7 +26,7 @@ from guard_service.api.openapi import JSON, Responses, auth_problems, problem, r
 from guard_service.auth import Bearer, Role, Tokens
 from guard_service.engine import Engine
 from guard_service.refusals import Kind
-from guard_service.requests import Body, parse
+from guard_service.requests import Body, parse_body
 
 _STEP = TypeAdapter(StepReport)
 _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_POST)])
@@ -95,7 +95,7 @@ class IngestRoutes:
         """
         with self._engine.refusing(Kind.STEPS):
             many = body.lstrip()[:1] == b"["
-            steps = parse(_STEPS, body) if many else [parse(_STEP, body)]
+            steps = parse_body(_STEPS, body) if many else [parse_body(_STEP, body)]
         added = await self._engine.add_steps(steps)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
@@ -106,7 +106,7 @@ class IngestRoutes:
     async def post_checkpoint(self, body: Body) -> Response:
         """Announce a checkpoint that is complete on disk; it is queued for held-out evaluation."""
         with self._engine.refusing(Kind.CHECKPOINTS):
-            checkpoint = parse(_CHECKPOINT, body)
+            checkpoint = parse_body(_CHECKPOINT, body)
         queued = await self._engine.add_checkpoint(checkpoint)
         return Response(
             b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", self._engine.trainer_json),
@@ -119,7 +119,7 @@ class IngestRoutes:
         A report of the trainer that comes later takes that back, but not the `step`: steps up to there which
         nobody reported or judged count as steps after the last judged checkpoint.
         """
-        await self._engine.note_end(parse(_END, body))
+        await self._engine.note_end(parse_body(_END, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
 
     async def post_rollouts(self, body: Body) -> Response:
@@ -128,7 +128,7 @@ class IngestRoutes:
         Nothing is judged by them. Of many steps those are kept that `GET /v1/rollouts` may show. They are on
         disk about a second later; if the guard is killed before that, they alone are lost.
         """
-        self._engine.add_rollouts(parse(_ROLLOUTS, body))
+        self._engine.add_rollouts(parse_body(_ROLLOUTS, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
 
     async def post_figures(self, body: Body) -> Response:
@@ -138,5 +138,5 @@ class IngestRoutes:
         step what was given first. They are on disk some 10 seconds later; if the guard is killed before that,
         they alone are lost.
         """
-        self._engine.add_figures(parse(_FIGURES, body))
+        self._engine.add_figures(parse_body(_FIGURES, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)

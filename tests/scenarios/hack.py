@@ -125,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             guard = interface.Api(os.environ[interface.URL], os.environ[interface.TOKEN])
-            saved = 1 + (state.global_step - 1) // options.save_steps
+            saved = (state.global_step - 1) // options.save_steps - 1
             while (verdict := guard.verdict()).evaluated < saved and not verdict.stop:
                 time.sleep(0.5)
 

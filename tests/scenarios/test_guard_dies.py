@@ -129,10 +129,11 @@ def test_a_fire_while_the_supervisor_is_down_still_stops_the_trainer(given: Give
     given.a_trainer("--kl-from", str(far), "--until", str(stage.folder / "never"), "--pause", "0.2")
     when = given.when().the_run_starts()
     trainer = stage.trainer
+    left = interface.Api(trainer[interface.URL], trainer[interface.TOKEN])
+    wait_for(lambda: left.verdict().steps >= 10, "it is known where the KL starts")
     when.is_killed("run").a_file_appears(far.name)
     wait_for(lambda: not is_running(trainer["pid"]), "the trainer stops by itself")
     assert "the training is complete" not in stage.report.trainer_output()
-    left = interface.Api(trainer[interface.URL], trainer[interface.TOKEN])
     assert left.verdict().fired
     stage.close()  # the guard that was left, too
     stage.state = stage.report.state
