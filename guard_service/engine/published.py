@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 
 from guard_core.trainer_view import for_trainer
@@ -13,7 +14,6 @@ _CHANGES_WITH_STEPS = {
     *("step", "steps", "steps_since_evaluation", "longest_round"),
     *("kl_ema", "in_loop_ema", "proxy_real_gap", "reason", "conditions"),
 }
-MAX_WAITING = 10_000  # clients; more are answered at once
 
 
 class Published:
@@ -21,7 +21,7 @@ class Published:
 
     def __init__(self, verdict: Verdict) -> None:
         self._changed = asyncio.Event()
-        self._waiting, self._closed = 0, False
+        self._closed = False
         self.revision = ""
         self.put(verdict)
 
@@ -43,17 +43,15 @@ class Published:
         return self._reader_json
 
     async def wait(self, since: str, seconds: float) -> None:
-        """Return once the revision is another than `since`, after so many seconds at the latest."""
-        if self.revision != since or self._closed or self._waiting >= MAX_WAITING:
+        """Return once the revision differs from `since`, or after so many seconds.
+
+        How many wait is bounded by the connections that the guard takes.
+        """
+        if self.revision != since or self._closed:
             return
-        self._waiting += 1
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._waiting -= 1
 
     def close(self) -> None:
         """Let nobody wait any longer."""
