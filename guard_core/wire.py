@@ -458,7 +458,7 @@ _REMEDIES = {
     Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None: such a step is "
     "not reported. If there is none, let the trainer log at least as often as it saves (logging_steps, "
     "save_steps)",
-    Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
+    Code.WARMING_UP: "save more often (save_steps), for more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched, else leave kl.hard_stop out",
     Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",

@@ -55,7 +55,7 @@ def test_what_is_not_said_is_not_passed(field: str, said: str) -> None:
 
 def test_no_checkpoint_is_nothing_judged() -> None:
     sentence = not_judged(replace(JUDGED, announced=0, evaluated=0), "wait longer")
-    assert sentence.startswith("no checkpoint was announced; let the trainer save some")
+    assert sentence.startswith("no checkpoint was announced; set save_steps")
 
 
 def test_a_refused_checkpoint_was_not_judged() -> None:

@@ -66,6 +66,7 @@ def test_replay_gives_the_live_verdicts_from_any_restart(history):
         assert CalibratedDetector.from_state(restarted.to_state()).last_status == live[t]
 
 
+@pytest.mark.nightly
 @settings(max_examples=15, deadline=None)
 @given(history=evaluations, order=st.permutations(range(N)))
 def test_permuting_the_items_changes_no_verdict(history, order):
@@ -160,6 +161,7 @@ def test_a_benign_run_with_another_reward_scale_does_not_fire(scale):
 # -- the baseline --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("passes", [1, 2, 4, 16])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_any_number_of_passes_works(passes, samples):

@@ -78,6 +78,7 @@ def test_by_default_it_only_warns() -> None:
     assert reading.message.endswith("the policy's on_gap is warn")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("course", "options"),
     [
@@ -138,6 +139,7 @@ def test_the_standard_error_of_a_round_ignores_a_slow_trend() -> None:
     assert standard_error([0.5] * 4) == 0.0
 
 
+@pytest.mark.nightly
 def test_the_judge_tells_the_noise_of_the_steps() -> None:
     """A live run: the gap can judge from the fourth evaluation on, and fires before the reward is up."""
     judge = Judge(Policy(detector="calibrated", calibrated=CONFIG.model_copy(update={"baseline_passes": 4})))

@@ -818,7 +818,7 @@ def test_a_last_word_that_the_status_does_not_take_is_told_all_the_same(latch: s
         (
             {**JUDGED, "level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"},
             "NotJudged",
-            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; give the run what it lacks; a smaller",
+            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; save more often",
         ),
         (
             {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"},
