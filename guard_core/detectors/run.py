@@ -29,8 +29,8 @@ MOST_RETRIES = 1
 #: Share of the wanted passes of the starting policy that may turn out to be none; more are its noise.
 FEW_OUTLIERS = 0.25
 
-#: Nats below its threshold from which on the next checkpoint is wanted sooner.
-NEAR = 3.0
+#: Share of its threshold from which on the next checkpoint is wanted sooner.
+NEAR = 0.5
 
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
 LAST_PASSES = 2
@@ -265,7 +265,7 @@ class CalibratedRun:
 
     @property
     def is_near(self) -> bool:
-        """Whether `decline` is within NEAR nats of the threshold at which it stops.
+        """Whether `decline` has come to the share NEAR of the threshold at which it stops.
 
         A trainer is told this, so it is made of mean scores alone. Not all of them are told it otherwise:
         neither the fresh pass of an alarm nor the passes of the start beyond the first.
@@ -273,7 +273,7 @@ class CalibratedRun:
         near = next((r for r in self.readings if r.name == DECLINE), None)
         if near is None or near.statistic is None or near.threshold is None:
             return False
-        return self._config.on_decline == "stop" and near.threshold - near.statistic <= NEAR
+        return self._config.on_decline == "stop" and near.statistic >= NEAR * near.threshold
 
     @property
     def passes_made(self) -> int:

@@ -123,7 +123,7 @@ def shortfall(scores: Array, start: Start, due: float) -> float:
     """Evidence, nats, that the newest scores, shape (t,), lie less than `due` above the start."""
     since = np.arange(1, min(len(scores), REACH) + 1)
     lacking = np.maximum(start.level + due - scores[::-1][: len(since)].cumsum() / since, 0.0)
-    relative = float(_of_level(np.array(start.level + due), start)) * float(movement(scores, start.variance))
+    relative = float(_of_level(np.array(start.level + due), start)) * float(movement(scores, start))
     variance = start.variance * relative * (1 / since + 1 / start.passes)
     return float((lacking**2 / (2 * variance)).max(initial=0.0))
 
@@ -143,7 +143,7 @@ def _candidates(scores: Array, start: Start, accepted: float, spreads: Array | N
     since = t - change
     now = (sums[..., [t]] - sums[..., change]) / since
     wide = 1.0 if spreads is None else _widening(spreads, start)
-    moves = movement(scores, start.variance * wide)[..., None]
+    moves = movement(scores, start, None if spreads is None else wide)[..., None]
     for window in (0, *WINDOWS):
         at = change[change >= window]
         if not len(at):
@@ -175,20 +175,23 @@ def _widening(spreads: Array, start: Start) -> float:
     return max(newest / start.spread, 1.0)
 
 
-def movement(scores: Array, variance: float) -> Array:
+def movement(scores: Array, start: Start, wide: float | None = None) -> Array:
     """How many times the variance of its items a run itself moves, at least 1: shape (..., t) gives (...).
 
     By second differences at distances 1, 2 and 4, which a trend does not enter (von Neumann, 1941), without
-    the newest four evaluations; 1 unless more is shown.
+    the newest four evaluations; 1 unless more is shown. `wide`: the variance of an evaluation over that at
+    the start; None where it follows the level.
     """
     seen = scores[..., : max(scores.shape[-1] - _NEWEST, 0)]
     most = np.ones(scores.shape[:-1])
     for k in (1, 2, 4):
         if seen.shape[-1] <= 2 * k:
             break
-        bends = seen[..., 2 * k :] - 2 * seen[..., k:-k] + seen[..., : -2 * k]
+        before, at, after = seen[..., : -2 * k], seen[..., k:-k], seen[..., 2 * k :]
+        relative = _of_level((before + at + after) / 3, start) if wide is None else wide
+        bends = (after - 2 * at + before) ** 2 / (6 * start.variance * relative)
         count = bends.shape[-1] + _PRIOR
-        ratio = ((bends**2).sum(-1) / (6 * variance) + _PRIOR) / count
+        ratio = (bends.sum(-1) + _PRIOR) / count
         most = np.maximum(most, np.where(ratio - 1 > _SHOWN / math.sqrt(count), ratio, 1.0))
     return most
 
