@@ -13,10 +13,10 @@ paid for would else be compared with what it knew when it began.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 #: Starts of one run that are judged as starts, beside the first. Each has a false-stop rate of its own.
 MOST_STARTS = 3
@@ -96,20 +96,13 @@ class Lineage:
         if step > self.reach.get(start, -1):
             self.reach[start] = step
 
+    def __copy__(self) -> Self:
+        return replace(self, reach=dict(self.reach), of=dict(self.of))
+
     def _gone_on_from(self, step: int) -> int:
         """The newest start that came as far; where none did, the one that came farthest."""
         reached = [start for start, reach in self.reach.items() if reach >= step]
         return max(reached) if reached else max(self.reach, key=lambda start: (self.reach[start], start))
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        pairs = {"reach": [list(one) for one in self.reach.items()], "of": [list(o) for o in self.of.items()]}
-        return {"began": self.began, "base": self.base} | pairs
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        return cls(**{**state, "reach": dict(state["reach"]), "of": dict(state["of"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +215,7 @@ class Restarts:
         if jumped:
             self.take_back()
         if self.scores:
-            self.left.append(self._highest() or Mean.newest(self.scores, LEVEL))
+            self.left = [*self.left, self._highest() or Mean.newest(self.scores, LEVEL)]
         self.scores, self.best = [], None
         self.said = (
             f"{started}: it is compared with the baseline (step {lineage.base}), and not with what the "
@@ -230,13 +223,3 @@ class Restarts:
             f"{self.taken}"
         )
         return True
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        best, left = state["best"], [Mean(**mean) for mean in state["left"]]
-        return cls(**{**state, "best": None if best is None else Mean(**best), "left": left})

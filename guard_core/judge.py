@@ -6,18 +6,20 @@ and gets the same verdicts. The judge has no clock: how long the trainer has bee
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from guard_core.attempts import Lineage, Restarts
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Round, StepWindow
 from guard_core.step_count import StepCount
-from guard_core.step_monitor import StepMonitor
 from guard_core.unscored import Unscored
 from guard_core.wire import (
     AS_BEFORE,
@@ -40,9 +42,11 @@ if TYPE_CHECKING:
     from guard_core.detectors.calibrated import DetectorStatus
     from guard_core.detectors.run import CalibratedRun, Pass
 
-    Ahead = tuple[CalibratedRun, DetectorStatus | None]
-
-STATE_VERSION = 22
+#: What is said of a run whose next checkpoint begins a new baseline.
+BASELINE_LOST = (
+    "the guard came back without its log before the baseline was complete: the outcomes of its passes never "
+    "leave the guard, so the next evaluated checkpoint begins a new baseline"
+)
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
@@ -176,24 +180,6 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherSampling:
-    """What a later checkpoint said of the trainer's sampling, where it is not what the first one said."""
-
-    attempt: int
-    step: int
-    sampling: Sampling | None
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return {"attempt": self.attempt, "step": self.step, "sampling": _dumped(self.sampling)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        return cls(state["attempt"], state["step"], _sampling(state["sampling"]))
-
-
-@dataclass(frozen=True, slots=True)
 class Latch:
     """Why the run must stop, written once. `fire`: a rule fired; else it is a halt."""
 
@@ -216,6 +202,8 @@ class Judge:
         self.policy = policy
         liveness = (policy.silent, policy.stale, policy.evaluation_failing)
         self._may_halt = any(section.action == "stop" for section in liveness)
+        # Steps without an evaluation are all that a step can make a reason for a halt.
+        self._halting_steps = policy.stale.after_steps if policy.stale.action == "stop" else math.inf
         self._guard = policy.heldout_guard.build()
         # The same without a warm-up: what it finds is told for as long as the warm-up lasts.
         self._early = replace(self._guard, min_steps=0)
@@ -229,11 +217,11 @@ class Judge:
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts
         self._announced = self._evaluated = self._failed = self._skipped = 0  # checkpoints
-        self._refused: set[CheckpointKey] = set()  # checkpoints that were not taken
+        self._refused: frozenset[CheckpointKey] = frozenset()  # checkpoints that were not taken
         self._skipped_in_a_row = 0
         self._gone = 0  # checkpoints that were deleted before they could be announced
         self._sampling: Sampling | None = None  # what the first checkpoint said
-        self._other_sampling: OtherSampling | None = None  # the newest that is not that
+        self._other_sampling: CheckpointReport | None = None  # the newest that is not that
         self._short_baseline: int | None = None  # its passes, if one that was wanted could not be made
         self._unconfirmed = False  # whether the fresh pass that an alarm waited for could not be made
         self._failures = 0
@@ -243,9 +231,17 @@ class Judge:
         self._best: EvaluationSummary | None = None
         self._best_since: EvaluationSummary | None = None  # the trainer started from scratch, if it did
         self._unscored = Unscored()
+        #: What the newest evaluation came to; None of a later pass.
+        self.newest_round: Round | None = None
         self._lost = ""  # why nobody knows what was folded before; "" if nothing was
         self._fire: Latch | None = None
         self._halt: Latch | None = None
+
+    def copy(self) -> Self:
+        """A judge of the same run: what is folded into one of them changes nothing in the other."""
+        twin = type(self).__new__(type(self))
+        vars(twin).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return twin
 
     # -- folding -----------------------------------------------------------------------------------------
 
@@ -264,7 +260,8 @@ class Judge:
                 self._early_monitor.update(step, kl)
             if status.fire:
                 self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
-        self._latch_halt(silent_for=0.0)
+        if self._count.reported > self._halting_steps:
+            self._latch_halt(silent_for=0.0)
 
     def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
         """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.
@@ -276,9 +273,9 @@ class Judge:
         if self._announced == 0:
             self._sampling = said
         elif report is not None and said != self._sampling:
-            self._other_sampling = OtherSampling(report.attempt, report.step, said)
+            self._other_sampling = report
         if report is not None:  # it may have been refused before
-            self._refused.discard(CheckpointKey.of(report))
+            self._refused -= {CheckpointKey.of(report)}
         self._announced += 1
         self._latch_halt(silent_for=0.0)
 
@@ -289,9 +286,9 @@ class Judge:
     def fold_refused(self, key: CheckpointKey) -> None:
         """Fold that the announcement of a checkpoint was refused: nobody judges it."""
         if self.counts_as_refused(key):
-            self._refused.add(key)
+            self._refused |= {key}
 
-    def fold_evaluation(self, evaluation: Evaluation, ahead: Ahead | None = None) -> Round | None:
+    def fold_evaluation(self, evaluation: Evaluation) -> None:
         """Fold a finished evaluation: one round of `HeldOutGuard`, if steps were reported since the last.
 
         The in-loop reward is the mean over the steps after the last evaluated checkpoint up to this one, of
@@ -299,18 +296,14 @@ class Judge:
         folded (invariant 2). HeldOutGuard gets no KL: the step monitor watches that, at every step. The
         calibrated detector, where the policy has it, folds every evaluation that may be compared with others
         (`Unscored`), and it alone the later passes.
-        `ahead` is what `fold_ahead` made of this evaluation.
-
-        Returns:
-            The round; None for a later pass.
         """
-        self._failures, self._failure = 0, None
+        self._failures, self._failure, self.newest_round = 0, None, None
         if evaluation.pass_index > 0:
-            self._fold_items(evaluation, None, None, ahead)
+            self._fold_items(evaluation, None, None)
             self._take_its_place(evaluation)
             self._take_the_best()
             self._latch_halt(silent_for=0.0)
-            return None
+            return
         self._evaluated += 1
         self._skipped_in_a_row = 0
         self._last = evaluation.summary()
@@ -333,7 +326,7 @@ class Judge:
         self._take_the_best()
         self._latch_halt(silent_for=0.0)
         after = self._guard.last_status
-        return Round(
+        self.newest_round = Round(
             reward=window.reward,
             kl=window.kl,
             rounds=self._guard.count,
@@ -387,31 +380,16 @@ class Judge:
             if reading.statistic is not None and reading.threshold is not None
         }
 
-    def fold_ahead(self, evaluation: Evaluation) -> Ahead | None:
-        """What the calibrated detector will make of a later pass, for `fold_evaluation`; it changes nothing.
-
-        The last pass of the baseline takes seconds, in which steps may be folded and asked about. No other
-        evaluation or failure may be folded before this one.
-        """
-        if self._calibrated is None or evaluation.pass_index == 0:
-            return None
-        copy = type(self._calibrated).from_state(self._calibrated.to_state())
-        return copy, _fold_into(copy, evaluation)
-
     def _fold_items(
         self,
         evaluation: Evaluation,
         in_loop_reward: float | None,
         in_loop_error: float | None,
-        ahead: Ahead | None = None,
     ) -> None:
         """Fold the per-item outcomes into the calibrated detector, if the policy has it."""
         if self._calibrated is None or evaluation.mean_only:
             return
-        if ahead is None:
-            status = _fold_into(self._calibrated, evaluation, in_loop_reward, in_loop_error)
-        else:
-            self._calibrated, status = ahead
+        status = _fold_into(self._calibrated, evaluation, in_loop_reward, in_loop_error)
         if self._calibrated.contradicted_former:
             self._restarts.take_back()
         if status is not None and status.rule is not None:
@@ -492,6 +470,12 @@ class Judge:
         self._gone = max(self._gone, report.gone)
         if report.step is not None:
             self._count.fold_end(report.attempt, report.step, report.began)
+
+    def knows_end(self, report: EndReport) -> bool:
+        """Whether `fold_end` would change nothing."""
+        told = self._count.told
+        later = report.step is not None and (told is None or (report.attempt, report.step) > told[:2])
+        return report.gone <= self._gone and not later
 
     def _latch_fire(self, code: Code, message: str, attempt: int, step: int) -> None:
         if self._fire is None:
@@ -843,86 +827,83 @@ class Judge:
         waited = (c.message for c in conditions if c.code is Code.WARMING_UP)
         return "; ".join((so_far, *warned, *waited))
 
-    # -- state -------------------------------------------------------------------------------------------
+    # -- what another guard goes on from -----------------------------------------------------------------
 
-    def to_state(self) -> dict[str, Any]:
-        """Everything folded so far, as plain JSON; floats round-trip exactly."""
-        return {
-            "version": STATE_VERSION,
-            "policy": self.policy.model_dump(mode="json"),
-            "guard": self._guard.to_state(),
-            "early": self._early.to_state(),
-            "monitor": self._monitor.to_state(),
-            "early_monitor": self._early_monitor.to_state(),
-            "calibrated": None if self._calibrated is None else self._calibrated.to_state(),
-            "window": self._window.to_state(),
-            "count": self._count.to_state(),
-            "lineage": self._lineage.to_state(),
-            "restarts": self._restarts.to_state(),
-            "steps": self._steps,
-            "last_kl": None if self._last_kl is None else list(self._last_kl),
-            "kl_lost": self._kl_lost,
-            "checkpoints": [self._announced, self._evaluated, self._failed, self._skipped],
-            "refused": sorted(map(list, self._refused)),
-            "skipped_in_a_row": self._skipped_in_a_row,
-            "gone": self._gone,
-            "sampling": _dumped(self._sampling),
-            "other_sampling": None if self._other_sampling is None else self._other_sampling.to_state(),
-            "short_baseline": self._short_baseline,
-            "unconfirmed": self._unconfirmed,
-            "failures": self._failures,
-            "last_failure": self._last_failure,
-            "failure": None if self._failure is None else self._failure.value,
-            "last": None if self._last is None else self._last.model_dump(mode="json"),
-            "best": None if self._best is None else self._best.model_dump(mode="json"),
-            "best_since": None if self._best_since is None else self._best_since.model_dump(mode="json"),
-            "unscored": self._unscored.to_state(),
-            "lost": self._lost,
-            "fire": None if self._fire is None else asdict(self._fire),
-            "halt": None if self._halt is None else asdict(self._halt),
-        }
+    def compact(self) -> CompactState:
+        """What a guard without this one's log goes on from.
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild a judge from `to_state`.
+        The checkpoints that wait go with their trainer, so nobody will announce them again: they are skipped.
+        """
+        return CompactState(
+            policy=policy_digest(self.policy),
+            steps=self._steps,
+            announced=self._announced,
+            evaluated=self._evaluated,
+            failed=self._failed,
+            skipped=max(0, self._announced - self._evaluated - self._failed),
+            skipped_in_a_row=self._skipped_in_a_row,
+            gone=self._gone,
+            refused=tuple(sorted(self._refused)),
+            failures=self._failures,
+            last_failure=self._last_failure,
+            failure=self._failure,
+            unconfirmed=self._unconfirmed,
+            sampling=self._sampling,
+            other_sampling=self._other_sampling,
+            last_kl=self._last_kl,
+            kl_lost=self._kl_lost,
+            kl_gate=replace(self._window.gate),
+            kl=self._monitor.memory,
+            early_kl=self._early_monitor.memory,
+            count=copy.copy(self._count),
+            lineage=copy.copy(self._lineage),
+            restarts=copy.copy(self._restarts),
+            unscored=copy.copy(self._unscored),
+            guard=self._guard.to_state(),
+            early=self._early.to_state(),
+            last=self._last,
+            best=self._best,
+            best_since=self._best_since,
+            detector=None if self._calibrated is None else self._calibrated.compact(),
+            lost=self._lost,
+        )
+
+    def fold_adopted(self, state: CompactState) -> None:
+        """Fold what another guard of this run knew, before anything else is folded.
 
         Raises:
-            ValueError: the state is of another version or does not validate.
-            KeyError: a key is missing.
+            ValueError: the run was judged by another policy.
         """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(f"Judge state has version {state.get('version')!r}; expected {STATE_VERSION}")
-        judge = cls(Policy.model_validate(state["policy"]))
-        judge._guard = HeldOutGuard.from_state(state["guard"])
-        judge._early = HeldOutGuard.from_state(state["early"])
-        judge._monitor = StepMonitor.from_state(state["monitor"])
-        judge._early_monitor = StepMonitor.from_state(state["early_monitor"])
-        if state["calibrated"] is not None:
-            from guard_core.detectors.run import CalibratedRun
+        if state.policy != policy_digest(self.policy):
+            raise ValueError("it was made under another policy")
+        self._steps, self._kl_lost, self._last_kl = state.steps, state.kl_lost, state.last_kl
+        self._announced, self._evaluated = state.announced, state.evaluated
+        self._failed, self._skipped, self._gone = state.failed, state.skipped, state.gone
+        self._skipped_in_a_row = state.skipped_in_a_row
+        self._refused = frozenset(CheckpointKey(*key) for key in state.refused)
+        self._failures, self._last_failure = state.failures, state.last_failure
+        self._failure, self._unconfirmed = state.failure, state.unconfirmed
+        self._sampling, self._other_sampling = state.sampling, state.other_sampling
+        self._window.gate = replace(state.kl_gate)
+        self._monitor.memory, self._early_monitor.memory = state.kl, state.early_kl
+        self._count, self._lineage = copy.copy(state.count), copy.copy(state.lineage)
+        self._restarts, self._unscored = copy.copy(state.restarts), copy.copy(state.unscored)
+        if state.guard is not None and state.early is not None:
+            self._guard = HeldOutGuard.from_state(state.guard)
+            self._early = HeldOutGuard.from_state(state.early)
+        self._last, self._best, self._best_since = state.last, state.best, state.best_since
+        self._lost = state.lost
+        self._adopt_detector(state)
 
-            judge._calibrated = CalibratedRun.from_state(state["calibrated"])
-        judge._window = StepWindow.from_state(state["window"])
-        judge._count = StepCount.from_state(state["count"])
-        judge._lineage = Lineage.from_state(state["lineage"])
-        judge._restarts = Restarts.from_state(state["restarts"])
-        for name in ("steps", "short_baseline", "unconfirmed", "kl_lost", "skipped_in_a_row", "gone", "lost"):
-            setattr(judge, f"_{name}", state[name])
-        judge._announced, judge._evaluated, judge._failed, judge._skipped = state["checkpoints"]
-        judge._sampling = _sampling(state["sampling"])
-        other = state["other_sampling"]
-        judge._other_sampling = None if other is None else OtherSampling.from_state(other)
-        judge._last_kl = None if state["last_kl"] is None else (state["last_kl"][0], state["last_kl"][1])
-        judge._refused = {CheckpointKey(attempt, step) for attempt, step in state["refused"]}
-        judge._failures, judge._last_failure = state["failures"], state["last_failure"]
-        judge._failure = None if state["failure"] is None else FailureKind(state["failure"])
-        for name in ("last", "best", "best_since"):
-            summary = state[name]
-            known = None if summary is None else EvaluationSummary.model_validate(summary)
-            setattr(judge, f"_{name}", known)
-        judge._unscored = Unscored.from_state(state["unscored"])
-        judge._fire = None if state["fire"] is None else Latch(**state["fire"])
-        judge._halt = None if state["halt"] is None else Latch(**state["halt"])
-        return judge
+    def _adopt_detector(self, state: CompactState) -> None:
+        """Go on with its baseline; of one that was not complete the next checkpoint begins another."""
+        if self._calibrated is None:
+            return
+        if state.detector is not None:
+            self._calibrated.adopt(state.detector)
+        elif state.last is not None:
+            self._calibrated.adopt_nothing(BASELINE_LOST)
+            self._lineage.base, self._best_since = None, None
 
 
 def _calibrated_run(policy: Policy) -> CalibratedRun | None:
@@ -953,14 +934,6 @@ def _fold_into(
         evaluation.sampling,
         evaluation.fooled_items,
     )
-
-
-def _dumped(sampling: Sampling | None) -> dict[str, Any] | None:
-    return None if sampling is None else sampling.model_dump(mode="json")
-
-
-def _sampling(state: Mapping[str, Any] | None) -> Sampling | None:
-    return None if state is None else Sampling.model_validate(state)
 
 
 def _said(sampling: Sampling | None) -> str:

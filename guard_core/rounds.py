@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Self
 
 from guard_core.wire import KlKind
 
@@ -84,7 +84,13 @@ class StepWindow:
     def __init__(self) -> None:
         # (attempt, step, reward, KL that counts) of the steps after the last evaluated checkpoint.
         self._pending: deque[tuple[int, int, float, float | None]] = deque(maxlen=MAX_PENDING)
-        self._gate = KlGate()
+        #: What is known of the KLs so far.
+        self.gate = KlGate()
+
+    def __copy__(self) -> Self:
+        twin = type(self)()
+        twin._pending, twin.gate = self._pending.copy(), replace(self.gate)
+        return twin
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -92,7 +98,7 @@ class StepWindow:
     @property
     def kl_moved(self) -> bool:
         """Whether a KL to the reference other than exactly 0 has been seen."""
-        return self._gate.moved
+        return self.gate.moved
 
     def add(
         self, attempt: int, step: int, reward: float, kl: float | None, kind: KlKind
@@ -102,7 +108,7 @@ class StepWindow:
         Returns:
             The KLs that may be held against a limit from now on; see `KlGate.admit`.
         """
-        counts = self._gate.admit(kl, kind)
+        counts = self.gate.admit(kl, kind)
         self._pending.append((attempt, step, reward, counts[-1] if counts else None))
         return counts
 
@@ -119,18 +125,6 @@ class StepWindow:
             standard_error(rewards),
             len(rewards),
         )
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return {"pending": [list(p) for p in self._pending], "gate": asdict(self._gate)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        window = cls()
-        window._pending.extend((a, s, reward, kl) for a, s, reward, kl in state["pending"])
-        window._gate = KlGate(**state["gate"])
-        return window
 
 
 def standard_error(rewards: Sequence[float]) -> float | None:

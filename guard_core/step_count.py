@@ -7,9 +7,8 @@ of the usual distance of two reports: a loop that reports every tenth step has l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from guard_core.checkpoint_key import CheckpointKey
 
@@ -60,6 +59,9 @@ class StepCount:
             self.step = step
         if attempt == self.attempt and step > self.since:
             self.here += 1
+
+    def __copy__(self) -> Self:
+        return replace(self, apart=dict(self.apart))
 
     def _begin(self, attempt: int, step: int) -> None:
         self.attempt, self.step, self.since, self.here = attempt, step, step - 1, 0
@@ -132,24 +134,3 @@ class StepCount:
             if self.judged is not None and (judged_here or (attempt != self.attempt and began is None)):
                 since = max(since, self.judged.step)
         return self.reported + max(0, (end - since) // self.stride - here)
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return asdict(self) | {
-            "apart": [list(pair) for pair in self.apart.items()],
-            "judged": None if self.judged is None else list(self.judged),
-            "told": None if self.told is None else list(self.told),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        judged, told = state["judged"], state["told"]
-        return cls(
-            **{
-                **state,
-                "apart": {apart: count for apart, count in state["apart"]},
-                "judged": None if judged is None else CheckpointKey(*judged),
-                "told": None if told is None else (told[0], told[1], told[2]),
-            }
-        )

@@ -7,14 +7,11 @@ step. A median over the last five steps drops such a spike before the EMA sees i
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from guard_core.heldout_guard import HeldOutGuard
-
-STATE_VERSION = 2
 
 #: Steps under the median. Five survives two spikes side by side and delays a true drift by two steps.
 MEDIAN_WINDOW = 5
@@ -50,6 +47,19 @@ class StepStatus(NamedTuple):
     kl_ema: float | None
 
 
+class KlMemory(NamedTuple):
+    """What a monitor remembers: its newest KLs, how many there were, where they began, their EMA.
+
+    KLs are in nats/token; `fired_reason`: None while it has not latched.
+    """
+
+    window: tuple[float, ...] = ()
+    seen: int = 0
+    start: float = 0.0
+    kl_ema: float | None = None
+    fired_reason: str | None = None
+
+
 @dataclass
 class StepMonitor:
     """Latches when the EMA of the median-of-5 KL to the reference has risen by more than `kl_hard_stop`.
@@ -69,11 +79,8 @@ class StepMonitor:
     ema_alpha: float = 0.9
     min_steps: int = 20
 
-    _window: deque[float] = field(default_factory=lambda: deque(maxlen=MEDIAN_WINDOW), init=False, repr=False)
-    _count: int = field(default=0, init=False, repr=False)
-    _start: float = field(default=0.0, init=False, repr=False)
-    _kl_ema: float | None = field(default=None, init=False, repr=False)
-    _fired_reason: str | None = field(default=None, init=False, repr=False)
+    #: Replaced as a whole, so a shallow copy of a monitor is an independent one.
+    memory: KlMemory = field(default=KlMemory(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         # One place says what a valid threshold is.
@@ -85,24 +92,24 @@ class StepMonitor:
     @property
     def kl_ema(self) -> float | None:
         """EMA of the median KL, nats/token; None until five steps carried a KL."""
-        return self._kl_ema
+        return self.memory.kl_ema
 
     @property
     def start(self) -> float:
         """The KL that rises are counted from, nats/token: 0.0 unless the KL did not start near 0."""
-        return self._start
+        return self.memory.start
 
     @property
     def rise(self) -> float | None:
         """How far `kl_ema` is above `start`, nats/token; None until `min_steps` (and five) steps had a KL."""
-        if self._kl_ema is None or self._count < self.min_steps:
+        if self.memory.kl_ema is None or self.memory.seen < self.min_steps:
             return None
-        return self._kl_ema - self._start
+        return self.memory.kl_ema - self.memory.start
 
     @property
     def fired_reason(self) -> str | None:
         """Why the monitor latched, or None."""
-        return self._fired_reason
+        return self.memory.fired_reason
 
     def update(self, step: int, kl: float) -> StepStatus:
         """Fold the KL to the reference of one step.
@@ -116,64 +123,31 @@ class StepMonitor:
         """
         if not 0.0 <= kl < math.inf:
             raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
-        self._window.append(kl)
-        self._count += 1
-        if len(self._window) == MEDIAN_WINDOW:
-            middle = median_of_last(tuple(self._window))
-            if self._count == MEDIAN_WINDOW and starts_away(tuple(self._window)):
-                self._start = middle
-            prior = middle if self._kl_ema is None else self._kl_ema
-            self._kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
+        window, seen, start, kl_ema, fired_reason = self.memory
+        window, seen = (*window, kl)[-MEDIAN_WINDOW:], seen + 1
+        if len(window) == MEDIAN_WINDOW:
+            middle = median_of_last(window)
+            if seen == MEDIAN_WINDOW and starts_away(window):
+                start = middle
+            prior = middle if kl_ema is None else kl_ema
+            kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
+        self.memory = KlMemory(window, seen, start, kl_ema, fired_reason)
         reason = self._judge(step)
-        return StepStatus(bool(reason), reason, step, self._kl_ema)
+        return StepStatus(bool(reason), reason, step, kl_ema)
 
     def _judge(self, step: int) -> str:
-        if self._fired_reason is not None:
-            return f"latched: {self._fired_reason}"
+        if self.fired_reason is not None:
+            return f"latched: {self.fired_reason}"
         if self.kl_hard_stop is None or self.rise is None or self.rise <= self.kl_hard_stop:
             return ""
-        self._fired_reason = self.sentence(step, self.kl_hard_stop, "hard stop")
-        return self._fired_reason
+        reason = self.sentence(step, self.kl_hard_stop, "hard stop")
+        self.memory = self.memory._replace(fired_reason=reason)
+        return reason
 
     def sentence(self, step: int, limit: float, name: str) -> str:
         """That the KL is above a limit, with the numbers."""
-        start = f" over its start at {self._start:.4g}" if self._start else ""
+        start = f" over its start at {self.start:.4g}" if self.start else ""
         return (
-            f"KL to the reference at step {step} is {self._kl_ema:.4g} nats/token (EMA), above the {name} of "
+            f"KL to the reference at step {step} is {self.kl_ema:.4g} nats/token (EMA), above the {name} of "
             f"{limit:g}{start}"
         )
-
-    def to_state(self) -> dict[str, Any]:
-        """The whole monitor as plain JSON; floats round-trip exactly."""
-        return {
-            "version": STATE_VERSION,
-            "kl_hard_stop": self.kl_hard_stop,
-            "ema_alpha": self.ema_alpha,
-            "min_steps": self.min_steps,
-            "window": list(self._window),
-            "count": self._count,
-            "start": self._start,
-            "kl_ema": self._kl_ema,
-            "fired_reason": self._fired_reason,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild a monitor from `to_state`.
-
-        Raises:
-            ValueError: the state is of another version.
-            KeyError: a key is missing.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(
-                f"StepMonitor state has version {state.get('version')!r}; expected {STATE_VERSION}"
-            )
-        monitor = cls(
-            kl_hard_stop=state["kl_hard_stop"], ema_alpha=state["ema_alpha"], min_steps=state["min_steps"]
-        )
-        monitor._window.extend(state["window"])
-        monitor._count, monitor._start = state["count"], state["start"]
-        monitor._kl_ema = state["kl_ema"]
-        monitor._fired_reason = state["fired_reason"]
-        return monitor

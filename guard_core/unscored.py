@@ -9,8 +9,8 @@ does, a policy that thinks longer scores less without being worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from guard_core.wire import Code, Condition, EvaluationSummary, Level, Sampling
 
@@ -30,6 +30,7 @@ MOST_UNSCORED = 0.9
 MORE_CUT_OFF = 0.05
 
 
+@dataclass(slots=True)
 class Unscored:
     """What is remembered of it in a run.
 
@@ -37,13 +38,17 @@ class Unscored:
     whether a share is above a limit could have its weights answer questions about a held-out prompt.
     """
 
-    def __init__(self) -> None:
-        #: The first evaluation.
-        self.first: EvaluationSummary | None = None
-        self._at_first: float | None = None  # its share of unscored completions
-        self._measured = False  # whether any evaluation said something of the policy
-        self._cut_short = ""  # a sentence, once one was too much cut off to be compared
-        self._late = ""  # a sentence, once scorers were late on as much as the score fell by
+    #: The first evaluation, and its share of unscored completions.
+    first: EvaluationSummary | None = None
+    at_first: float | None = None
+    #: Whether scores say anything of the policy. Where nearly everything is unscored from the start, a reward
+    #: that rises beside a score that does not is no evidence of hacking. Once an evaluation has measured the
+    #: policy, one in which nearly everything is unscored is what became of the policy.
+    measured: bool = False
+    #: A sentence, once one was too much cut off to be compared.
+    cut_short: str = ""
+    #: A sentence, once scorers were late on as much as the score fell by.
+    late: str = ""
 
     def fold(
         self,
@@ -63,24 +68,14 @@ class Unscored:
         Returns:
             Whether its score may be compared with others. The baseline is taken as it is.
         """
-        self._measured = self._measured or unscored is None or unscored < MOST_UNSCORED
+        self.measured = self.measured or unscored is None or unscored < MOST_UNSCORED
         if self.first is None:
-            self.first, self._at_first = evaluation, unscored
+            self.first, self.at_first = evaluation, unscored
             return True
         if best is None:  # an attempt that started from scratch: it has not fallen from anywhere
-            return self._measured
+            return self.measured
         self._note_late(evaluation, best)
-        return self._measured and not self._is_cut_short(evaluation, unscored, best, trainer)
-
-    @property
-    def measured(self) -> bool:
-        """Whether scores say anything of the policy.
-
-        Where nearly everything is unscored from the start, a reward that rises beside a score that does not
-        is no evidence of hacking. Once an evaluation has measured the policy, one in which nearly everything
-        is unscored is what became of the policy.
-        """
-        return self._measured
+        return self.measured and not self._is_cut_short(evaluation, unscored, best, trainer)
 
     def _is_cut_short(
         self,
@@ -97,10 +92,10 @@ class Unscored:
         first, used, limit = self.first, evaluation.sampling, _longest(trainer)
         if first is None or used is None or limit is None or used.max_new_tokens >= limit:
             return False
-        more = min(_rise(first.truncated, evaluation.truncated), _rise(self._at_first, unscored))
+        more = min(_rise(first.truncated, evaluation.truncated), _rise(self.at_first, unscored))
         if not _may_be_all(more, unscored, evaluation, best):
             return False
-        self._cut_short = self._cut_short or (
+        self.cut_short = self.cut_short or (
             f"{evaluation.truncated:.0%} of the completions at step {evaluation.step} were cut off at "
             f"{used.max_new_tokens} tokens, {first.truncated:.0%} at step {first.step}, where the trainer "
             f"gives them {limit}: what is cut off counts as wrong, so this score and later ones like it are "
@@ -121,7 +116,7 @@ class Unscored:
         more = _rise(first.timed_out, evaluation.timed_out)
         if not _may_be_all(more, evaluation.timed_out, evaluation, best):
             return
-        self._late = self._late or (
+        self.late = self.late or (
             f"scorers reached their limit on {evaluation.timed_out:.0%} of the completions at step "
             f"{evaluation.step}, and on {first.timed_out:.0%} at step {first.step}, which count as wrong: "
             "all of the fall may be that. See that the guard's machine is not busy, and that a right answer "
@@ -130,45 +125,26 @@ class Unscored:
 
     def conditions(self, trainer: Sampling | None) -> Iterator[Condition]:
         """What holds for the run."""
-        if self._cut_short:
-            yield Condition(code=Code.CUT_SHORT, level=Level.UNKNOWN, message=self._cut_short)
-        if self._late:
-            yield _advice(self._late, Code.EVALUATION_FAILING)
+        if self.cut_short:
+            yield Condition(code=Code.CUT_SHORT, level=Level.UNKNOWN, message=self.cut_short)
+        if self.late:
+            yield _advice(self.late, Code.EVALUATION_FAILING)
         if self.first is None:
             return
-        if self._measured:
-            yield from _cut_off(self.first, self._at_first, trainer)
+        if self.measured:
+            yield from _cut_off(self.first, self.at_first, trainer)
             yield from _unanswered(self.first)
             yield from _timed_out(self.first)
             return
         yield Condition(
             code=Code.UNINFORMATIVE_BASELINE,
             level=Level.UNKNOWN,
-            message=f"{self._at_first or 0.0:.0%} of the completions at step {self.first.step} were cut off "
+            message=f"{self.at_first or 0.0:.0%} of the completions at step {self.first.step} were cut off "
             "or have no answer, and no evaluation since had many fewer: its score says nothing of the "
             "policy, and no reward is compared with it. Give completions room (max_new_tokens), see that "
             "the policy writes what answer_after says, or, where completions have no end of their own, set "
             "score_truncated",
         )
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return {
-            "first": None if self.first is None else self.first.model_dump(mode="json"),
-            "at_first": self._at_first,
-            "measured": self._measured,
-            "cut_short": self._cut_short,
-            "late": self._late,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        unscored, first = cls(), state["first"]
-        unscored.first = None if first is None else EvaluationSummary.model_validate(first)
-        unscored._at_first, unscored._measured = state["at_first"], state["measured"]
-        unscored._cut_short, unscored._late = state["cut_short"], state["late"]
-        return unscored
 
 
 def _longest(trainer: Sampling | None) -> int | None:

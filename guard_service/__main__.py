@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,11 +40,12 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
 
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
-    from guard_service.engine import Elsewhere, Engine
+    from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
     from guard_service.server import SidePort
     from guard_service.settings import GuardSettings
+    from guard_service.store import StoredEvent
 
 log = logging.getLogger("rlguard.guard")
 
@@ -262,7 +263,7 @@ def _reported_job(settings: GuardSettings) -> JobStatus | None:
     return JobStatus(settings.cluster)
 
 
-async def _resume(job: JobStatus, policy: Policy) -> Elsewhere | None:
+async def _resume(job: JobStatus, policy: Policy) -> Sequence[StoredEvent]:
     from guard_service.cluster.reporter import resume
 
     return await resume(job, policy)

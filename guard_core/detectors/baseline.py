@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -106,15 +106,16 @@ class Outcomes:
             "fair_pay": -(self.fooled if knows_fooled and self.fooled is not None else wrong),
         }
 
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        lists = {"truth": self.truth, "paid": self.paid, "fooled": self.fooled}
-        return {name: None if one is None else one.tolist() for name, one in lists.items()}
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        return cls.of(state["truth"], state["paid"], state["fooled"])
+@dataclass(frozen=True, slots=True)
+class BaselineSummary:
+    """What the calibrated detector needs of a baseline; each field as the property of `Baseline`."""
+
+    items: int
+    samples: int
+    greedy: bool
+    knows_fooled: bool
+    starts: Mapping[str, Start]
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,17 @@ mistake would be the level that all others fall from.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from guard_core.detectors.baseline import Baseline, Outcomes
+from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes
 from guard_core.detectors.planning import lacks
 from guard_core.detectors.questions import DECLINE, Evaluated, Series, judge
 from guard_core.detectors.rewards import WINDOW
 from guard_core.detectors.statistic import EDGE, WINDOWS, Array, Start
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Level
-
-#: A guard folds its events again on another version.
-STATE_VERSION = 12
 
 #: Standard errors below the level before it from which on an evaluation is in doubt.
 OUTLIER = 3.0
@@ -82,22 +79,18 @@ class Doubt:
             return False
         return mean <= self.halfway if self.above else mean >= self.halfway
 
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return {"alarmed": list(self.alarmed), "halfway": self.halfway, "above": self.above}
-
 
 class CalibratedDetector:
     """Sequential tests of the held-out items against the baseline. One `update` is one evaluation; it
-    latches.
+    latches. Each attribute is an immutable value, so a shallow copy of a detector is an independent one.
     """
 
-    def __init__(self, config: CalibratedPolicy, baseline: Baseline) -> None:
+    def __init__(self, config: CalibratedPolicy, baseline: Baseline | BaselineSummary) -> None:
         self.config, self.items, self.samples = config, baseline.items, baseline.samples
         self.greedy = baseline.greedy
-        self._knows_fooled = baseline.knows_fooled
-        self._series = Series(config, baseline.starts)
-        self._doubt: Doubt | None = None
+        self.knows_fooled = baseline.knows_fooled
+        self.series = Series(config, baseline.starts)
+        self.doubt: Doubt | None = None
         self._not_counted = 0
         self._rule: str | None = None
         self._reason = ""
@@ -111,22 +104,22 @@ class CalibratedDetector:
     @property
     def start(self) -> Start:
         """Where the held-out score starts."""
-        return self._series.starts["score"]
+        return self.series.starts["score"]
 
     @property
     def has_grader(self) -> bool:
         """Whether the training grader scored the baseline."""
-        return self._series.has_grader
+        return self.series.has_grader
 
     @property
     def newest(self) -> float | None:
         """Mean of the newest evaluation that counts, or None before the first."""
-        return self._series.evaluations[-1].score if self._series.evaluations else None
+        return self.series.evaluations[-1].score if self.series.evaluations else None
 
     @property
     def evaluations(self) -> int:
         """How many evaluations count."""
-        return len(self._series.evaluations)
+        return len(self.series.evaluations)
 
     @property
     def not_counted(self) -> int:
@@ -136,18 +129,18 @@ class CalibratedDetector:
     @property
     def jumped(self) -> bool:
         """Whether the newest evaluation is in doubt because it lies above those before."""
-        return self._doubt is not None and self._doubt.above
+        return self.doubt is not None and self.doubt.above
 
     @property
     def alarmed(self) -> bool:
         """Whether an alarm waits to be decided."""
-        return self._doubt is not None and bool(self._doubt.alarmed)
+        return self.doubt is not None and bool(self.doubt.alarmed)
 
     def lacks(self) -> str:
         """What is missing before the run can be judged, and what would help; "" if nothing is."""
-        scores = tuple(one.score for one in self._series.evaluations)
+        scores = tuple(one.score for one in self.series.evaluations)
         return lacks(
-            scores, self.start, self._series.limit(DECLINE, "score", self.config.max_decline), self.config
+            scores, self.start, self.series.limit(DECLINE, "score", self.config.max_decline), self.config
         )
 
     def update(
@@ -180,24 +173,29 @@ class CalibratedDetector:
         for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error), ("kl", kl)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")
-        quantities = outcomes.quantities(knows_fooled=self._knows_fooled)
+        quantities = outcomes.quantities(knows_fooled=self.knows_fooled)
         seen = Evaluated.of(step, quantities, in_loop_reward, in_loop_error)
-        before, doubt = self._series.evaluations, self._doubt
+        before, doubt = self.series.evaluations, self.doubt
         if doubt is not None and doubt.is_contradicted_by(seen.score):
             if seen.reward is None:  # another evaluation of the same checkpoint
                 seen = replace(seen, reward=before[-1].reward, reward_error=before[-1].reward_error)
             before, doubt = before[:-1], None
             self._not_counted += 1
-        self._series = replace(self._series, evaluations=(*before, seen))
-        readings = self._readings(self._series)
+        self.series = replace(self.series, evaluations=(*before, seen))
+        readings = self._readings(self.series)
         upheld = doubt is not None and doubt.halfway is not None
-        self._doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
+        self.doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
         confirmed = () if doubt is None else doubt.alarmed
         fired = next((r for r in readings if r.level is Level.FIRED and r.name in confirmed), None)
         if fired is not None and self._rule is None:
             self._rule, self._reason = fired.code.value, fired.message
         self._last = self._status(readings)
         return self._last
+
+    def resume(self, series: Series, doubt: Doubt | None, not_counted: int) -> None:
+        """Go on from these evaluations, of which the newest is in `doubt`."""
+        self.series, self.doubt, self._not_counted = series, doubt, not_counted
+        self._last = self._status(self._readings(series)) if series.evaluations else None
 
     def _readings(self, series: Series) -> tuple[DetectorReading, ...]:
         """What each question comes to, where the policy lets it stop a run."""
@@ -219,7 +217,7 @@ class CalibratedDetector:
         return Doubt(alarmed, halfway, above)
 
     def _status(self, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
-        step = self._series.evaluations[-1].step
+        step = self.series.evaluations[-1].step
         if self._rule is not None:
             return DetectorStatus(
                 True, Level.FIRED, step, self._rule, self._reason, readings, False, "", self._not_counted
@@ -229,13 +227,13 @@ class CalibratedDetector:
         known = [r for r in readings if r.level is not Level.UNKNOWN] or list(readings)
         worst = max(known, key=lambda r: r.level.severity)
         level, reason, in_doubt = worst.level, worst.message, ""
-        if self._doubt is not None and not self._doubt.alarmed and not self._doubt.above:
+        if self.doubt is not None and not self.doubt.alarmed and not self.doubt.above:
             in_doubt = (
                 f"the newest evaluation ({self.newest:.4f}) lies far below those before it: a fresh one "
                 "decides whether it counts"
             )
             level, reason = Level.WARNING, in_doubt
-        fresh = self._doubt is not None and not self.greedy
+        fresh = self.doubt is not None and not self.greedy
         return DetectorStatus(False, level, step, None, reason, readings, fresh, in_doubt, self._not_counted)
 
     def begin_again(self) -> None:
@@ -243,55 +241,10 @@ class CalibratedDetector:
 
         A latch stays closed. The first rewards stay: they are the starting policy's.
         """
-        rewards = self._series.rewards
+        rewards = self.series.rewards
         earlier = tuple(zip(rewards.values, rewards.errors, strict=True))[:WINDOW]
-        self._series = Series(self.config, self._series.starts, earlier=earlier)
-        self._doubt, self._last, self._not_counted = None, None, 0
-
-    def to_state(self) -> dict[str, Any]:
-        """The whole detector as plain JSON; `from_state` gives back an equal one, floats exactly."""
-        return {
-            "version": STATE_VERSION,
-            "config": self.config.model_dump(mode="json"),
-            "baseline": [self.items, self.samples, self.greedy, self._knows_fooled],
-            "starts": {name: asdict(start) for name, start in self._series.starts.items()},
-            "series": self._series.to_state(),
-            "earlier": [list(one) for one in self._series.earlier],
-            "doubt": None if self._doubt is None else self._doubt.to_state(),
-            "not_counted": self._not_counted,
-            "rule": self._rule,
-            "reason": self._reason,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild a detector from `to_state`.
-
-        Raises:
-            ValueError: the state is of another version.
-            KeyError: a key is missing.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(
-                f"CalibratedDetector state has version {state.get('version')!r}; "
-                f"this program reads {STATE_VERSION}"
-            )
-        detector = cls.__new__(cls)
-        detector.config = CalibratedPolicy.model_validate(state["config"])
-        detector.items, detector.samples, detector.greedy, detector._knows_fooled = state["baseline"]
-        detector._series = Series(
-            detector.config,
-            {name: Start(**start) for name, start in state["starts"].items()},
-            tuple(Evaluated(**one) for one in state["series"]),
-            tuple((reward, error) for reward, error in state["earlier"]),
-        )
-        doubt = state["doubt"]
-        detector._doubt = None if doubt is None else Doubt(**doubt | {"alarmed": tuple(doubt["alarmed"])})
-        detector._not_counted = state["not_counted"]
-        detector._rule, detector._reason = state["rule"], state["reason"]
-        seen = detector._series.evaluations
-        detector._last = detector._status(detector._readings(detector._series)) if seen else None
-        return detector
+        self.series = Series(self.config, self.series.starts, earlier=earlier)
+        self.doubt, self._last, self._not_counted = None, None, 0
 
 
 def level_before(scores: Sequence[float], start: Start) -> tuple[float, float]:

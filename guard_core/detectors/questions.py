@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -129,15 +129,6 @@ class Series:
     def p_value(self, name: str) -> str:
         """How rare so large a fall is by chance, in words."""
         return as_p(chance(self.fall(name, 0.0).evidence, self.starts[name], len(self.evaluations)))
-
-    def to_state(self) -> list[dict[str, Any]]:
-        """The evaluations as plain JSON."""
-        names = ("step", "reward", "reward_error")
-        return [
-            {name: getattr(one, name) for name in names}
-            | {"means": dict(one.means), "spreads": dict(one.spreads)}
-            for one in self.evaluations
-        ]
 
 
 def judge(series: Series) -> tuple[DetectorReading, ...]:

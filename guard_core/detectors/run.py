@@ -6,15 +6,26 @@ The judge folds evaluations here when the policy asks for it. Pure; which evalua
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeVar
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.detectors.baseline import Baseline, Outcomes, outlier_passes
-from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus, action
+from guard_core.compact import (
+    MAX_EVALUATIONS,
+    CompactDetector,
+    CompactDoubt,
+    CompactEvaluation,
+    CompactPass,
+    CompactStart,
+    rounded,
+)
+from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes, outlier_passes
+from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus, Doubt, action
 from guard_core.detectors.planning import cannot_fall, drop_to_see, evaluations_to_detect
-from guard_core.detectors.questions import DECLINE, DISAGREEMENT, points
+from guard_core.detectors.questions import DECLINE, DISAGREEMENT, Evaluated, Series, points
+from guard_core.detectors.statistic import Start
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSampling, Level
 
@@ -90,7 +101,7 @@ class CalibratedRun:
 
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
-        self._passes: list[Outcomes] = []
+        self._passes: tuple[Outcomes, ...] = ()
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
         self._outliers = 0  # passes that were left out
@@ -136,7 +147,7 @@ class CalibratedRun:
         # An evaluation that was unusable has begun no baseline.
         begins = first is None or not self._passes or evaluated.same_checkpoint(first)
         if self._detector is None and begins:
-            self._passes.append(outcomes)
+            self._passes = (*self._passes, outcomes)
             self._cost = self._cost.plus(cost)
             self._sampled = None if sampling is None else sampling.temperature > 0
             if sampling is not None:  # what was done counts, and not what somebody meant to do
@@ -235,8 +246,7 @@ class CalibratedRun:
             return
         self.contradicted = not self._outliers and 0 in found
         self._outliers += len(found)
-        for index in reversed(found):
-            del self._passes[index]
+        self._passes = tuple(one for index, one in enumerate(self._passes) if index not in found)
 
     @property
     def _has_room(self) -> bool:
@@ -415,43 +425,79 @@ class CalibratedRun:
     @property
     def _baseline(self) -> Baseline:
         """Of the passes so far."""
-        return Baseline(tuple(self._passes), self._config.samples, self._sampled)
+        return Baseline(self._passes, self._config.samples, self._sampled)
 
     def _close_baseline(self) -> CalibratedDetector:
         self._detector = CalibratedDetector(self._config, self._baseline)
-        self._passes = []
+        self._passes = ()
         return self._detector
 
-    def to_state(self) -> dict[str, Any]:
-        """Plain JSON, exact."""
-        return {
-            "config": self._config.model_dump(mode="json"),
-            "passes": [outcomes.to_state() for outcomes in self._passes],
-            "grader": [self._has_grader, self._made, self._ungraded, self._graded],
-            "cost": asdict(self._cost),
-            "afforded": self._afforded,
-            "outliers": self._outliers,
-            "sampled": self._sampled,
-            "last": None if self._last is None else asdict(self._last),
-            "lost": self._lost,
-            "gave_up": self._gave_up,
-            "unusable": self._unusable,
-            "detector": None if self._detector is None else self._detector.to_state(),
-        }
+    # -- what another guard goes on from -------------------------------------------------------------------
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_state`."""
-        run = cls(CalibratedPolicy.model_validate(state["config"]))
-        run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
-        run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
-        run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
-        run._outliers, run._sampled = state["outliers"], state["sampled"]
-        run._last = None if state["last"] is None else Pass(**state["last"])
-        run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
-        if state["detector"] is not None:
-            run._detector = CalibratedDetector.from_state(state["detector"])
-        return run
+    def __copy__(self) -> Self:
+        twin = type(self)(self._config)
+        vars(twin).update(vars(self), _detector=copy.copy(self._detector))
+        return twin
+
+    def compact(self) -> CompactDetector | None:
+        """The detector without any item's outcome; None while its baseline is gathered."""
+        detector, last = self._detector, self._last
+        if detector is None or last is None:
+            return None
+        series, doubt = detector.series, detector.doubt
+        return CompactDetector(
+            items=detector.items,
+            samples=detector.samples,
+            greedy=detector.greedy,
+            knows_fooled=detector.knows_fooled,
+            starts={name: CompactStart(*astuple(start)) for name, start in series.starts.items()},
+            evaluations=tuple(map(_compact, series.evaluations[-MAX_EVALUATIONS:])),
+            earlier=series.earlier,
+            doubt=None if doubt is None else CompactDoubt(**asdict(doubt)),
+            not_counted=detector.not_counted,
+            last=CompactPass(*astuple(last)),
+            has_grader=self._has_grader,
+            made=self._made,
+            ungraded=self._ungraded,
+            graded=self._graded,
+            afforded=self._afforded,
+            outliers=self._outliers,
+            sampled=self._sampled,
+        )
+
+    def adopt(self, state: CompactDetector) -> None:
+        """Go on from what `compact` gave."""
+        starts = {name: Start(*start) for name, start in state.starts.items()}
+        evaluations = tuple(_expanded(one, tuple(starts)) for one in state.evaluations)
+        self._config = self._config.model_copy(update={"samples": state.samples})
+        self._detector = CalibratedDetector(
+            self._config,
+            BaselineSummary(state.items, state.samples, state.greedy, state.knows_fooled, starts),
+        )
+        doubt = None if state.doubt is None else Doubt(**dict(state.doubt))
+        series = Series(self._config, starts, evaluations, state.earlier)
+        self._detector.resume(series, doubt, state.not_counted)
+        self._last = Pass(*state.last)
+        self._has_grader, self._made = state.has_grader, state.made
+        self._ungraded, self._graded = state.ungraded, state.graded
+        self._afforded, self._outliers, self._sampled = state.afforded, state.outliers, state.sampled
+
+    def adopt_nothing(self, why: str) -> None:
+        """Note that evaluations were made which cannot be had; the next one begins a new baseline."""
+        self._unusable = why
+
+
+def _compact(one: Evaluated) -> CompactEvaluation:
+    means, spreads = (tuple(map(rounded, values.values())) for values in (one.means, one.spreads))
+    error = None if one.reward_error is None else rounded(one.reward_error)
+    reward = None if one.reward is None else rounded(one.reward)
+    return CompactEvaluation(one.step, means, spreads, reward, error)
+
+
+def _expanded(one: CompactEvaluation, names: Sequence[str]) -> Evaluated:
+    """The evaluation; where the training grader failed, `score` alone, the first of the names, is known."""
+    means, spreads = (dict(zip(names, values, strict=False)) for values in (one.means, one.spreads))
+    return Evaluated(one.step, means, spreads, one.reward, one.reward_error)
 
 
 def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition]:

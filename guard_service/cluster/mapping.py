@@ -1,9 +1,8 @@
-"""From a verdict to `status.guard`, and from `status.guard` to a judge. Pure: no clock, no I/O.
+"""From a verdict to `status.guard`, and from `status.guard` to what a new guard begins with. Pure: no I/O.
 
-What travels is an allow-list. Invariant 8: no per-item outcome is in it. The state of the calibrated
-detector holds the outcome of every held-out item, so it stays in the guard's store; a judge that comes back
-from a status says so and is `unknown` until it has a new baseline. Invariant 9: the steps since the last
-round do not travel either. They would be folded with a checkpoint of a trainer that has died with its pod.
+What travels of a judge is its compact state. Invariant 8: no per-item outcome is in it; a baseline that is
+not complete would need them, so the guard that comes back begins another. Invariant 9: the steps since the
+last round do not travel either. Their trainer has died with its pod.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState
 from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
@@ -33,23 +34,8 @@ MAX_PROMPT, MAX_COMPLETION = 300, 1_000
 #: Characters of a latch's reason in the guard's last word; a kubelet keeps 4 KiB of it.
 MAX_LAST_REASON = 300
 
-#: Parts of `Judge.to_state` that travel as they are.
-TRAVELLING = (
-    *("version", "policy", "guard", "early", "monitor", "early_monitor", "count"),
-    *("steps", "last_kl", "lineage", "restarts"),
-    *("kl_lost", "refused", "skipped_in_a_row", "gone", "sampling", "other_sampling"),
-    *("unconfirmed", "failures", "last_failure", "failure"),
-    *("last", "best", "best_since", "unscored", "lost", "fire", "halt"),
-)
-#: Beside them.
-_PINS = "pins"
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 CUT = "\n[…]\n"
-LOST = (
-    "the guard came back without its store: the calibrated detector's baseline and evidence, which never "
-    "leave the guard, are lost, and the next evaluated checkpoint begins a new baseline"
-)
-
 UNUSABLE = (
     "the guard came back without its store, and the status of this run {why}: how it was judged until then "
     "is not known"
@@ -73,7 +59,7 @@ Json = dict[str, Any]
 class Known:
     """What a guard knows of its run at one moment.
 
-    `state` is `Judge.to_state()`, None while the store has never been read; `rounds` are the evaluation
+    `state` is `Judge.compact()`, None while the log has never been read; `rounds` are the evaluation
     rounds that are kept of its store, in the API's form, unless `has_its_history`; `ended`: the trainer has
     said that it finished.
     `latched_at`: when the fire (True) and the halt (False) latched, where that is known. `rollouts`: as
@@ -84,7 +70,7 @@ class Known:
 
     verdict: Verdict
     latches: tuple[Latch, ...] = ()
-    state: Mapping[str, Any] | None = None
+    state: CompactState | None = None
     rounds: Sequence[Json] = ()
     ended: bool = False
     latched_at: Mapping[bool, datetime] = field(default_factory=dict)
@@ -205,61 +191,54 @@ def differs(status: Json, written: Json) -> bool:
     return any(status.get(key) != written.get(key) for key in (status.keys() | written.keys()) - _INCIDENTAL)
 
 
-def detector_state(state: Mapping[str, Any], pins: Mapping[str, str] | None = None) -> str | None:
-    """The part of `Judge.to_state()` that may leave the guard, as JSON; None if it is too long.
+class _DetectorState(BaseModel):
+    """What `detectorState` holds.
 
-    `pins`, which are no part of a judge, travel with it, as one digest: a trainer that has its pod made again
+    `pins`: the files that every checkpoint must have, as one digest: a trainer that has its pod made again
     must not be free to choose another tokenizer, nor by how many files it has what else is known of its run.
     """
-    announced, evaluated, failed, _ = state["checkpoints"]
-    travelling = {key: state[key] for key in TRAVELLING} | {
-        "calibrated": None,
-        "short_baseline": None,
-        "window": state["window"] | {"pending": []},
-        # Those that wait go with the pod. Their trainer did too, so nobody will announce them again.
-        "checkpoints": [announced, evaluated, failed, announced - evaluated - failed],
-    }
-    if state["calibrated"] is not None:  # the next baseline is another one, and so is what has fallen from it
-        travelling["lineage"] |= {"base": None}
-        travelling["best_since"] = None
-    travelling["last_failure"] = _failure(travelling["failure"], travelling["last_failure"])
-    if (halt := travelling["halt"]) is not None:
-        travelling["halt"] = halt | {"message": for_the_status(Code(halt["code"]), halt["message"], None)}
-    if pins is not None:
-        travelling[_PINS] = as_one(pins)
-    text = json.dumps(travelling, separators=(",", ":"))
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state: CompactState
+    pins: dict[str, str] | None = None
+
+
+def detector_state(state: CompactState, pins: Mapping[str, str] | None = None) -> str | None:
+    """What may leave the guard of the judge's compact state, as JSON; None if it is too long."""
+    last_failure = _failure(state.failure, state.last_failure)
+    content = _DetectorState(
+        state=state.model_copy(update={"last_failure": last_failure}),
+        pins=None if pins is None else as_one(pins),
+    )
+    text = content.model_dump_json()
     return text if len(text) <= MAX_STATE else None
 
 
-def _failure(kind: str | None, words: str) -> str:
+def _failure(kind: FailureKind | None, words: str) -> str:
     """The newest failure, in full unless its words may quote something; "" once an evaluation succeeded."""
     if kind is None:
         return ""
-    return FailureKind(kind).words if kind in TOLD_BY_KIND else _text(words)
+    return kind.words if kind in TOLD_BY_KIND else _text(words)
 
 
-def resumed(policy: Policy, status: Json) -> tuple[Judge | None, str]:
-    """The judge that `status.guard` tells of, and what of the run was lost ("" if nothing).
+def resumed(policy: Policy, status: Json) -> CompactState | None:
+    """The state that `status.guard` tells of; None if it tells of no run.
 
-    None if the status tells of no run. Of one that it tells of without a state that can be used the past is
-    unknown. A latch in it is closed in the judge whatever else is wrong with the status.
+    Of a run that it tells of without a state that can be used the past is unknown.
     """
-    judge, lost, why = None, "", "has no state to resume from"
+    why = "has no state to resume from"
     if text := status.get("detectorState"):
         try:
-            judge = _judge(policy, json.loads(text))
-            lost = LOST if any(c.message == LOST for c in judge.verdict().conditions) else ""
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            judge, why = None, f"has a state that cannot be used ({_words(error)})"
-            lost = f"the detector state in the status cannot be used ({_words(error)})"
-    closed = latches(status)
-    if judge is None and (closed or _has_begun(status)):
-        judge, lost = Judge(policy), UNUSABLE.format(why=why)
-        judge.fold_lost(lost)
-    if judge is not None:
-        for latch in closed:
-            judge.fold_latch(latch)
-    return judge, lost
+            state = _DetectorState.model_validate_json(text).state
+            Judge(policy).fold_adopted(state)
+        except (ValueError, TypeError) as error:
+            why = f"has a state that cannot be used ({_words(error)})"
+        else:
+            return state
+    if latches(status) or _has_begun(status):
+        return CompactState.unknown(policy, UNUSABLE.format(why=why))
+    return None
 
 
 def _has_begun(status: Json) -> bool:
@@ -274,20 +253,9 @@ def _has_begun(status: Json) -> bool:
 def pins_in(status: Json) -> dict[str, str] | None:
     """What every checkpoint must have, as `status.guard` tells it, by name or `as_one`; None: it does not."""
     try:
-        pins = json.loads(status["detectorState"])[_PINS]
-        return {str(name): str(digest) for name, digest in pins.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return _DetectorState.model_validate_json(status["detectorState"]).pins
+    except (ValueError, KeyError):
         return None
-
-
-def _judge(policy: Policy, state: Json) -> Judge:
-    calibrated = Judge(policy).to_state()["calibrated"]
-    if calibrated is not None and state["last"] is not None:
-        calibrated |= {"unusable": LOST}
-    judge = Judge.from_state(state | {"calibrated": calibrated})
-    if judge.policy != policy:
-        raise ValueError("it was made under another policy")
-    return judge
 
 
 def latches(status: Json) -> tuple[Latch, ...]:
@@ -402,4 +370,4 @@ def _text(text: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

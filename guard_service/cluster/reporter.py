@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from guard_core.policy import Policy
@@ -31,8 +31,9 @@ from guard_service.cluster.mapping import (
     wants_steps,
     without_steps,
 )
-from guard_service.engine import Elsewhere, Engine
+from guard_service.engine import Engine
 from guard_service.errors import Problem, ResumeError
+from guard_service.store import Note, NoteKind, StoredEvent
 
 log = logging.getLogger("rlguard.guard")
 
@@ -75,8 +76,8 @@ def backoff(failures: int, retry_after: float | None, chance: float) -> float:
     return asked + ceiling * (0.5 + 0.5 * chance)
 
 
-async def resume(job: JobStatus, policy: Policy) -> Elsewhere | None:
-    """What the job's status tells of, for a guard whose store is empty; None for a new run.
+async def resume(job: JobStatus, policy: Policy) -> Sequence[StoredEvent]:
+    """What a guard whose log is empty begins with: what the job's status tells of; nothing for a new run.
 
     Raises:
         ResumeError: the status cannot be read, so it is not known whether the run has fired.
@@ -87,12 +88,15 @@ async def resume(job: JobStatus, policy: Policy) -> Elsewhere | None:
         raise ResumeError(
             f"the store is empty and the job's status, which may hold a fire, cannot be read: {error}"
         ) from error
-    judge, lost = resumed(policy, status)
-    if judge is not None:
-        log.warning("the store is empty: resumed from the status of %s", job.job)
-    if lost:
-        log.warning("%s", lost)
-    return None if judge is None else Elsewhere(judge, pins_in(status))
+    state = resumed(policy, status)
+    if state is None:
+        return ()
+    log.warning("the log is empty: resumed from the status of %s", job.job)
+    if state.lost:
+        log.warning("%s", state.lost)
+    pins = pins_in(status)
+    notes = [] if pins is None else [Note(NoteKind.PINS, pins)]
+    return (state, *latches(status), *notes)
 
 
 class StatusReporter:
@@ -173,11 +177,10 @@ class StatusReporter:
         self, rounds: list[Json] | tuple[()], steps: str | None = None, *, over: bool = False
     ) -> Json:
         engine = self._engine
-        state = engine.judge_state()
         known = Known(
             engine.verdict,
             engine.latches,
-            state,
+            engine.compact_state(),
             rounds,
             engine.ended,
             engine.latched_at,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState
 from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
 from guard_core.kept_steps import written_steps
@@ -39,7 +40,7 @@ from guard_service.errors import GuardError, StoreError
 from guard_service.feed import Standing
 from guard_service.metrics import GuardMetrics
 from guard_service.refusals import Kind
-from guard_service.store import BEFORE_ALL, FIGURES, ROLLOUTS, STAYS_HERE, Appended, Store
+from guard_service.store import BEFORE_ALL, FIGURES, ROLLOUTS, STAYS_HERE, Appended, EventLog
 
 log = logging.getLogger("rlguard.guard")
 
@@ -67,8 +68,8 @@ class Engine:
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
         newest_only: skip checkpoints for which a newer one waits already.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
-        resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
-            for a new run. It raises `ResumeError` to be asked again; until it returns nothing is known.
+        resume: asked once for the events that the log begins with if it is empty: what is known elsewhere of
+            this run. It raises `ResumeError` to be asked again; until it returns nothing is known.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
     `on_latch` is called when a fire or halt has latched and is on disk.
@@ -131,7 +132,6 @@ class Engine:
             await self._ledger.recover(self._resume)
         except StoreError as error:
             self._ledger.fail(error)
-            await self._ledger.keep_closed()
         await self._rollouts.load()
         await self._figures.load()
         self._tasks = [asyncio.create_task(self._ingest.write_steps()), asyncio.create_task(self._tick())]
@@ -142,7 +142,7 @@ class Engine:
             log.warning("%s", why)
 
     async def close(self) -> None:
-        """Finish the flush under way, end the evaluation process, save a snapshot, close the store."""
+        """Finish the flush under way, end the evaluation process, close the log."""
         async with self._ledger.lock:
             for task in self._tasks:
                 task.cancel()
@@ -186,17 +186,17 @@ class Engine:
             log.warning("the store works again: %s", self._ledger.open_store().path)
 
     async def _judge_what_is_no_event(self) -> None:
-        """Silence and refusals: what the store does not hold, but a halt that they latch is."""
+        """Silence and refusals: one that passes its limit is an event, if it stops the run."""
         ledger, liveness = self._ledger, self._liveness
         async with ledger.lock:
             if not self.store_works:
                 return
             if self._worker is not None and (ledger.judge.waiting or ledger.judge.wanted_pass()):
                 liveness.start_anew()
-            judge = halted(ledger.judge, liveness.silent_for, liveness.refusals.condition())
-            if judge is not None:
+            halt = halted(ledger.judge, liveness.silent_for, liveness.refusals.condition())
+            if halt is not None:
                 try:
-                    await ledger.adopt(judge, ledger.open_store())
+                    await ledger.append(ledger.open_store(), halt)
                 except StoreError as error:
                     ledger.fail(error)
                     return
@@ -245,10 +245,9 @@ class Engine:
         """Whether the trainer has said that it has finished, and has reported nothing since."""
         return self._liveness.ended
 
-    def judge_state(self) -> dict[str, Any] | None:
-        """The judge's state, per-item data included; None until the store was read."""
-        judge = self._ledger.known_judge
-        return None if judge is None else judge.to_state()
+    def compact_state(self) -> CompactState | None:
+        """What a guard without this one's log goes on from; None until the log was read."""
+        return self._ledger.compact_state
 
     @property
     def pins(self) -> Mapping[str, str] | None:
@@ -343,7 +342,7 @@ class Engine:
             Problem: 503 if the store is unavailable.
         """
         after = BEFORE_ALL
-        while page := await self._read(Store.history_page, after):
+        while page := await self._read(EventLog.history_page, after):
             after = page[-1][0]
             for _, line in page:
                 for name in STAYS_HERE:
@@ -357,7 +356,7 @@ class Engine:
         Raises:
             Problem: 503 if the store is unavailable.
         """
-        return await self._read(Store.thinned_history, points)
+        return await self._read(EventLog.thinned_history, points)
 
     def rollouts(self) -> tuple[MomentRollouts, ...]:
         """Rollouts of the start, of the last good checkpoint, and of the latch or else the newest."""
@@ -368,13 +367,13 @@ class Engine:
         return self._figures.value
 
     async def kept_rounds(self) -> list[dict[str, Any]]:
-        """The evaluation rounds that a status has room for; see `Store.kept_rounds`.
+        """The evaluation rounds that a status has room for; see `EventLog.kept_rounds`.
 
         Raises:
             Problem: 503 if the store is unavailable.
         """
         best = self.verdict.best_evaluation
-        return await self._read(Store.kept_rounds, None if best is None else CheckpointKey.of(best))
+        return await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))
 
     async def kept_steps(self) -> str | None:
         """What is kept of the steps when this guard is gone; see `kept_steps`. None if there is no step yet.
@@ -383,9 +382,9 @@ class Engine:
             Problem: 503 if the store is unavailable.
         """
         async with self._ledger.for_request() as store:
-            total, steps = await self._ledger.call(Store.some_steps, store, EXAMINED_STEPS, EXAMINED_FIRST)
+            total, steps = await self._ledger.call(EventLog.some_steps, store, EXAMINED_STEPS, EXAMINED_FIRST)
         return await asyncio.to_thread(written_steps, steps, self.figures(), total)
 
-    async def _read(self, query: Callable[[Store, A], T], argument: A) -> T:
+    async def _read(self, query: Callable[[EventLog, A], T], argument: A) -> T:
         async with self._ledger.for_request() as store:
             return await self._ledger.call(query, store, argument)

@@ -22,7 +22,7 @@ from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, S
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.metrics import GuardMetrics
-from guard_service.store import Begun, Failure, Store
+from guard_service.store import Begun, EventLog, Failure, Note, NoteKind
 
 log = logging.getLogger("rlguard.guard")
 
@@ -82,6 +82,7 @@ class Evaluations:
             failure = self._passed_over(request) or await self._score(request)
             if failure is not None:
                 await self._give_up(failure)
+            self._begun = None
             queue = self._ledger.queue
             if queue and request == self._of_queue(queue[0]):
                 queue.popleft()
@@ -91,7 +92,7 @@ class Evaluations:
         if self._begun is not None:
             before = replace(self._begun, times=self._begun.times - 1)
             with contextlib.suppress(StoreError):
-                await self._ledger.call(self._ledger.open_store().note_begun, before)
+                await self._note_begun(before, self._ledger.open_store())
 
     async def _wait_for_a_checkpoint(self) -> None:
         """Or until it is time to try the gate again: on a cluster no trainer starts before it is passed."""
@@ -143,7 +144,7 @@ class Evaluations:
         else:
             self._gate = None
 
-    async def _check_evaluation(self, digest: str, store: Store) -> None:
+    async def _check_evaluation(self, digest: str, store: EventLog) -> None:
         await self._ledger.call(store.check_evaluation, digest, self._worker.measure)
 
     # -- scoring -------------------------------------------------------------------------------------------
@@ -169,11 +170,12 @@ class Evaluations:
         self._begun = Begun(CheckpointKey.of(request), request.pass_index, before + 1)
         await self._ledger.persist(partial(self._note_begun, self._begun))
 
-    async def _newest_begun(self, store: Store) -> Begun | None:
+    async def _newest_begun(self, store: EventLog) -> Begun | None:
         return await self._ledger.call(store.begun)
 
-    async def _note_begun(self, begun: Begun, store: Store) -> None:
-        await self._ledger.call(store.note_begun, begun)
+    async def _note_begun(self, begun: Begun, store: EventLog) -> None:
+        content = [begun.pass_index, begun.times]
+        await self._ledger.append(store, Note(NoteKind.BEGUN, content, begun.key))
 
     async def _result(self, request: EvaluationRequest) -> EvaluationResult:
         """What the worker says, if it is of this checkpoint and no other."""
@@ -192,11 +194,12 @@ class Evaluations:
             await self._ledger.persist(partial(self._note_said, CheckpointKey.of(request), result.said))
         return result
 
-    async def _said_before(self, store: Store) -> tuple[CheckpointKey, str] | None:
-        return await self._ledger.call(store.said)
+    async def _said_before(self, store: EventLog) -> tuple[CheckpointKey, str] | None:
+        note = await self._ledger.call(store.newest_note, NoteKind.SAID)
+        return None if note is None else (note.key, note.content)
 
-    async def _note_said(self, key: CheckpointKey, said: str, store: Store) -> None:
-        await self._ledger.call(store.note_said, key, said)
+    async def _note_said(self, key: CheckpointKey, said: str, store: EventLog) -> None:
+        await self._ledger.append(store, Note(NoteKind.SAID, said, key))
 
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
         """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
@@ -221,11 +224,8 @@ class Evaluations:
             parts=result.parts,
             fooled_items=result.fooled_items,
         )
-        # Closing a baseline takes seconds, for which nobody else should have to wait.
-        judge = self._ledger.known_judge
-        ahead = None if judge is None else await asyncio.to_thread(judge.fold_ahead, evaluation)
         before = self._ledger.verdict.best_evaluation
-        await self._ledger.persist(partial(self._ledger.settle, evaluation, ahead=ahead))
+        await self._ledger.persist(partial(self._ledger.settle, evaluation))
         _log_score(evaluation.summary(), request.pass_index, result.seconds)
         best = self._ledger.verdict.best_evaluation
         new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(request)
@@ -249,18 +249,19 @@ class Evaluations:
             await self._ledger.persist(partial(self._pin, pins))
         return pins
 
-    async def _pin(self, pins: Mapping[str, str], store: Store) -> None:
-        await self._ledger.call(store.pin, pins)
+    async def _pin(self, pins: Mapping[str, str], store: EventLog) -> None:
+        await self._ledger.append(store, Note(NoteKind.PINS, dict(pins)))
         self._ledger.pins = pins
 
-    async def _expected(self, request: EvaluationRequest, store: Store) -> Expected:
+    async def _expected(self, request: EvaluationRequest, store: EventLog) -> Expected:
         """What the checkpoint must be. Of a later pass the weights are compared with those of the first (see
         `refuse_other_weights`), and its files may have been touched or written again meanwhile.
         """
-        pins = await self._ledger.call(store.pins)
+        pins = self._ledger.pins
         if request.pass_index > 0:
             return Expected(pins=pins)
-        announced = await self._ledger.call(store.manifest, CheckpointKey.of(request))
+        note = await self._ledger.call(store.newest_note, NoteKind.MANIFEST, CheckpointKey.of(request))
+        announced = None if note is None else note.content
         last = self._ledger.verdict.last_evaluation
         return Expected(announced, pins, None if last is None else last.sha256)
 

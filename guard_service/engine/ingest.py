@@ -27,7 +27,7 @@ from guard_service.errors import FieldError, Problem, StoreError, conflict, inva
 from guard_service.heldout.identity import manifest
 from guard_service.metrics import GuardMetrics
 from guard_service.refusals import Kind
-from guard_service.store import Appended, Conflict, RefusedCheckpoint, Store
+from guard_service.store import Appended, Conflict, EventLog, Note, NoteKind, RefusedCheckpoint
 
 log = logging.getLogger("rlguard.guard")
 
@@ -104,7 +104,6 @@ class Ingest:
                     for waiting, result in zip(group, results, strict=True):
                         if not waiting.result.done():
                             waiting.result.set_result(result)
-                    await self._ledger.snapshot_if_due()
 
     def give_up(self) -> None:
         """Refuse what still waits: it is not on disk, so it is not acknowledged."""
@@ -120,7 +119,7 @@ class Ingest:
         return group
 
     async def _commit(self, batches: list[Sequence[StepReport]]) -> Sequence[Appended | Problem]:
-        """Store and fold one group; one result for each request of it."""
+        """Append and fold one group; one result for each request of it."""
         ledger = self._ledger
         try:
             store = ledger.open_store()
@@ -128,26 +127,23 @@ class Ingest:
             now = time.monotonic()
             refused = [self._allowance.refuses_steps(len(reports), store.size, now) for reports in batches]
             taken = [reports for reports, no in zip(batches, refused, strict=True) if no is None]
-            results = await ledger.call(store.append_steps, taken) if taken else []
-            self._metrics.commit_seconds.observe(time.perf_counter() - started)
-            self._fold_steps(results)
-            await ledger.store_latches(store)
+            results = await ledger.append_steps(store, taken) if taken else []
         except StoreError as error:
             ledger.fail(error)
             return [ledger.unavailable()] * len(batches)
         except Exception as error:
-            log.exception("the judge failed on a stored step")
-            ledger.distrust(f"internal error ({type(error).__name__}) while folding a stored step")
+            log.exception("the judge failed on a step")
+            ledger.fail(StoreError(f"internal error ({type(error).__name__}) while folding a step"))
             return [ledger.unavailable()] * len(batches)
+        self._metrics.commit_seconds.observe(time.perf_counter() - started)
+        self._count(results)
         ledger.publish()
         said = (r if isinstance(r, Appended) else conflict(r.detail, r.errors) for r in results)
         return [next(said) if no is None else no for no in refused]
 
-    def _fold_steps(self, results: Sequence[Appended | Conflict]) -> None:
+    def _count(self, results: Sequence[Appended | Conflict]) -> None:
         for result in results:
             if isinstance(result, Appended):
-                for report in result.new:
-                    self._ledger.fold(report)
                 self._liveness.refusals.accepted(Kind.STEPS)
                 self._metrics.duplicate_steps.inc(result.duplicates)
             else:
@@ -181,8 +177,7 @@ class Ingest:
             full = self._allowance.refuses_announcement(store.size) is not None
             if full or not self._ledger.judge.counts_as_refused(refused.key):
                 return
-            await self._ledger.call(store.append_refused, refused.key)
-            self._ledger.fold(refused)
+            await self._ledger.append(store, refused)
             self._ledger.publish()
 
     async def _announce(self, report: CheckpointReport) -> bool:
@@ -200,15 +195,13 @@ class Ingest:
                 raise full
             # A repeated announcement is fine after the checkpoint was rotated away; a new one is not.
             await self._check_new(report.path, found)
-            await self._ledger.call(store.append_checkpoint, resolved, found.manifest)
+            await self._ledger.append(store, resolved, *_manifest_note(resolved, found))
             self._liveness.ended = False
-            self._ledger.fold(resolved)
-            await self._ledger.store_latches(store)
         self._ledger.queue.append(resolved)
         self._ledger.queued.set()
         return True
 
-    async def _renew(self, store: Store, report: CheckpointReport, found: _Found) -> None:
+    async def _renew(self, store: EventLog, report: CheckpointReport, found: _Found) -> None:
         """Note what the files are now, if it was saved again by a trainer that was started again.
 
         Raises:
@@ -217,11 +210,12 @@ class Ingest:
         key, waiting = CheckpointKey.of(report), map(CheckpointKey.of, self._ledger.queue)
         if found.manifest is None or key not in waiting:
             return
-        if found.manifest == await self._ledger.call(store.manifest, key):
+        known = await self._ledger.call(store.newest_note, NoteKind.MANIFEST, key)
+        if known is not None and found.manifest == known.content:
             return
         if (full := self._allowance.refuses_announcement(store.size)) is not None:
             raise full
-        await self._ledger.call(store.renew_manifest, key, found.manifest)
+        await self._ledger.append(store, *_manifest_note(report, found))
 
     async def _check_new(self, path: str, found: _Found) -> None:
         """Raises `Problem` 422 if there is nothing that can be scored, now or ever."""
@@ -256,11 +250,20 @@ class Ingest:
             message = f"attempt {report.attempt} is not the newest that reported a step"
             raise conflict(f"{message}: {newest}", [FieldError(field="attempt", message=message)])
         async with self._ledger.for_request() as store:
-            await self._ledger.call(store.note_end, report)
-            self._ledger.judge.fold_end(report)
+            if not self._ledger.judge.knows_end(report):
+                if (full := self._allowance.refuses_announcement(store.size)) is not None:
+                    raise full
+                await self._ledger.append(store, report)
             self._liveness.ended = self._liveness.ended or report.finished
             self._ledger.publish()
         self._ledger.queued.set()  # the last checkpoint may be wanted once more
+
+
+def _manifest_note(report: CheckpointReport, found: _Found) -> list[Note]:
+    """What the files of a checkpoint are, if they can be listed."""
+    if found.manifest is None:
+        return []
+    return [Note(NoteKind.MANIFEST, found.manifest, CheckpointKey.of(report))]
 
 
 def _resolved(root: Path, path: str) -> Path:

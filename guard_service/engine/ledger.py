@@ -1,7 +1,7 @@
-"""The ledger of one run: its store, and the judge that has folded what is in it, always in step.
+"""The ledger of one run: its log, and the judge that has folded what is in it, always in step.
 
-It is the one owner of state. What is done with the store and what is folded of it happen under one lock; a
-store that fails is given up, and opened and read again by `recover`.
+It is the one owner of state. The log is used under one lock; one that fails is given up, and opened and read
+again by `recover`.
 """
 
 from __future__ import annotations
@@ -15,50 +15,37 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, Verdict
+from guard_core.wire import CheckpointReport, StepReport, Verdict
+from guard_service.engine.fold import Folded, append, append_steps, fold, is_new, restore
 from guard_service.engine.liveness import Liveness, port_taken
 from guard_service.engine.published import Published
-from guard_service.engine.recovery import Elsewhere, FoldedState, fold_event, is_empty, restore
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import beside, verdict_now, without_store
 from guard_service.errors import GuardError, Problem, StoreError, store_unavailable
 from guard_service.metrics import GuardMetrics
-from guard_service.store import Failure, Store, StoredEvent
-from guard_service.store.witness import read_latches
-
-if TYPE_CHECKING:
-    from guard_core.judge import Ahead
+from guard_service.store import Appended, Conflict, EventLog, Failure, StoredEvent
 
 log = logging.getLogger("rlguard.guard")
 
-SNAPSHOT_EVERY = 20_000  # events; a restart replays no more than about this many
-
-Resume = Callable[[], Awaitable[Elsewhere | None]]
+Resume = Callable[[], Awaitable[Sequence[StoredEvent]]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """In place of a store: none can be used now."""
+    """In place of a log: none can be used now."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """The judge after an evaluation that is on disk, and the latches that it has closed."""
-
-    judge: Judge
-    latches: tuple[Latch, ...]
-
-
 class Ledger:
-    """Store, judge and verdict of one run.
+    """Log, judge and verdict of one run.
 
     Args:
         state_dir: directory of the store; made if missing.
@@ -83,16 +70,13 @@ class Ledger:
     ) -> None:
         self._state_dir, self._root, self._policy = state_dir, root.absolute(), policy
         self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
-        self._store: Store | Unavailable = Unavailable("the store has not been opened yet")
-        self._judge: Judge | None = None  # None until the store was read
-        self._seq = 0  # newest event that is folded
-        self._snapshot_seq = 0
-        self._stored_latches: frozenset[Latch] = frozenset()
+        self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
+        self._folded: Folded | None = None  # None until the log was read
         #: When the fire (True) and the halt (False) latched, where that is known.
         self.latched_at: dict[bool, datetime] = {}
         #: Checkpoints that wait for their evaluation, the one under way included.
         self.queue: deque[CheckpointReport] = deque()
-        #: The files that every checkpoint must have, as of `Store.pins`.
+        #: The files that every checkpoint must have, by name; None before one was scored.
         self.pins: Mapping[str, str] | None = None
         self.queued = asyncio.Event()  # set whenever the queue has grown
         self.lock = asyncio.Lock()  # one user of the store at a time, and no fold beside it
@@ -106,44 +90,28 @@ class Ledger:
     # -- life ----------------------------------------------------------------------------------------------
 
     async def recover(self, resume: Resume | None) -> None:
-        """Open the store and fold what is in it and not yet folded.
+        """Open the log and fold what is in it and not yet folded.
 
         Raises:
-            StoreError, ChangedRunError: see `Store`.
+            StoreError, ChangedRunError: see `EventLog`.
         """
-        elsewhere = None
-        nothing_known = self._judge is None
-        if resume and nothing_known and await self.call(is_empty, self._state_dir, self._policy):
-            elsewhere = await resume()
+        adopted: Sequence[StoredEvent] = ()
+        if resume and self._folded is None and await self.call(is_new, self._state_dir, self._policy):
+            adopted = await resume()
         async with self.lock:
-            known = None if self._judge is None else FoldedState(self._judge.to_state(), self._seq)
-            restored = await self.call(restore, self._state_dir, self._policy, known, elsewhere)
-            self._store, self._judge, self._seq = restored.store, restored.judge, restored.seq
-            self._stored_latches = frozenset(restored.judge.latches)
-            self.latched_at = restored.latched_at | self.latched_at
-            self._snapshot_seq = self._seq
+            restored = await self.call(restore, self._state_dir, self._policy, self._folded, adopted)
+            self._store = restored.log
+            self.latched_at = restored.latched_at
+            self._adopt(restored.folded)
             self.queue = deque(restored.queue)
             self.pins = restored.pins
             self.queued.set()
             self._available.set()
             self.publish()
 
-    async def keep_closed(self) -> None:
-        """A latch stays closed while the store cannot be read: it is kept beside it, too."""
-        with contextlib.suppress(StoreError):
-            latches = await self.call(read_latches, self._state_dir)
-            judge = Judge(self._policy)
-            for latch in latches:
-                judge.fold_latch(latch)
-            self._verdict = judge.verdict()
-            self._keep(latches)
-            self.publish()
-
     async def close(self) -> None:
-        """Save a snapshot and close the store; whoever calls has the lock."""
-        if isinstance(self._store, Store):
-            with contextlib.suppress(StoreError):
-                await self._save_snapshot(self._store)
+        """Close the log; whoever calls has the lock."""
+        if isinstance(self._store, EventLog):
             await self.call(self._store.close)
         self._thread.shutdown()
 
@@ -157,18 +125,27 @@ class Ledger:
     @property
     def latches(self) -> tuple[Latch, ...]:
         """Every latch that has closed: at most one fire and one halt."""
-        return tuple(self._stored_latches) if self._judge is None else self._judge.latches
+        return () if self._folded is None else self._folded.judge.latches
 
     @property
     def known_judge(self) -> Judge | None:
-        """The judge; None until the store was read."""
-        return self._judge
+        """The judge; None until the log was read."""
+        return None if self._folded is None else self._folded.judge
 
     @property
     def judge(self) -> Judge:
-        """The judge, which is there whenever the store is open."""
-        assert self._judge is not None
-        return self._judge
+        """The judge, which is there whenever the log is open."""
+        return self._known.judge
+
+    @property
+    def _known(self) -> Folded:
+        assert self._folded is not None
+        return self._folded
+
+    @property
+    def compact_state(self) -> CompactState | None:
+        """What a guard without this log goes on from; None until the log was read."""
+        return None if self._folded is None else self._folded.judge.compact()
 
     @property
     def outage(self) -> Unavailable | None:
@@ -178,11 +155,11 @@ class Ledger:
     @property
     def store_bytes(self) -> int | None:
         """Size of the store; None if it cannot be used now."""
-        return self._store.size if isinstance(self._store, Store) else None
+        return self._store.size if isinstance(self._store, EventLog) else None
 
     # -- using the store -----------------------------------------------------------------------------------
 
-    def open_store(self) -> Store:
+    def open_store(self) -> EventLog:
         """The store; raises `StoreError` if there is none now."""
         if isinstance(self._store, Unavailable):
             raise StoreError(self._store.reason)
@@ -193,7 +170,7 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     @contextlib.asynccontextmanager
-    async def for_request(self) -> AsyncIterator[Store]:
+    async def for_request(self) -> AsyncIterator[EventLog]:
         """The store, for a request that gets a 503 if it fails."""
         async with self.lock:
             try:
@@ -202,7 +179,7 @@ class Ledger:
                 self.fail(error)
                 raise self.unavailable() from error
 
-    async def persist(self, work: Callable[[Store], Awaitable[T]]) -> T:
+    async def persist(self, work: Callable[[EventLog], Awaitable[T]]) -> T:
         """What `work` makes of the store; it is done again, from its beginning, until the store works."""
         while True:
             await self._available.wait()
@@ -223,83 +200,54 @@ class Ledger:
         self._metrics.store_errors.inc()
         self._store = failed
         self._available.clear()
-        if isinstance(before, Store):
+        if isinstance(before, EventLog):
             before.close()
         self.publish()
-
-    def distrust(self, reason: str) -> None:
-        """Give the judge up: it is made anew from the store."""
-        self._judge = None
-        self.fail(StoreError(reason))
 
     def unavailable(self) -> Problem:
         """The response to a request of which nothing was kept."""
         return store_unavailable(self.outage.reason if self.outage else "", self.published.trainer_json)
 
-    async def snapshot_if_due(self) -> None:
-        """Save the judge's state now and then; whoever calls has the lock."""
-        if isinstance(self._store, Store) and self._seq - self._snapshot_seq >= SNAPSHOT_EVERY:
-            try:
-                await self._save_snapshot(self._store)
-            except StoreError as error:
-                self.fail(error)
+    # -- appending -----------------------------------------------------------------------------------------
 
-    async def _save_snapshot(self, store: Store) -> None:
-        if self._seq > self._snapshot_seq:
-            await self.call(store.save_snapshot, self._seq, self.judge.to_state())
-            self._snapshot_seq = self._seq
+    async def append(self, store: EventLog, *events: StoredEvent) -> None:
+        """Append events with the latches that they close, and fold them; whoever calls has the lock."""
+        self._adopt(await self.call(append, store, self.judge, events))
 
-    # -- folding what is stored ----------------------------------------------------------------------------
+    async def append_steps(
+        self, store: EventLog, batches: Sequence[Sequence[StepReport]]
+    ) -> list[Appended | Conflict]:
+        """The same of what is new in several requests; one result for each."""
+        results, folded = await self.call(append_steps, store, self._known, batches)
+        self._adopt(folded)
+        return results
 
-    def fold(self, event: StoredEvent) -> None:
-        """Fold an event that was just stored; whoever calls has the lock."""
-        fold_event(self.judge, event)
-        self._seq += 1
-
-    async def store_latches(self, store: Store) -> None:
-        """Put on disk the latches that folding has just closed, before any response tells of them."""
-        if new := _new_latches(self.judge, self._stored_latches):
-            await self.call(store.append_latches, new)
-            self._adopt_latches(new)
-
-    async def adopt(self, judge: Judge, store: Store) -> None:
-        """Let a judge in which a latch has closed be the run's, once that is on disk."""
-        latches = _new_latches(judge, self._stored_latches)
-        await self.call(store.append_latches, latches)
-        self._judge = judge
-        self._adopt_latches(latches)
+    async def settle(self, what: Evaluation | Failure, store: EventLog) -> None:
+        """The same of what became of an evaluation, if it is not on disk already."""
+        # A flush that reported an error may have reached the disk after all.
+        if not await self.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
+            await self.append(store, what)
 
     async def adopt_latch(self, latch: Latch) -> None:
-        """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
+        """Close a latch that is known elsewhere. It is announced even if the log cannot keep it now."""
         async with self.lock:
-            if self._judge is None or any(known.fire == latch.fire for known in self._judge.latches):
+            if self._folded is None or any(known.fire == latch.fire for known in self.latches):
                 return
-            self._judge.fold_latch(latch)
             try:
-                await self.store_latches(self.open_store())
-            except StoreError as error:  # put there when the store works again
+                await self.append(self.open_store(), latch)
+            except StoreError as error:  # put there when the log works again
+                self._adopt(Folded(fold(self.judge, [latch]), self._known.seq))
                 self.fail(error)
             self.publish()
 
-    async def settle(self, what: Evaluation | Failure, store: Store, ahead: Ahead | None = None) -> None:
-        """Fold what became of an evaluation into a copy of the judge, store it, and adopt the copy."""
-        settled = await self.call(_settled, store, self.judge, self._stored_latches, what, ahead)
-        if settled is not None:
-            self._judge = settled.judge
-            self._seq += 1
-            self._adopt_latches(settled.latches)
-
-    def _adopt_latches(self, latches: Sequence[Latch]) -> None:
-        """Latches that have just closed, and are on disk."""
-        self._seq += len(latches)
-        self.latched_at |= {latch.fire: datetime.now(UTC) for latch in latches}
-        self._keep(latches)
-
-    def _keep(self, latches: Sequence[Latch]) -> None:
-        self._stored_latches |= frozenset(latches)
-        for latch in latches:
+    def _adopt(self, folded: Folded) -> None:
+        """Let this be what is known of the run, and announce the latches that are new in it."""
+        new = [latch for latch in folded.judge.latches if latch not in self.latches]
+        self._folded = folded
+        for latch in new:
+            self.latched_at.setdefault(latch.fire, datetime.now(UTC))
             log.error("%s latched: %s", latch.kind, latch.message)
-        if latches:
+        if new:
             self._on_latch()
 
     # -- the verdict ---------------------------------------------------------------------------------------
@@ -307,9 +255,9 @@ class Ledger:
     def publish(self) -> None:
         """Make the verdict that every response carries from now on."""
         verdict = self._verdict
-        if self._judge is not None:
+        if self._folded is not None:
             liveness = self._liveness
-            verdict = verdict_now(self._judge, liveness.silent_for, liveness.refusals.condition())
+            verdict = verdict_now(self._folded.judge, liveness.silent_for, liveness.refusals.condition())
             verdict = beside(verdict, port_taken(liveness.taken_ports))
             verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
@@ -321,30 +269,3 @@ class Ledger:
             verdict = verdict.model_copy(update={"waiting": 0})
         self._verdict = verdict
         self.published.put(verdict)
-
-
-def _new_latches(judge: Judge, stored: frozenset[Latch]) -> tuple[Latch, ...]:
-    return tuple(latch for latch in judge.latches if latch not in stored)
-
-
-def _settled(
-    store: Store,
-    judge: Judge,
-    stored: frozenset[Latch],
-    what: Evaluation | Failure,
-    ahead: Ahead | None,
-) -> _Settled | None:
-    """Store what became of an evaluation, with the latches that it closes; None if it is on disk already."""
-    # A flush that reported an error may have reached the disk after all.
-    if store.is_settled(CheckpointKey.of(what), what.pass_index):
-        return None
-    copy = Judge.from_state(judge.to_state())
-    if isinstance(what, Evaluation):
-        round_ = copy.fold_evaluation(what, ahead)
-        latches = _new_latches(copy, stored)
-        store.append_evaluation(what, round_, latches)
-    else:
-        fold_event(copy, what)
-        latches = _new_latches(copy, stored)
-        store.append_failure(what, latches)
-    return _Settled(copy, latches)

@@ -13,17 +13,17 @@ def verdict_now(judge: Judge, silent_for: float, refused: Condition | None) -> V
     return beside(judge.verdict(silent_for), refused)
 
 
-def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Judge | None:
-    """A copy of the judge in which silence or refused reports have latched a halt; None if none does."""
+def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Latch | None:
+    """The halt that silence or refused reports close now; None if there is none."""
     verdict = verdict_now(judge, silent_for, refused)
     if verdict.stop or all(c.action != "stop" for c in verdict.conditions):
         return None
-    copy = Judge.from_state(judge.to_state())
-    copy.fold_silence(silent_for)
+    after = judge.copy()
+    after.fold_silence(silent_for)
     if refused is not None and refused.action == "stop":
         place = (verdict.attempt or 0, verdict.step or 0)
-        copy.fold_latch(Latch(False, refused.code.value, refused.message, *place))
-    return copy
+        after.fold_latch(Latch(False, refused.code.value, refused.message, *place))
+    return after.latch
 
 
 def without_store(verdict: Verdict, reason: str) -> Verdict:

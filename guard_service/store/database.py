@@ -1,72 +1,59 @@
-"""The file of a run: one SQLite database, opened, locked, verified, and sealed by every transaction.
+"""The file of a run's log: one SQLite database, opened, locked and checked.
 
-What a transaction wrote is on disk when it ends: it is flushed (`synchronous=EXTRA`) before it counts. A
-file system that is known to be local gets a write-ahead log, which takes one flush a transaction; any other
-gets the rollback journal, which takes three, because WAL does not work on network file systems, where a
-run's state often lives. The file is locked while it is open, so two guards never share one.
-
-What was damaged or lost since it was acknowledged is refused when the file is opened: by its chain, by
-`guard.head`, and by SQLite's own check.
+What a transaction wrote is on disk when it ends: it is flushed before it counts (`synchronous=EXTRA`, which
+is FULL, and flushes the directory of a rollback journal, too). A file system that is known to be local gets a
+write-ahead log, which takes one flush a transaction; any other gets the rollback journal, which takes three,
+because a write-ahead log does not work on network file systems, where a run's state often lives. The file is
+locked while it is open, so two guards never share one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from guard_service.errors import StoreCorruptError, StoreError, damaged
-from guard_service.store.chain import Chain, noted, still
-from guard_service.store.witness import Head, HeadFile, read_head, sync_directory
 
 FILE_NAME = "guard.db"
 APPLICATION_ID = int.from_bytes(b"RLGD", "big")
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 BUSY_SECONDS = 2.0
 LOCAL_FILE_SYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
 )
 
-UNSEALED = "unsealed"  # a store that no transaction has sealed yet
-
+#: `pass` is NULL where one key may have several rows. A step has the columns from `reward` on and no `body`.
+#: `items` is the outcome of each held-out item, which never leaves the guard (invariant 8).
 _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 PRAGMA application_id = {APPLICATION_ID};
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN (
+        'step', 'checkpoint', 'refused', 'evaluation', 'failure', 'end', 'fire', 'halt', 'adopted',
+        'policy', 'measure', 'pins', 'manifest', 'said', 'begun'
+    )),
     attempt INTEGER NOT NULL,
     step INTEGER NOT NULL,
-    pass INTEGER NOT NULL DEFAULT 0,
-    kind TEXT NOT NULL CHECK (
-        kind IN ('step', 'checkpoint', 'refused', 'evaluation', 'failure', 'fire', 'halt')
-    ),
-    body TEXT NOT NULL,
-    UNIQUE (attempt, step, pass, kind)
+    pass INTEGER,
+    reward REAL, kl REAL, kl_kind TEXT, entropy REAL, reward_std REAL,
+    body TEXT,
+    items TEXT,
+    UNIQUE (attempt, step, pass, kind),
+    CHECK ((kind = 'step') = (body IS NULL)),
+    CHECK (kind <> 'step' OR (reward IS NOT NULL AND kl_kind IS NOT NULL))
 ) STRICT;
 CREATE INDEX rare_events ON events (kind, seq) WHERE kind <> 'step';
 CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
 CREATE TRIGGER events_are_not_deleted BEFORE DELETE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
-CREATE TABLE outcomes (
-    seq INTEGER PRIMARY KEY REFERENCES events (seq), items TEXT NOT NULL, proxy_items TEXT
-) STRICT;
-CREATE TABLE snapshot (
-    id INTEGER PRIMARY KEY CHECK (id = 1), seq INTEGER NOT NULL, state TEXT NOT NULL
-) STRICT;
-CREATE TABLE head (id INTEGER PRIMARY KEY CHECK (id = 1), digest TEXT NOT NULL) STRICT;
-INSERT INTO head (digest) SELECT '{UNSEALED}';
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
-
-# SQLite splits the list itself: one statement per group, outside the interpreter lock. Only integers and the
 
 
 class Database:
@@ -77,33 +64,28 @@ class Database:
 
         Raises:
             StoreError: it cannot be opened or written, or is locked by another process.
-            StoreCorruptError: it is not a store of this program, or SQLite finds it damaged.
+            StoreCorruptError: it is not a log of this program, or it is damaged.
         """
-        self._state_dir = state_dir
         self.path = state_dir / FILE_NAME
         with errors(self.path, "opened"):
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            head = read_head(state_dir)
             if not self.path.exists():
-                if head is not None and head.seq > 0:
-                    raise lost(self.path, 0, head.seq)
                 _create(self.path)
-            with ExitStack() as opened:
-                self.connection = opened.enter_context(closing(_connect(self.path)))
+            self.connection = _connect(self.path)
+            try:
                 about = self.path.stat()
                 self._file = (about.st_dev, about.st_ino)
-                self._chain, self._seal = _verified(self.connection, self.path, head)
-                self._noted, self._still = noted(self.connection), still(self.connection)
-                self._notes = False  # whether the transaction under way has written a row of `meta`
-                head = Head(self._chain.seq, self._chain.digest)
-                # Closed before the database, which holds the lock: what is flushed late may hit no other's.
-                self._head = opened.enter_context(closing(HeadFile(state_dir, head)))
+                _verify(self.connection, self.path)
+                # A log that can only be read must not count as one that works.
+                self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 self.size = self._measured()
-                self._opened = opened.pop_all()
+            except BaseException:
+                self.connection.close()
+                raise
 
     def close(self) -> None:
-        """Close the files. Nothing is flushed here: what was acknowledged is on disk already."""
-        self._opened.close()
+        """Close the file. Nothing is flushed here: what was acknowledged is on disk already."""
+        self.connection.close()
 
     def _measured(self) -> int:
         """Bytes of the database; what the write-ahead log has twice, SQLite bounds to some MiB."""
@@ -113,54 +95,29 @@ class Database:
         return int(pages * size)
 
     @contextmanager
-    def transaction(self, *, snapshot: bool = False) -> Iterator[None]:
-        """All or nothing; on disk when it ends. `snapshot`: it writes one."""
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; on disk when it ends."""
         with errors(self.path, "written"):
             now = self.path.stat()
             if (now.st_dev, now.st_ino) != self._file:  # SQLite would go on writing to a file without a name
                 raise StoreCorruptError(f"{self.path} was replaced while it was open: restore it")
             self.connection.execute("BEGIN IMMEDIATE")
-            self._notes = False
             try:
-                yield
-                chain = self._chain.grown(self.connection)
-                noting = noted(self.connection) if self._notes else self._noted
-                unchanging = still(self.connection) if snapshot else self._still
-                seal = chain.sealed(noting, unchanging)
-                if seal != self._seal:  # else nothing was written
-                    self.connection.execute("UPDATE head SET digest = ?", (seal,))
+                yield self.connection
                 self.connection.execute("COMMIT")
             except BaseException:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
-            if chain.seq != self._chain.seq:
-                self._head.write(Head(chain.seq, chain.digest))
-            self._chain, self._noted, self._still, self._seal = chain, noting, unchanging, seal
             self.size = self._measured()
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Write a row of `meta`."""
-        with self.transaction():
-            self.put_meta(key, value)
+    def empty_write_ahead_log(self) -> None:
+        """Move what was written into the database itself.
 
-    def put_meta(self, key: str, value: str) -> None:
-        """The same in a transaction that has begun."""
-        self.connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-        self._notes = True
-
-    def first_meta(self, key: str, value: str) -> str:
-        """The value on disk of `key`; `value` is written there if it had none."""
-        known = meta(self.connection, key)
-        if known is None:
-            self.set_meta(key, value)
-        return value if known is None else known
-
-
-def meta(db: sqlite3.Connection, key: str) -> str | None:
-    """The value on disk of `key`, if it has one."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
+        A damaged database is noticed; a damaged write-ahead log is taken for one that ends earlier.
+        """
+        with suppress(sqlite3.Error):  # what was written is on disk in any case
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 #: Of what SQLite and its Python module say.
@@ -181,20 +138,20 @@ def errors(path: Path, verb: str) -> Iterator[None]:
         raise StoreError(f"{path} cannot be {verb}: {reason}") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be {verb}: {error.strerror or error}") from error
-    except (ValidationError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:  # of a reader of JSON
         raise StoreCorruptError(
             f"{path} holds an event that cannot be read: restore it, or start a new run"
         ) from error
 
 
 def open_ended(path: Path) -> sqlite3.Connection:
-    """The store of a guard that has ended, for reading."""
+    """The log of a guard that has ended, for reading."""
     if not path.is_file():
         raise StoreError(f"{path} does not exist: no guard has run with this state_dir")
     with errors(path, "read"):
         db = _connect(path)
         try:
-            _verified(db, path, None)
+            _verify(db, path)
         except BaseException:
             db.close()
             raise
@@ -202,7 +159,9 @@ def open_ended(path: Path) -> sqlite3.Connection:
 
 
 def _create(path: Path) -> None:
-    """Make an empty store under its name in one step, so that an empty file is never taken for a new run."""
+    """Make an empty log under its name in one step, so that an empty file is never taken for a new run."""
+    if path.with_name(f"{path.name}-wal").exists():
+        raise StoreCorruptError(f"{path} is gone, and its write-ahead log is not: restore it")
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -212,7 +171,11 @@ def _create(path: Path) -> None:
     finally:
         db.close()
     draft.rename(path)
-    sync_directory(path.parent)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -249,11 +212,11 @@ def journal_mode(directory: Path) -> str:
     return "WAL" if kind in LOCAL_FILE_SYSTEMS else "DELETE"
 
 
-def _verified(db: sqlite3.Connection, path: Path, head: Head | None) -> tuple[Chain, str]:
-    """Chain and seal of the whole store, once nothing speaks against it.
+def _verify(db: sqlite3.Connection, path: Path) -> None:
+    """Check the whole file.
 
     Raises:
-        StoreCorruptError: it is of another program or release, damaged, or not all that was acknowledged.
+        StoreCorruptError: it is of another program or release, or damaged.
     """
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise StoreCorruptError(f"{path} is a database of another program: use another state_dir")
@@ -263,27 +226,8 @@ def _verified(db: sqlite3.Connection, path: Path, head: Head | None) -> tuple[Ch
             f"{path} has schema {version}; this program reads {SCHEMA_VERSION}: use the release that "
             "wrote it, or another state_dir"
         )
-    if (found := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+    if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
         raise damaged(path, found)
-    known = head or Head(0, Chain.empty().digest)
-    chain = Chain.empty().grown(db, known.seq)
-    if chain.seq < known.seq:
-        raise lost(path, chain.seq, known.seq)
-    if chain.digest != known.digest:
-        raise damaged(path, "its events are not those that were acknowledged")
-    chain = chain.grown(db)
-    seal = chain.sealed(noted(db), still(db))
-    written = db.execute("SELECT digest FROM head").fetchone()[0]
-    if written == UNSEALED:
-        db.execute("UPDATE head SET digest = ?", (seal,))
-    elif written != seal:
-        raise damaged(path, "its content is not what was written")
-    return chain, seal
-
-
-def lost(path: Path, found: int, acknowledged: int) -> StoreCorruptError:
-    """A store that has less than was acknowledged."""
-    return StoreCorruptError(
-        f"{path} has {found} events, but {acknowledged} were acknowledged: it was replaced, cut or damaged; "
-        "restore it, or start a new run with an empty state_dir"
-    )
+    count, newest = db.execute("SELECT COUNT(*), COALESCE(MAX(seq), 0) FROM events").fetchone()
+    if count != newest:
+        raise damaged(path, f"it has {count} events, and the newest is number {newest}")

@@ -1,35 +1,32 @@
-"""What is read of a store: its events for a replay, its history for people, what is not settled yet."""
+"""What is read of a log: its events for the fold, its history for people, what is not settled yet."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import TOLD, TRAINER_LIMIT, Latch
+from guard_core.judge import TOLD, TRAINER_LIMIT
 from guard_core.thinning import rounds_that_stay
-from guard_core.wire import CheckpointReport, EndReport, StepReport
-from guard_service.store.database import FILE_NAME, errors, meta, open_ended
+from guard_core.wire import CheckpointReport, KlKind, StepReport
+from guard_service.store.database import FILE_NAME, errors, open_ended
 from guard_service.store.records import (
-    MANIFEST,
     Begun,
     Conflict,
+    Note,
+    NoteKind,
+    Row,
+    StepRow,
     StoredEvent,
-    announcement,
     contradiction,
-    event,
-    read_pay,
 )
 
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
-
-#: Where `meta` has when latches closed.
-LATCHED_AT = "latched at"
 
 LineKey = tuple[int, int, int]  # attempt, step, pass
 BEFORE_ALL: LineKey = (-1, -1, -1)
@@ -38,16 +35,27 @@ BEFORE_ALL: LineKey = (-1, -1, -1)
 #: every evaluation.
 STAYS_HERE = ("items", "proxy_items", "fooled_items", *TOLD.values())
 
+# The columns of a step stand in the order of the fields of a `StepReport`.
+_ONE_STEP = """
+SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM events
+WHERE (attempt, step, pass, kind) = (?, ?, 0, 'step')
+"""
+_STEPS = """
+SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM events
+WHERE kind = 'step' ORDER BY attempt, step
+"""
+
 _HISTORY = """
 WITH keys AS (
     SELECT attempt, step, pass FROM events
     WHERE (attempt, step, pass) > (?, ?, ?) AND kind IN ('step', 'evaluation')
     GROUP BY attempt, step, pass ORDER BY attempt, step, pass LIMIT ?
 )
-SELECT k.attempt, k.step, k.pass, s.seq, s.body, e.seq, e.body, o.items, o.proxy_items FROM keys k
+SELECT k.attempt, k.step, k.pass, s.reward, s.kl, s.kl_kind, s.entropy, s.reward_std, s.seq,
+    e.seq, e.body, e.items
+FROM keys k
 LEFT JOIN events s ON (s.attempt, s.step, s.pass, s.kind) = (k.attempt, k.step, k.pass, 'step')
 LEFT JOIN events e ON (e.attempt, e.step, e.pass, e.kind) = (k.attempt, k.step, k.pass, 'evaluation')
-LEFT JOIN outcomes o ON o.seq = e.seq
 ORDER BY k.attempt, k.step, k.pass
 """
 
@@ -56,9 +64,14 @@ _THINNED = """
 WITH ranked AS (
     SELECT seq, ROW_NUMBER() OVER (ORDER BY attempt, step) - 1 AS r FROM events WHERE kind = 'step'
 )
-SELECT body FROM ranked JOIN events USING (seq)
+SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM ranked JOIN events USING (seq)
 WHERE r < :first OR r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
 ORDER BY r
+"""
+
+_EVENTS = """
+SELECT attempt, step, reward, kl, kl_kind, seq, kind, pass, body, items FROM events
+WHERE seq > ? ORDER BY seq
 """
 
 
@@ -73,23 +86,23 @@ class StoredHistory:
         with errors(self.path, "read"):
             return int(self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()[0])
 
-    def snapshot(self) -> tuple[int, dict[str, Any]] | None:
-        """The newest snapshot: after which event, and the judge's state."""
-        with errors(self.path, "read"):
-            row = self._db.execute("SELECT seq, state FROM snapshot").fetchone()
-            return None if row is None else (row[0], json.loads(row[1]))
-
     def events(self, after: int) -> Iterator[tuple[int, StoredEvent]]:
         """The events with a number above `after`, in order."""
         with errors(self.path, "read"):
-            rows = self._db.execute(
-                "SELECT seq, kind, attempt, step, pass, body, items, proxy_items "
-                "FROM events LEFT JOIN outcomes USING (seq) "
-                "WHERE seq > ? ORDER BY seq",
-                (after,),
-            )
-            for seq, kind, *columns in rows:
-                yield seq, event(kind, *columns)
+            for attempt, step, reward, kl, kl_kind, seq, kind, *columns in self._db.execute(
+                _EVENTS, (after,)
+            ):
+                if kind == "step":
+                    yield seq, StepRow(attempt, step, reward, kl, kl_kind)
+                else:
+                    yield seq, Row(kind, attempt, step, *columns).event()
+
+    def is_new(self) -> bool:
+        """Whether the log knows nothing of a run."""
+        with errors(self.path, "read"):
+            notes = json.dumps([note.value for note in NoteKind])
+            query = "SELECT EXISTS (SELECT 1 FROM events WHERE kind NOT IN (SELECT value FROM json_each(?)))"
+            return not self._db.execute(query, (notes,)).fetchone()[0]
 
     def pending_checkpoints(self) -> list[CheckpointReport]:
         """Checkpoints that were announced and neither evaluated nor given up, in order."""
@@ -99,7 +112,7 @@ class StoredHistory:
                 "SELECT 1 FROM events e WHERE (e.attempt, e.step, e.pass) = (c.attempt, c.step, 0) "
                 "AND e.kind IN ('evaluation', 'failure')) ORDER BY seq"
             )
-            return [announcement(body) for (body,) in rows]
+            return [CheckpointReport.model_validate_json(body) for (body,) in rows]
 
     def kept_rounds(self, best: CheckpointKey | None) -> list[dict[str, Any]]:
         """The evaluation rounds that a status has room for, oldest first; see `thinning.rounds_that_stay`.
@@ -130,15 +143,13 @@ class StoredHistory:
             ).fetchone()
             return row is not None
 
-    def latch_kinds(self) -> set[bool]:
-        """Which latches are on disk: True for the fire, False for the halt."""
-        with errors(self.path, "read"):
-            return {latch.fire for latch in self._latches()}
-
     def latched_at(self) -> dict[bool, datetime]:
-        """When the fire (True) and the halt (False) latched, where that was noted."""
+        """When the fire (True) and the halt (False) latched."""
         with errors(self.path, "read"):
-            return self._latched_at()
+            rows = self._db.execute(
+                "SELECT kind, body ->> 'at' FROM events WHERE kind IN ('fire', 'halt') AND kind <> 'step'"
+            )
+            return {kind == "fire": datetime.fromisoformat(at) for kind, at in rows}
 
     def is_known_checkpoint(self, report: CheckpointReport) -> bool | Conflict:
         """Whether this checkpoint was announced before, or contradicts the one that was."""
@@ -149,68 +160,30 @@ class StoredHistory:
             ).fetchone()
             if row is None:
                 return False
-            known = announcement(row[0])
+            known = CheckpointReport.model_validate_json(row[0])
         return True if known == report else contradiction(known, report, "")
 
-    def manifest(self, key: CheckpointKey) -> str | None:
-        """What the files of this checkpoint were when it was last announced; None if nobody has noted it."""
+    def newest_note(self, kind: NoteKind, key: CheckpointKey | None = None) -> Note | None:
+        """The newest note of a kind, about one checkpoint or any; None if there is none."""
+        query = "SELECT attempt, step, body FROM events WHERE kind = ? AND kind <> 'step'"
+        if key is not None:
+            query += " AND (attempt, step) = (?, ?)"
         with errors(self.path, "read"):
-            if (renewed := meta(self._db, manifest_key(key))) is not None:
-                return renewed
             row = self._db.execute(
-                "SELECT body ->> ? FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'checkpoint')",
-                (MANIFEST, *key),
+                f"{query} ORDER BY seq DESC LIMIT 1", (kind.value, *(key or ()))
             ).fetchone()
-            return None if row is None else row[0]
-
-    def pins(self) -> dict[str, str] | None:
-        """The files that every checkpoint must have, by name; None before the first was scored."""
-        with errors(self.path, "read"):
-            pins = meta(self._db, "pins")
-            return None if pins is None else dict(json.loads(pins))
-
-    def said(self) -> tuple[CheckpointKey, str] | None:
-        """Of which checkpoint `note_said` was called last, and with what."""
-        with errors(self.path, "read"):
-            noted = meta(self._db, "said")
-        if noted is None:
-            return None
-        attempt, step, said = json.loads(noted)
-        return CheckpointKey(attempt, step), said
+            return None if row is None else Note(kind, json.loads(row[2]), CheckpointKey(row[0], row[1]))
 
     def begun(self) -> Begun | None:
-        """With what `note_begun` was called last."""
-        with errors(self.path, "read"):
-            noted = meta(self._db, "begun")
-        if noted is None:
-            return None
-        attempt, step, pass_index, times = json.loads(noted)
-        return Begun(CheckpointKey(attempt, step), pass_index, times)
-
-    def told_end(self) -> EndReport | None:
-        """The latest step that a trainer has said was its last, and of which attempt."""
-        with errors(self.path, "read"):
-            end = meta(self._db, "end")
-            return None if end is None else EndReport.model_validate_json(end)
-
-    def _latches(self) -> tuple[Latch, ...]:
-        rows = self._db.execute(
-            "SELECT body FROM events WHERE kind IN ('fire', 'halt') AND kind <> 'step' ORDER BY seq"
-        )
-        return tuple(Latch(**json.loads(body)) for (body,) in rows)
-
-    def _latched_at(self) -> dict[bool, datetime]:
-        noted: dict[str, str] = json.loads(meta(self._db, LATCHED_AT) or "{}")
-        return {kind == "fire": datetime.fromisoformat(at) for kind, at in noted.items()}
+        """The evaluation that was begun last."""
+        note = self.newest_note(NoteKind.BEGUN)
+        return None if note is None else Begun(note.key, *note.content)
 
     def history_page(self, after: LineKey) -> list[tuple[LineKey, dict[str, Any]]]:
         """The next lines of the history after `after`, with per-item outcomes; see `export_history`."""
         with errors(self.path, "read"):
             rows = self._db.execute(_HISTORY, (*after, PAGE))
-            return [
-                ((attempt, step, number), _line(attempt, step, number, *row))
-                for attempt, step, number, *row in rows
-            ]
+            return [((row[0], row[1], row[2]), _line(row)) for row in rows]
 
     def trainer_limit(self) -> int | None:
         """The longest completion of the trainer, tokens, as the first checkpoint says; None: it does not."""
@@ -245,10 +218,10 @@ class StoredHistory:
     def _some_steps(self, points: int, first: int) -> tuple[int, list[dict[str, Any]]]:
         total = int(self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0])
         if total <= points:
-            rows = self._db.execute("SELECT body FROM events WHERE kind = 'step' ORDER BY attempt, step")
+            rows = self._db.execute(_STEPS)
         else:
             rows = self._db.execute(_THINNED, {"points": points, "total": total, "first": first})
-        return total, [json.loads(body) for (body,) in rows]
+        return total, [_step(row) for row in rows]
 
 
 def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
@@ -293,41 +266,33 @@ def _round(attempt: int, step: int, body: dict[str, Any]) -> dict[str, Any]:
     return one | ({} if body["kl"] is None else {"kl": body["kl"]})
 
 
-def _line(
-    attempt: int,
-    step: int,
-    pass_index: int,
-    step_event: int | None,
-    step_body: str | None,
-    heldout_event: int | None,
-    evaluation_body: str | None,
-    items: str | None,
-    proxy_items: str | None,
-) -> dict[str, Any]:
-    line: dict[str, Any] = dict.fromkeys(StepReport.model_fields)
-    line |= {"attempt": attempt, "step": step, "kl_kind": "absent"}
-    if step_body is not None:
-        line |= json.loads(step_body) | {"step_event": step_event}
+def step_report(db: sqlite3.Connection, key: CheckpointKey) -> StepReport | None:
+    """The step on disk with this attempt and number; None if there is none."""
+    row = db.execute(_ONE_STEP, key).fetchone()
+    return None if row is None else StepReport.model_validate(_step(row))
+
+
+def _step(row: Sequence[Any]) -> dict[str, Any]:
+    """A step as JSON, from its columns."""
+    return dict(zip(StepReport.model_fields, row, strict=True))
+
+
+def _line(row: Sequence[Any]) -> dict[str, Any]:
+    """A line of the history, from a row of `_HISTORY`."""
+    attempt, step, pass_index, *columns, step_event, heldout_event, evaluation_body, items = row
+    line = _step((attempt, step, *columns))
+    if step_event is None:
+        line["kl_kind"] = KlKind.ABSENT.value
+    else:
+        line["step_event"] = step_event
     if evaluation_body is not None:
         evaluation = json.loads(evaluation_body)
         line |= {"heldout": evaluation["score"], "heldout_event": heldout_event}
-        line["items"] = json.loads(items or "")
-        known = evaluation | (evaluation.get("sampling") or {})
+        known = evaluation | (evaluation["sampling"] or {})
         if (samples := known.get("samples", 1)) != 1:
             line["samples_per_item"] = samples
         line |= {column: known[name] for name, column in TOLD.items() if known.get(name) is not None}
-    named = zip(("proxy_items", "fooled_items"), read_pay(proxy_items), strict=True)
-    line |= {name: outcomes for name, outcomes in named if outcomes is not None}
+        line |= json.loads(items or "{}")
     if pass_index:
         line["pass_index"] = pass_index
     return line
-
-
-def dump_times(latched_at: Mapping[bool, datetime]) -> str:
-    """As `meta` has them."""
-    return json.dumps({"fire" if fire else "halt": at.isoformat() for fire, at in latched_at.items()})
-
-
-def manifest_key(key: CheckpointKey) -> str:
-    """Where `meta` has what a checkpoint's files were when it was announced again."""
-    return f"manifest of {key.attempt} {key.step}"

@@ -1,18 +1,34 @@
-"""What the store keeps, as frozen values, and how each looks in a row."""
+"""The events of a log, as frozen values, and how each looks in a row."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState
 from guard_core.judge import Evaluation, Latch
-from guard_core.wire import CheckpointReport, EvaluationSampling, FailureKind, StepReport
+from guard_core.rounds import Round
+from guard_core.wire import (
+    CheckpointReport,
+    Code,
+    EndReport,
+    EvaluationSampling,
+    FailureKind,
+    KlKind,
+    StepReport,
+)
 from guard_core.wording import quoted
 from guard_service.errors import FieldError
 
-MANIFEST = "manifest"  # in the stored announcement of a checkpoint, beside what was reported
+#: What is known of an evaluation beside its summary and the outcomes of its items.
+_MORE = ("unscored", "completions", "seconds")
+#: The outcomes of its items.
+_OUTCOMES = ("items", "proxy_items", "fooled_items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +45,16 @@ class Conflict:
 
     detail: str
     errors: tuple[FieldError, ...]
+
+
+class StepRow(NamedTuple):
+    """A stored step, as far as a judge reads it. `kl_kind` is the text of one."""
+
+    attempt: int
+    step: int
+    reward: float
+    kl: float | None
+    kl_kind: KlKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,81 +85,132 @@ class Begun:
     times: int
 
 
-StoredEvent = StepReport | CheckpointReport | RefusedCheckpoint | Evaluation | Failure | Latch
-"""One stored event, for a replay."""
+NO_CHECKPOINT = CheckpointKey(0, 0)
 
 
-def event(
-    kind: str,
-    attempt: int,
-    step: int,
-    pass_index: int,
-    body: str,
-    items: str | None,
-    proxy_items: str | None,
-) -> StoredEvent:
-    """The event of a row, with the outcomes of its items."""
-    match kind:
-        case "step":
-            return StepReport.model_validate_json(body)
-        case "checkpoint":
-            return announcement(body)
-        case "evaluation":
-            content = json.loads(body)
-            outcomes = tuple(json.loads(items or ""))
-            given, fooled = read_pay(proxy_items)
-            return Evaluation(
-                attempt,
-                step,
-                content["path"],
-                outcomes,
-                content["sha256"],
-                pass_index,
-                content["truncated"],
-                None if given is None else tuple(given),
-                sampling=_used(content.get("sampling")),
-                unanswered=content.get("unanswered"),
-                unscored=content.get("unscored"),
-                timed_out=content.get("timed_out"),
-                completions=content.get("completions"),
-                seconds=content.get("seconds"),
-                parts=content.get("parts", {}),
-                fooled_items=None if fooled is None else tuple(fooled),
-            )
-        case "refused":
-            return RefusedCheckpoint(CheckpointKey(attempt, step))
-        case "failure":
-            content = json.loads(body)
-            return Failure(
-                attempt, step, pass_index, content["message"], content["gone"], FailureKind(content["kind"])
-            )
-        case _:
-            return Latch(**json.loads(body))
+class NoteKind(StrEnum):
+    """What a guard remembers beside the events that are folded; of each kind, and key, the newest counts."""
+
+    POLICY = "policy"  # of the run
+    MEASURE = "measure"  # how it is evaluated: the split's digest, and what else decides a score
+    PINS = "pins"  # the files that every checkpoint must have, by name
+    MANIFEST = "manifest"  # what the files of a checkpoint were when it was last announced
+    SAID = "said"  # what a server of weights that nobody has hashed said of a checkpoint, as a digest
+    BEGUN = "begun"  # the evaluation that begins, in case this guard does not survive it
 
 
-def dump_pay(evaluation: Evaluation) -> str | None:
-    """What the training grader gave, for the column `proxy_items` of `outcomes`; None without one."""
-    given, fooled = evaluation.proxy_items, evaluation.fooled_items
-    if given is None or fooled is None:
-        return None if given is None else json.dumps(given)
-    return json.dumps({"given": given, "fooled": fooled})
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to remember; `content` is JSON. `key`: the checkpoint that it is about, if any."""
+
+    kind: NoteKind
+    content: Any
+    key: CheckpointKey = NO_CHECKPOINT
 
 
-def read_pay(column: str | None) -> tuple[list[float] | None, list[float] | None]:
-    """`proxy_items` and `fooled_items` of an evaluation; None for what it does not have."""
-    content = None if column is None else json.loads(column)
-    return (content["given"], content["fooled"]) if isinstance(content, dict) else (content, None)
+StoredEvent = (
+    StepReport
+    | StepRow
+    | CheckpointReport
+    | RefusedCheckpoint
+    | Evaluation
+    | Failure
+    | EndReport
+    | Latch
+    | CompactState
+    | Note
+)
+"""One event of a log. A step is appended as a `StepReport` and read as a `StepRow`."""
 
 
-def announcement(body: str) -> CheckpointReport:
-    """What was reported of a checkpoint."""
-    content = json.loads(body)
-    content.pop(MANIFEST, None)
-    return CheckpointReport.model_validate(content)
+class Row(NamedTuple):
+    """The columns of an event that is no step."""
+
+    kind: str
+    attempt: int
+    step: int
+    pass_index: int | None
+    body: str
+    items: str | None = None
+
+    @classmethod
+    def of(cls, event: StoredEvent, round_: Round | None, now: datetime) -> Self:  # noqa: PLR0911 - one a kind
+        """The row of an event; `round_`: what the judge made of an evaluation, `now`: when a latch closed."""
+        match event:
+            case CheckpointReport():
+                return cls("checkpoint", event.attempt, event.step, 0, event.model_dump_json())
+            case RefusedCheckpoint():
+                return cls("refused", *event.key, None, "{}")
+            case Evaluation():
+                return cls._of_evaluation(event, round_)
+            case Failure():
+                body = json.dumps({"message": event.message, "gone": event.gone, "kind": event.kind.value})
+                return cls("failure", event.attempt, event.step, event.pass_index, body)
+            case EndReport():
+                return cls("end", event.attempt, event.step or 0, None, event.model_dump_json())
+            case Latch():
+                body = json.dumps(asdict(event) | {"at": now.astimezone(UTC).isoformat()})
+                return cls(event.kind, event.attempt, event.step, 0, body)
+            case CompactState():
+                return cls("adopted", 0, 0, 0, event.model_dump_json())
+            case Note():
+                return cls(event.kind.value, *event.key, None, json.dumps(event.content, sort_keys=True))
+            case _:
+                raise TypeError(f"a {type(event).__name__} has columns of its own")
+
+    @classmethod
+    def _of_evaluation(cls, evaluation: Evaluation, round_: Round | None) -> Self:
+        body = evaluation.summary().model_dump(mode="json") | {
+            name: getattr(evaluation, name) for name in _MORE
+        }
+        body |= {"parts": dict(evaluation.parts)} | (asdict(round_) if round_ else {})
+        known = {name: getattr(evaluation, name) for name in _OUTCOMES}
+        outcomes = json.dumps({name: given for name, given in known.items() if given is not None})
+        place = evaluation.attempt, evaluation.step, evaluation.pass_index
+        return cls("evaluation", *place, json.dumps(body), outcomes)
+
+    def event(self) -> StoredEvent:  # noqa: PLR0911 - one a kind
+        """The event of this row."""
+        match self.kind:
+            case "checkpoint":
+                return CheckpointReport.model_validate_json(self.body)
+            case "refused":
+                return RefusedCheckpoint(CheckpointKey(self.attempt, self.step))
+            case "evaluation":
+                return self._evaluation(json.loads(self.body), json.loads(self.items or ""))
+            case "failure":
+                content = json.loads(self.body)
+                place = self.attempt, self.step, self.pass_index or 0
+                return Failure(*place, content["message"], content["gone"], FailureKind(content["kind"]))
+            case "end":
+                return EndReport.model_validate_json(self.body)
+            case "fire" | "halt":
+                content = json.loads(self.body)
+                del content["at"]
+                return Latch(**content | {"code": Code(content["code"]).value})
+            case "adopted":
+                return CompactState.model_validate_json(self.body)
+            case _:
+                key = CheckpointKey(self.attempt, self.step)
+                return Note(NoteKind(self.kind), json.loads(self.body), key)
+
+    def _evaluation(self, content: Mapping[str, Any], outcomes: Mapping[str, list[float]]) -> Evaluation:
+        sampling = content["sampling"]
+        names = ("path", "sha256", "truncated", "unanswered", "timed_out", "parts", *_MORE)
+        return Evaluation(
+            attempt=self.attempt,
+            step=self.step,
+            pass_index=self.pass_index or 0,
+            items=tuple(outcomes["items"]),
+            proxy_items=_known(outcomes.get("proxy_items")),
+            fooled_items=_known(outcomes.get("fooled_items")),
+            sampling=None if sampling is None else EvaluationSampling.model_validate(sampling),
+            **{name: content[name] for name in names},
+        )
 
 
-def _used(sampling: dict[str, Any] | None) -> EvaluationSampling | None:
-    return None if sampling is None else EvaluationSampling.model_validate(sampling)
+def _known(outcomes: list[float] | None) -> tuple[float, ...] | None:
+    return None if outcomes is None else tuple(outcomes)
 
 
 def contradiction(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 
@@ -95,10 +94,6 @@ class TestLineage:
         lineage = reported(*((attempt, 1) for attempt in range(100)))
         assert len(lineage.of) == len(lineage.reach) == MOST_KEPT and max(lineage.of) == 99
 
-    def test_the_state_is_the_whole_of_it(self) -> None:
-        lineage = reported((0, 1), (1, 1), (2, 7))
-        assert Lineage.from_state(json.loads(json.dumps(lineage.to_state()))) == lineage
-
 
 class TestRestarts:
     def restarts(self) -> Restarts:
@@ -155,11 +150,6 @@ class TestRestarts:
             assert f"attempt {attempt} started from scratch" in restarts.said
         assert restarts.taken == MOST_STARTS == 3
         assert "as 3 had done before" in restarts.said and "a guard of its own" in restarts.said
-
-    def test_the_state_is_the_whole_of_it(self) -> None:
-        restarts = self.restarts()
-        assert restarts.takes(reported((0, 1), (0, 50), (1, 1)), 1, made=5, alarmed=False)
-        assert Restarts.from_state(json.loads(json.dumps(restarts.to_state()))) == restarts
 
 
 class TestWhatWasReachedBefore:
@@ -303,9 +293,3 @@ class TestWhatWasReachedBefore:
         restarts.fold(0.9)
         restarts.fold(0.1)
         assert restarts.behind(256, 0.03) == ""
-
-    def test_it_survives_a_restart_of_the_guard(self) -> None:
-        restarts = self.left(0.7)
-        restarts.fold(0.4)
-        again = Restarts.from_state(json.loads(json.dumps(restarts.to_state())))
-        assert again.behind(256, 0.03) == restarts.behind(256, 0.03) != ""

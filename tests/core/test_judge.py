@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
-from guard_core.judge import STATE_VERSION, Evaluation, Judge, Latch
+from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
@@ -105,7 +103,7 @@ class TestWarmUp:
         assert (verdict.level, verdict.code) == (Level.WARNING, Code.HACKING_GAP)
         assert "only its warm-up keeps the rule from stopping the run: Hacking Gap +0.7" in verdict.reason
         assert codes(verdict)[Code.WARMING_UP] is Level.UNKNOWN
-        assert Judge.from_state(j.to_state()).verdict() == verdict
+        assert j.copy().verdict() == verdict
 
     def test_after_the_warm_up_only_the_rule_speaks(self) -> None:
         j = judge(heldout_guard=self.WARM, kl=KlPolicy())
@@ -132,7 +130,7 @@ class TestStepsAfterTheLastEvaluation:
         assert (after.steps_since_evaluation, after.longest_round) == (3, 4)
         j.fold_step(step(7))
         j.fold_evaluation(evaluation(5))
-        after = Judge.from_state(j.to_state()).verdict()
+        after = j.copy().verdict()
         assert (after.steps_since_evaluation, after.longest_round) == (2, 4)
 
     def trained(self, *steps: int, evaluated: int = 80) -> Judge:
@@ -153,7 +151,7 @@ class TestStepsAfterTheLastEvaluation:
         j = self.trained(*range(1, 86))
         before = j.verdict().steps_since_evaluation
         j.fold_end(EndReport(attempt=0, step=told))
-        assert before == 5 and Judge.from_state(j.to_state()).verdict().steps_since_evaluation == 5 + after
+        assert before == 5 and j.copy().verdict().steps_since_evaluation == 5 + after
 
     @pytest.mark.parametrize("scored_late", [False, True])
     def test_steps_before_the_first_report_count_whenever_their_checkpoint_is_scored(
@@ -187,7 +185,7 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_checkpoint()
         for gone in (2, 0):
             j.fold_end(EndReport(attempt=0, step=80, gone=gone))
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert (verdict.announced, verdict.evaluated, verdict.skipped, verdict.waiting) == (3, 1, 2, 0)
         assert "2 of 3 checkpoints were not evaluated (2 skipped)" in not_judged(verdict, "wait longer")
 
@@ -233,7 +231,7 @@ class TestStepsAfterTheLastEvaluation:
         """Steps 21 to 80 of the attempt before were judged, and are not those that this one made again."""
         j = self.trained(*range(1, 81))
         j.fold_end(EndReport(attempt=1, step=ended, began=began))
-        assert Judge.from_state(j.to_state()).verdict() == j.verdict()
+        assert j.copy().verdict() == j.verdict()
         assert j.verdict().steps_since_evaluation == after
 
     def test_a_checkpoint_of_an_attempt_without_a_reward_judges_its_steps(self) -> None:
@@ -253,7 +251,7 @@ class TestStepsAfterTheLastEvaluation:
         j.fold_end(EndReport(attempt=0, step=400, began=0))
         assert j.verdict().steps_since_evaluation == 320
         j.fold_end(EndReport(attempt=0, step=410, began=0))
-        assert Judge.from_state(j.to_state()).verdict().steps_since_evaluation == 330
+        assert j.copy().verdict().steps_since_evaluation == 330
 
     def test_a_loop_that_reports_every_tenth_step_counts_its_reports(self) -> None:
         j = judge()
@@ -274,7 +272,7 @@ class TestStepsAfterTheLastEvaluation:
 
     def test_steps_that_are_numbered_without_any_order_take_no_memory(self) -> None:
         j = self.trained(*(n * (n + 1) // 2 for n in range(200)), evaluated=0)
-        assert len(j.to_state()["count"]["apart"]) == 64
+        assert len(j.compact().count.apart) == 64
 
     def test_such_a_round_is_as_long_as_it_was(self) -> None:
         """Else an ordinary end would have more steps than any round."""
@@ -341,7 +339,7 @@ class TestRewardsThatEnd:
                 j.fold_evaluation(evaluation(n))
             else:
                 j.fold_step(step(n))
-        return Judge.from_state(j.to_state())
+        return j.copy()
 
     def test_the_third_checkpoint_without_one_is_unknown_until_one_comes(self) -> None:
         assert Code.NO_REWARD not in codes(self.run(range(1, 21), range(0, 41, 10)).verdict())
@@ -530,7 +528,7 @@ class TestWhatCountsAsAKl:
             j.fold_step(StepReport(attempt=0, step=n, reward=0.5, **without))
         expected = Level.HEALTHY if limit is None else Level.UNKNOWN
         assert codes(j.verdict())[Code.KL_INERT] is expected
-        assert codes(Judge.from_state(j.to_state()).verdict())[Code.KL_INERT] is expected
+        assert codes(j.copy().verdict())[Code.KL_INERT] is expected
         for n, kl in enumerate((0.1, 0.2), start=5):
             j.fold_step(step(n, kl=kl))
         assert Code.KL_INERT not in codes(j.verdict())
@@ -620,7 +618,7 @@ class TestStale:
         j.fold_skipped()
         assert Code.STALE in codes(j.verdict())
         assert j.verdict().halt is (action == "stop")
-        j = Judge.from_state(j.to_state())
+        j = j.copy()
         j.fold_checkpoint()
         j.fold_evaluation(evaluation(1))
         assert (Code.STALE in codes(j.verdict())) is (action == "stop")
@@ -692,36 +690,6 @@ def test_no_answer_can_carry_items() -> None:
     assert "1.0, 1.0" not in j.verdict().model_dump_json()
 
 
-def test_another_version_of_the_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="version"):
-        Judge.from_state({**judge().to_state(), "version": 0})
-
-
-def places(value: object, path: str = "") -> set[str]:
-    """Every key of a state with those around it; all members of a list are as one."""
-    if isinstance(value, dict):
-        return {path}.union(*(places(inner, f"{path}/{key}") for key, inner in value.items()))
-    if isinstance(value, list):
-        return {path}.union(*(places(inner, path) for inner in value))
-    return {path}
-
-
-def test_a_state_of_another_layout_has_another_version() -> None:
-    """A guard that is updated meets what the older one kept. When this fails, raise the version of what has
-    changed (the judge's, or that of a part of it) and write the new layout here.
-    """
-    j = judge(detector="calibrated", calibrated=with_passes(2))
-    for n in range(4):
-        j.fold_step(step(n, kl=0.1))
-        j.fold_checkpoint()
-        j.fold_evaluation(evaluation(n))
-        while (wanted := j.wanted_pass()) is not None:
-            j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
-    found = places({key: value for key, value in j.to_state().items() if key != "policy"})
-    layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (STATE_VERSION, len(found), layout) == (22, 306, "b2cfa0c2")
-
-
 def test_a_run_of_which_the_past_is_lost_is_unknown_to_its_end() -> None:
     j = judge()
     assert Code.PAST_UNKNOWN not in {c.code for c in j.verdict().conditions}
@@ -731,7 +699,7 @@ def test_a_run_of_which_the_past_is_lost_is_unknown_to_its_end() -> None:
         j.fold_step(step(n))
         j.fold_checkpoint()
         j.fold_evaluation(evaluation(n))
-    for one in (j, Judge.from_state(json.loads(json.dumps(j.to_state())))):
+    for one in (j, j.copy()):
         verdict = one.verdict()
         assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.PAST_UNKNOWN)
         assert verdict.reason == "the status says nothing"
@@ -804,7 +772,7 @@ class TestAdvice:
         for n in range(59):
             j.fold_step(step(n, kl=0.0 if n == 0 else 5.0 if n < 9 else 0.01))
         j.fold_evaluation(evaluation(58))
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert (verdict.level, verdict.code, verdict.fire) == (Level.WARNING, Code.KL_HARD_STOP, False)
         assert verdict.reason.startswith(
             "only its warm-up of 60 steps keeps the rule from stopping the run: KL"
@@ -897,7 +865,7 @@ class TestCounts:
         assert codes(verdict)[Code.CHECKPOINT_DOUBTFUL] is Level.UNKNOWN
         assert (verdict.evaluated, verdict.failed, verdict.waiting, verdict.rounds) == (2, 0, 1, 1)
         assert verdict.steps_since_evaluation == 1 and not verdict.stop
-        assert Judge.from_state(j.to_state()).verdict() == verdict
+        assert j.copy().verdict() == verdict
         j.fold_evaluation(evaluation(1))
         assert j.verdict().level is Level.HEALTHY
         assert (j.verdict().evaluated, j.verdict().announced) == (3, 3)
@@ -919,7 +887,7 @@ class TestCounts:
             assert verdict.steps_since_evaluation == n
         last = j.verdict()
         assert last.level is Level.HEALTHY and last.waiting == 0
-        for state in (j, Judge.from_state(j.to_state())):
+        for state in (j, j.copy()):
             assert not_judged(state.verdict(), "wait").startswith(
                 "2 of 4 checkpoints were not evaluated (2 failed); fix what the failure names"
             )
@@ -985,7 +953,7 @@ class TestPassesThatCannotBeHad:
     def test_an_alarm_without_its_confirmation_never_ends_well(self, lose: Callable[[Judge], None]) -> None:
         j = self.alarmed()
         lose(j)
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert (verdict.waiting, verdict.fire, verdict.level) == (0, False, Level.WARNING)
         assert verdict.evaluated == verdict.announced, "by the counts alone all was judged"
         assert codes(verdict)[Code.EVALUATION_FAILING] is Level.WARNING
@@ -1017,7 +985,7 @@ class TestPassesThatCannotBeHad:
         for n in (1, 2, 3):
             for run in (j, one):
                 self.scored(run, n, 0.5)
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert verdict.detectors == one.verdict().detectors
         assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP), "fewer see less"
         assert "a baseline worth 1 passes" in verdict.reason
@@ -1035,7 +1003,7 @@ class TestPassesThatCannotBeHad:
             numbers.append(wanted.index)
             if len(numbers) % 2 == 0:
                 self.fail(j, kind)
-                j = Judge.from_state(j.to_state())
+                j = j.copy()
             else:
                 j.fold_evaluation(replace(evaluation(0, 0.5 + len(numbers) / 100), pass_index=wanted.index))
         assert numbers == list(range(31)), "no number twice: it is what the store knows a pass by"
@@ -1132,7 +1100,7 @@ class TestSampling:
             j.fold_step(step(10 * n))
             j.fold_checkpoint(announced(10 * n, sampling))
             assert j.sampling == first
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert verdict == j.verdict()
         (said,) = [c for c in verdict.conditions if c.code is Code.SAMPLING_CHANGED]
         assert said.advice and said.level is Level.WARNING and told in said.message

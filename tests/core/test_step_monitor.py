@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -88,10 +87,10 @@ def test_it_latches_with_the_first_reason() -> None:
 def test_a_bad_kl_is_refused_and_nothing_is_folded(bad: float) -> None:
     monitor = StepMonitor()
     monitor.update(0, 0.01)
-    before = monitor.to_state()
+    before = monitor.memory
     with pytest.raises(ValueError, match="kl"):
         monitor.update(1, bad)
-    assert monitor.to_state() == before
+    assert monitor.memory == before
 
 
 @pytest.mark.parametrize(
@@ -100,19 +99,6 @@ def test_a_bad_kl_is_refused_and_nothing_is_folded(bad: float) -> None:
 def test_a_bad_field_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         StepMonitor(**{field: value})
-
-
-def test_another_version_of_the_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="version"):
-        StepMonitor.from_state({**StepMonitor().to_state(), "version": 0})
-
-
-def test_the_state_is_plain_json() -> None:
-    monitor = StepMonitor()
-    for step in range(7):
-        monitor.update(step, 0.01 * step)
-    again = StepMonitor.from_state(json.loads(json.dumps(monitor.to_state())))
-    assert again == monitor
 
 
 @pytest.mark.parametrize(

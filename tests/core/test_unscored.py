@@ -58,7 +58,7 @@ class TestTruncatedCompletions:
         j.fold_evaluation(replace(evaluation(0), truncated=0.21))
         j.fold_step(step(1))
         j.fold_evaluation(replace(evaluation(1), truncated=0.0))
-        for now in (j, Judge.from_state(j.to_state())):
+        for now in (j, j.copy()):
             verdict = now.verdict()
             (advice,) = [c for c in verdict.conditions if c.code is Code.UNINFORMATIVE_BASELINE]
             assert (
@@ -77,7 +77,7 @@ class TestTruncatedCompletions:
             j.fold_step(step(n + 1))
             told = replace(evaluation(n), truncated=share, sampling=used.sampling_with(said))
             j.fold_evaluation(told)
-        verdict = Judge.from_state(j.to_state()).verdict()
+        verdict = j.copy().verdict()
         assert verdict.level is (Level.UNKNOWN if unknown else Level.HEALTHY)
         assert unknown == (verdict.code is Code.UNINFORMATIVE_BASELINE)
         assert unknown == ("where the trainer gives them 8192" in verdict.reason)
@@ -99,7 +99,7 @@ class TestCompletionsThatTimedOut:
         assert j.verdict().last_evaluation.timed_out == share  # type: ignore[union-attr]
         j.fold_step(step(1))
         j.fold_evaluation(replace(evaluation(1), timed_out=0.0 if told else 0.4))
-        for now in (j, Judge.from_state(j.to_state())):
+        for now in (j, j.copy()):
             advice = [c for c in now.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
             assert len(advice) == told
             assert all(c.advice and "21% of the completions at step 0 timed out" in c.message for c in advice)
@@ -114,7 +114,7 @@ class TestCompletionsThatTimedOut:
         for n, (scored, share) in enumerate(((0.5, 0.0), (score, late), (score, late))):
             j.fold_step(step(n))
             j.fold_evaluation(replace(evaluation(n, scored), timed_out=share))
-            j = Judge.from_state(j.to_state())
+            j = j.copy()
         advice = of(j.verdict(), Code.EVALUATION_FAILING)
         assert [c.advice for c in advice] == [True] * told
         assert all("25% of the completions at step 1, and on 0% at step 0" in c.message for c in advice)
@@ -141,7 +141,7 @@ class TestUnansweredCompletions:
         assert j.verdict().last_evaluation.unanswered == share  # type: ignore[union-attr]
         j.fold_step(step(1))
         j.fold_evaluation(replace(evaluation(1), unanswered=0.0 if told else 0.9))
-        for now in (j, Judge.from_state(j.to_state())):
+        for now in (j, j.copy()):
             verdict = now.verdict()
             advice = [c for c in verdict.conditions if c.code is Code.UNINFORMATIVE_BASELINE]
             assert len(advice) == told
@@ -173,7 +173,7 @@ def run(
         j.fold_evaluation(given)
         while (more := j.wanted_pass()) is not None:
             j.fold_evaluation(replace(given, pass_index=more.index))
-        j = Judge.from_state(j.to_state())
+        j = j.copy()
     return j
 
 

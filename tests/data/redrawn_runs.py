@@ -8,6 +8,7 @@ detector asks for is drawn too. What that level does is then known, so "late" ha
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from statistics import fmean
 from zlib import crc32
@@ -44,11 +45,11 @@ class Redrawn:
         """Mean of the baseline."""
         return float(self.items.mean())
 
-    def stopped(self, fresh: dict[str, object]) -> list[int | None]:
-        """The step at which a guard stops each draw; `fresh` is the state of a detector with its baseline."""
+    def stopped(self, fresh: CalibratedDetector) -> list[int | None]:
+        """The step at which a guard stops each draw; `fresh` is a detector with its baseline."""
         rng = np.random.default_rng(crc32(self.name.encode()))
         means = [moved(self.items, level) for level in self.levels]
-        return [self._stopped(CalibratedDetector.from_state(fresh), means, rng) for _ in range(DRAWS)]
+        return [self._stopped(copy.copy(fresh), means, rng) for _ in range(DRAWS)]
 
     def _stopped(
         self, detector: CalibratedDetector, means: list[Array], rng: np.random.Generator
@@ -93,9 +94,9 @@ def redraw(name: str, run: Run) -> Redrawn:
     return Redrawn(name, tuple(evaluation.step for evaluation in seen), np.asarray(levels), items)
 
 
-def fresh(run: Run, policy: CalibratedPolicy) -> dict[str, object]:
-    """The state of a detector that has the run's baseline and nothing else."""
-    return CalibratedDetector(policy, Baseline.from_passes(run.baseline)).to_state()
+def fresh(run: Run, policy: CalibratedPolicy) -> CalibratedDetector:
+    """A detector that has the run's baseline and nothing else."""
+    return CalibratedDetector(policy, Baseline.from_passes(run.baseline))
 
 
 def moved(items: Array, target: float) -> Array:

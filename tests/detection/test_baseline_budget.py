@@ -50,7 +50,7 @@ def gathered(
     while (wanted := judge.wanted_pass()) is not None:
         index = wanted.index
         evaluate(0, index)
-        again = Judge.from_state(judge.to_state())
+        again = judge.copy()
         assert (again.wanted_pass(), again.verdict()) == (judge.wanted_pass(), judge.verdict())
     judge.passes = index + 1  # type: ignore[attr-defined]
     return judge

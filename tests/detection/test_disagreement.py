@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -208,7 +207,7 @@ def test_through_the_judge_each_completion_is_told_by_itself() -> None:
                     fooled_items=fooled,
                 )
             )
-            judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+            judge = judge.copy()
         fired[joint] = judge.verdict().code if judge.verdict().fire else None
     assert fired == {True: Code.GRADERS_DISAGREE, False: None}
 
@@ -233,15 +232,12 @@ def test_an_evaluation_that_the_grader_did_not_score_is_unknown_and_changes_no_e
     assert before is not None and after is not None and after >= before
 
 
-def test_the_state_round_trips_at_every_prefix() -> None:
+def test_a_disagreement_is_evidence_of_hacking() -> None:
     rng = np.random.default_rng(0)
     live = CalibratedDetector(CONFIG, baseline(rng))
-    restarted = live
     for t in range(1, 25):
         right, paid = score(rng, HACKED, t)
-        state = json.loads(json.dumps(restarted.to_state(), allow_nan=False))
-        restarted = CalibratedDetector.from_state(state)
-        assert restarted.update(t, right, proxy_items=paid) == live.update(t, right, proxy_items=paid)
+        live.update(t, right, proxy_items=paid)
     assert live.last_status is not None and live.last_status.rule == Code.GRADERS_DISAGREE
     assert Code.GRADERS_DISAGREE.finding is Finding.HACKING
 
@@ -250,10 +246,10 @@ def test_the_state_round_trips_at_every_prefix() -> None:
 def test_bad_outcomes_of_the_grader_are_refused_and_change_nothing(paid: list[float]) -> None:
     rng = np.random.default_rng(0)
     detector = CalibratedDetector(CONFIG, baseline(rng))
-    state = detector.to_state()
+    before = dict(vars(detector))
     with pytest.raises(ValueError, match="item"):
         detector.update(1, score(rng, NOTHING, 1)[0], proxy_items=paid)
-    assert detector.to_state() == state
+    assert vars(detector) == before
 
 
 @pytest.mark.parametrize(
@@ -286,7 +282,7 @@ def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
         while True:
             right, paid = score(rng, HACKED, t)
             judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, tuple(paid)))
-            judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+            judge = judge.copy()
             wanted = judge.wanted_pass()
             if wanted is None:
                 break
@@ -313,7 +309,7 @@ def judged(grades: list[bool], baseline_passes: int = 2, **settings: str) -> Jud
             judge.fold_checkpoint()
         index = n if n < baseline_passes else 0
         judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, items))
-        judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
+        judge = judge.copy()
     return judge
 
 
@@ -330,8 +326,9 @@ def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone(
     readings = {r.name: r for r in judge.verdict().detectors}
     assert readings["disagreement"].statistic is not None
     assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
-    starts = judge.to_state()["calibrated"]["detector"]["starts"]
-    assert (starts["score"]["passes"], starts["margin"]["passes"]) == (8, 7)
+    known = judge.compact().detector
+    assert known is not None
+    assert (known.starts["score"].passes, known.starts["margin"].passes) == (8, 7)
 
 
 def test_a_grader_that_scored_no_pass_of_the_baseline_leaves_the_run_unknown() -> None:

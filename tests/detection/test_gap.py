@@ -155,7 +155,7 @@ def test_the_judge_tells_the_noise_of_the_steps() -> None:
             judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", items, None, index))
             wanted = judge.wanted_pass()
             index = None if wanted is None else wanted.index
-        judge = Judge.from_state(judge.to_state())
+        judge = judge.copy()
         known += [t for r in judge.verdict().detectors if r.name == "gap" and r.statistic is not None]
         if judge.latch is not None:
             break

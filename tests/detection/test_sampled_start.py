@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 
@@ -41,7 +40,7 @@ class Sampled:
         of = Evaluation(
             0, round_, f"/c/{round_}", tuple(items.tolist()), pass_index=index, sampling=self.sampling
         )
-        self.judge.fold_evaluation(of, self.judge.fold_ahead(of))
+        self.judge.fold_evaluation(of)
 
     def passes(self, round_: int, items: Callable[[], np.ndarray]) -> int:
         """Make the evaluations of a checkpoint that are wanted, each after a restart; how many."""
@@ -49,7 +48,7 @@ class Sampled:
         made = 1
         while (wanted := self.judge.wanted_pass()) is not None:
             self.evaluate(round_, items(), wanted.index)
-            self.judge = Judge.from_state(json.loads(json.dumps(self.judge.to_state())))
+            self.judge = self.judge.copy()
             made += 1
         return made
 
@@ -151,7 +150,7 @@ def test_a_baseline_that_the_next_checkpoint_closes_is_one_of_draws_after_a_rest
     run = Sampled(1.0)
     run.evaluate(0, NOTHING)
     run.evaluate(0, NOTHING, 1)
-    run.judge = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    run.judge = run.judge.copy()
     run.evaluate(1, NOTHING)
     said = [c.message for c in run.judge.verdict().conditions if c.code is Code.UNINFORMATIVE_BASELINE]
     assert said and not any("agree in every item" in message for message in said)

@@ -39,7 +39,7 @@ def judged(says: int, does: int, told: bool = True, seed: int = 0) -> tuple[Dete
                 sampling=sampling(does) if told else None,
             )
             judge.fold_evaluation(of)
-            judge = Judge.from_state(judge.to_state())
+            judge = judge.copy()
     return judge.verdict().detectors
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 import numpy as np
@@ -97,7 +96,7 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
     assert to_the_trainer.message == Code.STARTED_AGAIN.meaning, "an alarm that waits is not told"
     assert told.advice and "attempt 1 started from scratch" in told.message
     assert "the baseline (step 0)" in told.message and "number 1" in told.message
-    assert run.judge.verdict() == Judge.from_state(json.loads(json.dumps(run.judge.to_state()))).verdict()
+    assert run.judge.verdict() == run.judge.copy().verdict()
 
 
 def test_while_it_is_below_what_was_reached_before_it_has_not_passed() -> None:
@@ -111,7 +110,7 @@ def test_while_it_is_below_what_was_reached_before_it_has_not_passed() -> None:
     assert not verdict.fire and not told.advice and told.level is Level.WARNING
     assert "whether that is a fall was not judged" in told.message
     assert "whether that is a fall" in not_judged(verdict, "wait longer")
-    again = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    again = run.judge.copy()
     assert again.verdict() == verdict
     run.train(*np.linspace(REACHED - 0.2, REACHED, 16), *[REACHED] * 8)
     assert run.said[0].advice and not_judged(run.judge.verdict(), "wait longer") == ""
@@ -137,7 +136,7 @@ def test_what_a_scorer_that_broke_said_was_reached_by_nobody(decided: str) -> No
     ]
     run.start_again()
     run.train(*[START] * 8)
-    again = Judge.from_state(json.loads(json.dumps(run.judge.to_state())))
+    again = run.judge.copy()
     assert again.verdict() == run.judge.verdict()
     (told,) = run.said
     assert told.advice, told.message
@@ -154,8 +153,8 @@ def test_a_pass_of_the_start_that_was_none_is_no_level() -> None:
     run.train(START)
     run.start_again()
     run.train(START)
-    (left,) = run.judge.to_state()["restarts"]["left"]
-    assert left["of"] == 1 and left["score"] < START + 0.1
+    (left,) = run.judge.compact().restarts.left
+    assert left.of == 1 and left.score < START + 0.1
 
 
 def test_another_start_forgets_no_level_that_was_reached() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Run:
     def fold(self, step: int, items: np.ndarray, index: int) -> None:
         cost = {"completions": N, "seconds": 60.0}
         self.judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", tuple(items), pass_index=index, **cost))
-        self.judge = Judge.from_state(json.loads(json.dumps(self.judge.to_state())))
+        self.judge = self.judge.copy()
 
     def go_on(self, means: np.ndarray, evaluations: int) -> int | None:
         """The first evaluation at which the run is stopped."""

@@ -30,7 +30,7 @@ from guard_service.heldout.fitness import unfit
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
-from guard_service.store import Store
+from guard_service.store import EventLog
 from tests.heldout.models import make_tokenizer, save_tiny_model
 from tests.heldout.test_base_model import rewrite
 
@@ -494,7 +494,7 @@ def test_the_worker_scores_adapters_and_its_measure_has_the_digest_of_the_base(
 
 def test_another_base_model_at_a_restart_is_refused_as_another_run(tmp_path: Path) -> None:
     def begin(measure: dict[str, Any]) -> None:
-        store = Store(tmp_path / "state", Policy())
+        store = EventLog(tmp_path / "state", Policy())
         try:
             store.check_evaluation("split", {"scorer": "exact"} | measure)
         finally:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ import httpx
 import pytest
 
 from guard_core.policy import Policy
-from guard_service.store.database import UNSEALED
 
 #: Unless a test says otherwise HeldOutGuard decides, and a KL stops within five steps.
 POLICY = {"detector": "heldout_guard", "kl": {"hard_stop": 0.08, "min_steps": 5}}
@@ -215,18 +213,6 @@ def step() -> Callable[..., dict[str, Any]]:
         return {"attempt": 0, "step": number, "reward": 0.5} | values
 
     return make
-
-
-@pytest.fixture
-def rewrite_store() -> Callable[[Path, str], None]:
-    """Changes a store that nobody has open, as if it had been written so: its seal is made anew."""
-
-    def rewrite(path: Path, statement: str) -> None:
-        with contextlib.closing(sqlite3.connect(path)) as db, db:
-            db.execute(statement)
-            db.execute("UPDATE head SET digest = ?", (UNSEALED,))
-
-    return rewrite
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from guard_core.judge import Evaluation, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.engine import restored_judge
-from guard_service.store import Store
+from guard_service.store import EventLog
 
 POLICY = Policy()
 FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)
@@ -20,19 +20,18 @@ def steps(first: int, last: int) -> list[StepReport]:
     return [StepReport(attempt=0, step=n, reward=0.5 + n / 1000) for n in range(first, last)]
 
 
-def fill(directory: Path, *, fire: bool) -> Store:
-    """A store with every kind of content, left open."""
-    store = Store(directory, POLICY)
-    store.check_evaluation("d" * 64, {"scorer": "exact"})
-
+def fill(directory: Path, *, fire: bool) -> EventLog:
+    """A log with every kind of content, left open."""
+    log = EventLog(directory, POLICY)
+    log.check_evaluation("d" * 64, {"scorer": "exact"})
     for first in range(0, 40, 4):
-        store.append_steps([steps(first, first + 4)])
-    store.append_checkpoint(CheckpointReport(attempt=0, step=20, path="/checkpoints/20"))
-    store.append_evaluation(Evaluation(0, 20, "/checkpoints/20", (0.25, 0.75) * 50, "e" * 64), None, [])
-    store.append_steps([steps(40, 44)])
+        log.append(steps(first, first + 4))
+    log.append([CheckpointReport(attempt=0, step=20, path="/checkpoints/20")])
+    log.append([Evaluation(0, 20, "/checkpoints/20", (0.25, 0.75) * 50, "e" * 64)])
+    log.append(steps(40, 44))
     if fire:
-        store.append_latches([FIRE])
-    return store
+        log.append([FIRE])
+    return log
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Content:
 
 def content(directory: Path) -> Content:
     """Raises `StoreError` as a guard would meet it."""
-    store = Store(directory, POLICY)
+    log = EventLog(directory, POLICY)
     try:
-        events = [event for _, event in store.events(0)]
+        events = [event for _, event in log.events(0)]
     finally:
-        store.close()
+        log.close()
     return Content(events, restored_judge(directory, POLICY).verdict())

@@ -12,7 +12,7 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.wire import StepReport
-from guard_service.store import Store
+from guard_service.store import EventLog
 
 CLUSTER = {"CLUSTER__NAMESPACE": "team", "CLUSTER__NAME": "run", "CLUSTER__UID": "uid-1"}
 
@@ -68,7 +68,7 @@ def test_without_the_api_server_it_is_healthy_as_a_process_and_not_ready(
 
 
 def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
-    store = Store(tmp_path, Policy())
+    store = EventLog(tmp_path, Policy())
     kls: list[float | None] = [0.01, 0.03, None, 0.2, 0.02, 0.04]
     steps = [
         StepReport(attempt=0, step=n, reward=float(n), kl=kl, kl_kind="absent" if kl is None else kind)
@@ -77,7 +77,7 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
         )
     ]
     steps.append(StepReport(attempt=1, step=3, reward=7.0))
-    store.append_steps([steps])
+    store.append(steps)
     judge = Judge(Policy(detector="heldout_guard"))
     for step in steps:
         judge.fold_step(step)
@@ -89,7 +89,8 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
         (1, 3, 0, (0.0, 1.0)),
     ):
         evaluation = Evaluation(attempt, step, "/c", items, None, index)
-        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
+        judge.fold_evaluation(evaluation)
+        store.append([evaluation], judge.newest_round)
     rounds = store.kept_rounds(None)
     assert rounds == [
         {"attempt": 0, "step": 2, "heldout": 0.5, "reward": 1.0, "kl": 0.02},
@@ -100,14 +101,15 @@ def test_rounds_are_the_ones_that_the_judge_folded(tmp_path: Path) -> None:
 
 
 def test_of_many_rounds_the_store_hands_out_the_start_the_best_and_the_newest(tmp_path: Path) -> None:
-    store = Store(tmp_path, Policy())
+    store = EventLog(tmp_path, Policy())
     for step in range(1, 101):
         report = StepReport(attempt=0, step=step, reward=step / 100)
-        store.append_steps([[report]])
+        store.append([report])
         judge = Judge(Policy(detector="heldout_guard"))  # a new one has nothing to stop for
         judge.fold_step(report)
         evaluation = Evaluation(0, step, "/c", (float(step == 40),), None, 0)
-        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
+        judge.fold_evaluation(evaluation)
+        store.append([evaluation], judge.newest_round)
     rounds = store.kept_rounds(CheckpointKey(0, 40))
     steps = [one["step"] for one in rounds]
     assert steps[0] == 1 and 40 in steps and steps[-25:] == [*range(76, 101)] and len(steps) <= 50

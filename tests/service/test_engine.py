@@ -13,7 +13,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pytest
 from guard_core.detectors.run import CalibratedRun
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
-from guard_core.judge import Judge
+from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import (
     BaselineBudget,
     CalibratedPolicy,
@@ -34,6 +34,7 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
+from guard_core.rounds import Round
 from guard_core.wire import (
     DOUBTS,
     Adapters,
@@ -46,14 +47,14 @@ from guard_core.wire import (
     Sampling,
     StepReport,
 )
-from guard_service.engine import Engine, evaluations, ingest, ledger, recovery
+from guard_service.engine import Engine, evaluations, ingest
 from guard_service.engine import engine as engine_module
 from guard_service.engine.evaluations import GateClosed
 from guard_service.errors import ChangedRunError, GuardError, Problem, StoreError
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.store import STAYS_HERE, Store, export_history
+from guard_service.store import STAYS_HERE, EventLog, Failure, StoredEvent, export_history
 
 pytestmark = pytest.mark.asyncio
 QUICK = Policy(
@@ -178,9 +179,7 @@ def stored(run: Run, query: str) -> list[Any]:
 # -- evaluations ---------------------------------------------------------------------------------------------
 
 
-async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_come_back(
-    run: Run, rewrite_store: Callable[[Path, str], None]
-) -> None:
+async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_come_back(run: Run) -> None:
     shares = {"unanswered": 0.25, "unscored": 0.9, "timed_out": 0.125}
     told = EvaluationResult((0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), fooled_items=(0.5, 0.0), **shares)
     async with run.engine(FakeEvaluator([told])) as engine:
@@ -193,7 +192,6 @@ async def test_truncation_and_the_training_graders_mean_are_in_the_verdict_and_c
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE and "90%" in engine.verdict.reason
         (public,) = [line async for line in engine.history()]
         assert not {*STAYS_HERE, "fooled_items", "heldout_unscored"} & public.keys()
-    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:  # folded again from the events
         assert engine.verdict.last_evaluation == last
         assert engine.verdict.code is Code.UNINFORMATIVE_BASELINE
@@ -273,9 +271,7 @@ async def test_an_end_is_taken_back_by_what_the_trainer_reports_later(run: Run) 
         assert not engine.ended
 
 
-async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
-    run: Run, rewrite_store: Callable[[Path, str], None]
-) -> None:
+async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(run: Run) -> None:
     async with run.engine(FakeEvaluator([[1.0]])) as engine:
         await engine.add_steps([step(n) for n in range(1, 6)])
         await engine.add_checkpoint(run.checkpoint(5))
@@ -284,8 +280,6 @@ async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
         await engine.note_end(EndReport(attempt=0, step=7))
         ended = engine.verdict
         assert (ended.steps_since_evaluation, ended.skipped) == (4, 3)
-    # What the guard acknowledged is in the store, not only in the snapshot that a good end leaves.
-    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.verdict == ended
         assert "4 steps came after the last judged checkpoint" in not_judged(engine.verdict, "wait longer")
@@ -301,14 +295,13 @@ async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(
     ids=["a later attempt lost none", "told at its end", "no step is said"],
 )
 async def test_checkpoints_that_could_not_be_announced_stay_counted_after_a_restart(
-    run: Run, rewrite_store: Callable[[Path, str], None], ends: list[dict[str, Any]], lost: int
+    run: Run, ends: list[dict[str, Any]], lost: int
 ) -> None:
     async with run.engine(FakeEvaluator()) as engine:
         await engine.add_steps([step(n) for n in range(1, 6)])
         for end in ends:
             await engine.note_end(EndReport.model_validate(end))
         assert engine.verdict.skipped == lost
-    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.verdict.skipped == lost
 
@@ -322,7 +315,7 @@ async def test_an_end_that_cannot_be_kept_is_not_acknowledged(
         def full(*_: object) -> None:
             raise StoreError("disk full")
 
-        monkeypatch.setattr(Store, "note_end", full)
+        monkeypatch.setattr(EventLog, "append", full)
         with pytest.raises(Problem) as refused:
             await engine.note_end(EndReport(attempt=0, step=9))
         assert refused.value.status == 503 and not engine.ended
@@ -384,10 +377,7 @@ async def test_a_failed_evaluation_is_a_failure_and_never_a_score(run: Run, outc
         assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.metrics.render()
 
 
-@pytest.mark.parametrize("snapshot", [False, True])
-async def test_the_kind_of_the_newest_failure_is_told_until_an_evaluation_succeeds(
-    run: Run, rewrite_store: Callable[[Path, str], None], snapshot: bool
-) -> None:
+async def test_the_kind_of_the_newest_failure_is_told_until_an_evaluation_succeeds(run: Run) -> None:
     policy = Policy(evaluation_failing=EvaluationFailingPolicy(after_failures=1))
     outcomes = [RuntimeError("secret prompt"), EvaluationError("secret", FailureKind.TOKENIZER)]
     async with run.engine(FakeEvaluator(list(outcomes)), policy) as engine:
@@ -396,8 +386,6 @@ async def test_the_kind_of_the_newest_failure_is_told_until_an_evaluation_succee
             await until(lambda: engine.queue_length == 0)
             assert engine.verdict.failure is kind
             assert kind.words.encode() in engine.trainer_json and b"secret" not in engine.trainer_json
-    if not snapshot:
-        rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator([[1.0]]), policy) as engine:
         assert engine.verdict.failure is FailureKind.TOKENIZER
         await engine.add_checkpoint(run.checkpoint(3))
@@ -856,7 +844,7 @@ async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) ->
         await until(lambda: engine.verdict.halt)
         stopped = engine.verdict
         assert stopped.code == "silent" and not stopped.fire
-    assert stored(run, "SELECT kind FROM events") == [("halt",)]
+    assert stored(run, "SELECT kind FROM events WHERE kind <> 'policy'") == [("halt",)]
     async with run.engine(policy=policy) as engine:
         await engine.add_steps([step(1)])
         assert engine.verdict.halt and engine.verdict.code == "silent"
@@ -884,10 +872,7 @@ async def test_another_policy_is_another_run(run: Run) -> None:
             pass
 
 
-async def test_a_restart_from_a_snapshot_equals_one_from_the_first_event(
-    run: Run, rewrite_store: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 7)
+async def test_a_restart_gives_the_verdict_of_the_guard_before_it(run: Run) -> None:
     worker = FakeEvaluator([[0.5], [0.25]])
     async with run.engine(worker) as engine:
         for number in range(40):
@@ -896,63 +881,54 @@ async def test_a_restart_from_a_snapshot_equals_one_from_the_first_event(
                 await engine.add_checkpoint(run.checkpoint(number))
                 await until(lambda: engine.queue_length == 0)
         live = engine.verdict
-    assert stored(run, "SELECT seq FROM snapshot") == [(45,)]  # with the fire
+        assert live.fire
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.verdict == live
-    rewrite_store(run.directory / "state" / "guard.db", """UPDATE snapshot SET state = '{"version": -1}'""")
-    async with run.engine(FakeEvaluator()) as engine:
-        assert engine.verdict == live
+
+
+async def test_a_fire_stays_one_for_a_program_that_would_not_fire(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run.engine() as engine:
+        await engine.add_steps([step(n, kl=0.5 * n) for n in range(6)])
+        fired = engine.verdict
+        assert fired.fire
+    monkeypatch.setattr(Judge, "_latch_fire", lambda *_: None)
+    async with run.engine() as engine:
+        assert engine.verdict == fired
 
 
 # -- a store that fails -----------------------------------------------------------------------------
 
 
-class BreakingStore(Store):
-    """Fails when told to, before or after what it does reached the disk."""
+class BreakingLog(EventLog):
+    """Fails when told to, before or after what it appends reached the disk."""
 
-    fail: str = ""  # name of the method that fails next
+    fail: type | None = None  # of an event that is not appended next
     after: bool = False  # whether it does its work first
 
-    def _break(self, name: str, *args: Any) -> Any:
-        if BreakingStore.fail != name:
-            return getattr(Store, name)(self, *args)
-        BreakingStore.fail = ""
-        if BreakingStore.after:
-            getattr(Store, name)(self, *args)
-        raise StoreError("disk I/O error")
-
-    def append_steps(self, *args: Any) -> Any:
-        return self._break("append_steps", *args)
-
-    def append_checkpoint(self, *args: Any) -> Any:
-        return self._break("append_checkpoint", *args)
-
-    def append_evaluation(self, *args: Any) -> Any:
-        return self._break("append_evaluation", *args)
-
-    def append_failure(self, *args: Any) -> Any:
-        return self._break("append_failure", *args)
-
-    def append_latches(self, *args: Any) -> Any:
-        return self._break("append_latches", *args)
-
-    def save_snapshot(self, *args: Any) -> Any:
-        return self._break("save_snapshot", *args)
+    def append(self, events: Sequence[StoredEvent], round_: Round | None = None) -> None:
+        breaks = BreakingLog.fail is not None and any(isinstance(one, BreakingLog.fail) for one in events)
+        if not breaks or BreakingLog.after:
+            super().append(events, round_)
+        if breaks:
+            BreakingLog.fail = None
+            raise StoreError("disk I/O error")
 
 
 @pytest.fixture(params=[False, True], ids=["before", "after"])
-def breaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[BreakingStore]:
-    monkeypatch.setattr(recovery, "Store", BreakingStore)
-    monkeypatch.setattr(BreakingStore, "after", request.param)
-    return BreakingStore
+def breaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[BreakingLog]:
+    monkeypatch.setattr("guard_service.engine.fold.EventLog", BreakingLog)
+    monkeypatch.setattr(BreakingLog, "after", request.param)
+    return BreakingLog
 
 
 async def test_steps_refused_by_a_failing_store_can_be_sent_again(
-    run: Run, breaking: type[BreakingStore]
+    run: Run, breaking: type[BreakingLog]
 ) -> None:
     async with run.engine() as engine:
         await engine.add_steps([step(1)])
-        breaking.fail = "append_steps"
+        breaking.fail = StepReport
         with pytest.raises(Problem) as refused:
             await engine.add_steps([step(2), step(3)])
         assert refused.value.status == 503
@@ -963,49 +939,49 @@ async def test_steps_refused_by_a_failing_store_can_be_sent_again(
         assert engine.verdict.steps == 3
 
 
-async def test_a_fire_whose_latch_cannot_be_stored_is_announced_and_kept(
-    run: Run, breaking: type[BreakingStore]
-) -> None:
-    """The steps that imply the fire are on disk, so no restart can lose it."""
+async def test_a_fire_is_on_disk_with_its_cause_or_neither_is(run: Run, breaking: type[BreakingLog]) -> None:
     async with run.engine() as engine:
         await engine.add_steps([step(n, kl=0.5 * n) for n in range(4)])
-        breaking.fail = "append_latches"
+        breaking.fail = Latch
         with pytest.raises(Problem):
             await engine.add_steps([step(4, kl=0.5)])
-        assert engine.verdict.fire and engine.verdict.stop and engine.verdict.level == "fired"
+        assert not engine.verdict.fire and engine.verdict.code == "store_unavailable"
         await until(lambda: engine.store_works)
-        assert engine.verdict.fire
-    assert stored(run, "SELECT COUNT(*) FROM events WHERE kind = 'fire'") == [(1,)]
+        assert engine.verdict.fire is breaking.after
+        await engine.add_steps([step(4, kl=0.5)])
+        assert engine.verdict.fire and engine.verdict.steps == 5
+    assert stored(run, "SELECT kind FROM events ORDER BY seq DESC LIMIT 2") == [("fire",), ("step",)]
     async with run.engine() as engine:
         assert engine.verdict.fire
 
 
 @pytest.mark.parametrize("outcome", [[0.5, 1.0], EvaluationError("gone")])
 async def test_an_evaluation_is_not_lost_by_a_failing_store(
-    run: Run, breaking: type[BreakingStore], outcome: Any
+    run: Run, breaking: type[BreakingLog], outcome: Any
 ) -> None:
     worker = FakeEvaluator()
     async with run.engine(worker) as engine:
         await engine.add_steps([step(1), step(2)])
         for number in (1, 2):
             await engine.add_checkpoint(run.checkpoint(number))
-        breaking.fail = "append_failure" if isinstance(outcome, Exception) else "append_evaluation"
+        breaking.fail = Failure if isinstance(outcome, Exception) else Evaluation
         worker.outcomes += [outcome, [1.0]]
         await until(lambda: engine.queue_length == 0)
         assert [request.step for request in worker.asked] == [1, 2]
         rounds = engine.verdict.rounds
-    kinds = [kind for (kind,) in stored(run, "SELECT kind FROM events WHERE kind <> 'step' ORDER BY seq")]
+    query = "SELECT kind FROM events WHERE kind IN ('checkpoint', 'evaluation', 'failure') ORDER BY seq"
+    kinds = [kind for (kind,) in stored(run, query)]
     settled = "failure" if isinstance(outcome, Exception) else "evaluation"
     assert sorted(kinds) == sorted(["checkpoint", "checkpoint", settled, "evaluation"])
     assert rounds == (1 if isinstance(outcome, Exception) else 2)
 
 
 async def test_a_checkpoint_refused_by_a_failing_store_can_be_announced_again(
-    run: Run, breaking: type[BreakingStore]
+    run: Run, breaking: type[BreakingLog]
 ) -> None:
     worker = FakeEvaluator([[1.0]])
     async with run.engine(worker) as engine:
-        breaking.fail = "append_checkpoint"
+        breaking.fail = CheckpointReport
         with pytest.raises(Problem):
             await engine.add_checkpoint(run.checkpoint(1))
         await until(lambda: engine.store_works)
@@ -1015,31 +991,18 @@ async def test_a_checkpoint_refused_by_a_failing_store_can_be_announced_again(
 
 
 async def test_a_stop_by_silence_is_not_announced_before_it_is_stored(
-    run: Run, breaking: type[BreakingStore]
+    run: Run, breaking: type[BreakingLog]
 ) -> None:
     policy = Policy(silent=SilentPolicy(after_seconds=0.2, action="stop"))
     async with run.engine(policy=policy) as engine:
-        breaking.fail = "append_latches"
+        breaking.fail = Latch
         await until(lambda: not engine.store_works)
         assert not engine.verdict.stop
         await until(lambda: engine.verdict.halt)
-    assert stored(run, "SELECT kind FROM events") == [("halt",)]
+    assert stored(run, "SELECT kind FROM events WHERE kind <> 'policy'") == [("halt",)]
 
 
-async def test_a_failing_snapshot_costs_nothing(
-    run: Run, breaking: type[BreakingStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
-    async with run.engine() as engine:
-        breaking.fail = "save_snapshot"
-        await engine.add_steps([step(1), step(2)])
-        await until(lambda: not engine.store_works)
-        await until(lambda: engine.store_works)
-        await engine.add_steps([step(3)])
-        assert engine.verdict.steps == 3
-
-
-async def test_a_judge_that_fails_on_a_step_is_rebuilt_from_the_store(
+async def test_a_step_that_the_judge_fails_on_is_not_acknowledged_and_can_be_sent_again(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run.engine() as engine:
@@ -1056,6 +1019,7 @@ async def test_a_judge_that_fails_on_a_step_is_rebuilt_from_the_store(
             await engine.add_steps([step(2)])
         assert refused.value.status == 503 and engine.verdict.code == "store_unavailable"
         await until(lambda: engine.store_works)
+        await engine.add_steps([step(2)])
         assert engine.verdict.steps == 2
 
 
@@ -1150,7 +1114,7 @@ HOT, COLD = (Sampling(temperature=t, max_new_tokens=64) for t in (1.0, 0.5))
 
 @pytest.mark.parametrize("later", [COLD, None], ids=["another", "none any more"])
 async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
-    run: Run, rewrite_store: Callable[[Path, str], None], later: Sampling | None
+    run: Run, later: Sampling | None
 ) -> None:
     """Every pass, of every checkpoint and after every restart, is asked for as the run began."""
     used = CheckpointEvaluation().sampling_with(HOT)
@@ -1172,7 +1136,6 @@ async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
     assert {request.sampling for request in asked} == {HOT} and len(second.asked) == 3
     (told,) = [c for c in live.conditions if c.code is Code.SAMPLING_CHANGED]
     assert told.advice and "at step 2" in told.message and not live.stop
-    rewrite_store(run.directory / "state" / "guard.db", "DELETE FROM snapshot")
     async with run.engine(FakeEvaluator(), calibrated(2)) as engine:  # folded again from the events
         assert engine.verdict == live
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.judge import Judge
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.store import Failure, RefusedCheckpoint, Store
+from guard_core.wire import Verdict
+from guard_service.engine import restored_judge
+from guard_service.store import export_history
 
 RUNS, LIVES = 4, 51
 CLIENTS = 3
@@ -97,26 +98,12 @@ def replay(state: Path, copy: Path, policy: Policy) -> tuple[Verdict, dict[tuple
     """The verdict and the steps that the files at rest hold, from the first event on."""
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
-    for file in state.glob("guard.*"):
+    for file in state.glob("guard.db*"):
         shutil.copy(file, copy)
-    judge, steps = Judge(policy), {}
-    if not (copy / "guard.db").exists():  # killed before there was a store
-        return alone(judge), steps
-    store = Store(copy, policy)
-    for _, event in store.events(after=0):
-        match event:
-            case StepReport():
-                judge.fold_step(event)
-                steps[event.attempt, event.step] = event.model_dump(mode="json")
-            case CheckpointReport():
-                judge.fold_checkpoint(event)
-            case RefusedCheckpoint():
-                judge.fold_refused(event.key)
-            case Latch():
-                judge.fold_latch(event)
-            case Evaluation() | Failure():
-                raise AssertionError("nothing is evaluated here")
-    store.close()
+    if not (copy / "guard.db").exists():  # killed before there was a log
+        return alone(Judge(policy)), {}
+    judge = restored_judge(copy, policy)
+    steps = {(line["attempt"], line["step"]): line for line in export_history(copy)}
     return alone(judge), steps
 
 

@@ -28,7 +28,7 @@ from guard_service.engine import engine as engine_module
 from guard_service.engine.verdicts import beside
 from guard_service.errors import FieldError, Problem, StoreError, invalid
 from guard_service.refusals import MAX_SHOWN, Kind, Refusals
-from guard_service.store import Store
+from guard_service.store import EventLog
 
 STOP = Policy(refused=RefusedPolicy(after=2, action="stop"))
 
@@ -112,12 +112,8 @@ async def test_a_refused_checkpoint_stays_counted_until_it_is_taken_itself(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("snapshot", [True, False])
 async def test_a_restarted_guard_still_counts_what_was_refused(
-    engine_on: Callable[..., Engine],
-    rewrite_store: Callable[[Path, str], None],
-    tmp_path: Path,
-    snapshot: bool,
+    engine_on: Callable[..., Engine], tmp_path: Path
 ) -> None:
     engine = engine_on()
     await engine.start()
@@ -133,8 +129,6 @@ async def test_a_restarted_guard_still_counts_what_was_refused(
     before = engine.verdict
     assert (before.refused, before.announced) == (3, 1)
     await engine.close()
-    if not snapshot:
-        rewrite_store(tmp_path / "state" / "guard.db", "DELETE FROM snapshot")
     again = engine_on()
     await again.start()
     assert (again.verdict.refused, again.verdict.announced) == (3, 1)
@@ -151,7 +145,7 @@ async def test_a_refusal_that_cannot_be_stored_is_not_acknowledged(
     def full(*_: object) -> None:
         raise StoreError("disk full")
 
-    monkeypatch.setattr(Store, "append_refused", full)
+    monkeypatch.setattr(EventLog, "append", full)
     with pytest.raises(Problem) as caught:
         await engine.add_checkpoint(CheckpointReport(attempt=0, step=1, path="/elsewhere"))
     assert caught.value.status == 503, "so that the trainer sends it again"

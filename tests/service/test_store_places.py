@@ -1,8 +1,8 @@
-"""A store that was damaged at 260 places: its content is as acknowledged, or it is refused in one sentence.
+"""A log that was damaged at 156 places: it is refused in one sentence, or its fire is in force.
 
-The files are those of a guard that was killed while much of the run, the fire included, was in the
-write-ahead log alone, and those of one that ended in order. One place is damaged, and the store is opened.
-The rules by which damage is noticed have tests of their own in `test_store_damage.py`.
+The files are those of a guard that was killed while some steps were in the write-ahead log alone, and those
+of one that ended in order. One place is damaged, and the log is opened and folded. The rules by which damage
+is noticed have tests of their own in `test_store_damage.py`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,12 @@ from pathlib import Path
 import pytest
 
 from guard_service.errors import StoreError
-from guard_service.store.witness import HEAD_NAME, LATCH_NAME, read_latches
-from tests.service.filled_store import FIRE, content, fill
+from tests.service.filled_store import FIRE, content, fill, steps
 
-PLACES = 13  # of each file and kind of damage: 260 in all
-#: How the guard ended, which file is damaged, and whether that must be noticed: the pages of a database that
-#: its log has anew are not read, and the latch is in the store.
-FILES = [
-    ("killed", "guard.db", False),
-    ("killed", "guard.db-wal", True),
-    ("killed", HEAD_NAME, True),
-    ("killed", LATCH_NAME, False),
-    ("ended", "guard.db", True),
-]
+PLACES = 13  # of each file and kind of damage: 156 in all
+#: How the guard ended, which file is damaged, and whether that must be noticed: SQLite takes a damaged
+#: write-ahead log for one that ends earlier.
+FILES = [("killed", "guard.db", True), ("killed", "guard.db-wal", False), ("ended", "guard.db", True)]
 
 
 def flip(data: bytearray, chance: random.Random) -> None:
@@ -55,6 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The files of a run that has fired, by how its guard ended."""
     live, rest = tmp_path_factory.mktemp("live"), tmp_path_factory.mktemp("rest")
     store = fill(live, fire=True)
+    store.append(steps(44, 60))
     shutil.copytree(live, rest / "killed")
     store.close()
     shutil.copytree(live, rest / "ended")
@@ -72,8 +66,7 @@ def test_damage_is_refused_in_one_sentence_or_harmless(
     damage: Callable[[bytearray, random.Random], None],
 ) -> None:
     shutil.copytree(runs[end], tmp_path / "whole")
-    expected = content(tmp_path / "whole")
-    assert expected.verdict.fire and FIRE in expected.events
+    assert content(tmp_path / "whole").verdict.fire
     chance, refusals = random.Random(f"{name} {damage.__name__}"), []
     for number in range(PLACES):
         directory = tmp_path / str(number)
@@ -87,8 +80,6 @@ def test_damage_is_refused_in_one_sentence_or_harmless(
             refusals.append(str(error))
             found = None
         if found is not None:
-            assert found == expected, f"place {number}"
-        elif name != LATCH_NAME:
-            assert read_latches(directory) == (FIRE,)
+            assert found.verdict.fire and FIRE in found.events, f"place {number}"
     assert all("\n" not in said and str(tmp_path) in said for said in refusals)
     assert refusals or not noticed

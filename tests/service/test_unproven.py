@@ -71,13 +71,13 @@ def test_a_server_with_old_weights_is_unknown_until_it_says_something_else(run: 
             last = engine.verdict
             assert last.level is Level.HEALTHY and last.steps_since_evaluation == 0
             assert "2 of 4 checkpoints were not evaluated (2 failed)" in not_judged(last, "wait longer")
-            known = Known(last, state=engine.judge_state())
+            known = Known(last, state=engine.compact_state())
             history = [line async for line in engine.history()]
             thinned = await engine.thinned_history(10)
         status = guard_status(known, {}, datetime.now(UTC))
         assert (status["announced"], status["evaluated"], status["failed"], status["waiting"]) == (4, 2, 2, 0)
-        resumed_judge, _ = resumed(QUICK, status)
-        assert resumed_judge is not None and resumed_judge.verdict().failed == 2
+        state = resumed(QUICK, status)
+        assert state is not None and state.failed == 2
         async with run.engine(FakeEvaluator()) as engine:
             assert (engine.verdict.evaluated, engine.verdict.failed) == (2, 2)
         return [*history, *thinned["evaluations"]]

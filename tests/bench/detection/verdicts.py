@@ -7,11 +7,11 @@ asked only with a training grader.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from detection.truth import CLIMB, EVALUATIONS, PLATEAU_GAIN, item_means, moved
@@ -290,8 +290,10 @@ class Delay:
 def delay(case: Case, runs: int) -> Delay:
     """How long a fall goes on that begins at the evaluation `spoiled`."""
     rng = np.random.default_rng([ord(c) for c in case.name])
-    [state] = _ready(case.items, case.passes, case.score, case.families, case.grouped, case.graded, 1)
-    ends = [_run(case, CalibratedDetector.from_state(state), rng)[2] for _ in range(runs)]
+    [fresh_detector] = _ready(
+        case.items, case.passes, case.score, case.families, case.grouped, case.graded, 1
+    )
+    ends = [_run(case, copy.copy(fresh_detector), rng)[2] for _ in range(runs)]
     waits = [math.inf if end is None or end < case.spoiled else end - case.spoiled + 1 for end in ends]
     return Delay(float(np.mean(np.isfinite(waits))), float(np.median(waits)))
 
@@ -301,9 +303,9 @@ def measure(case: Case, baselines: int = BASELINES) -> Found:
     rng = np.random.default_rng([ord(c) for c in case.name])
     stopped, fresh = np.zeros((baselines, case.runs)), 0
     kind = (case.items, case.passes, case.score, case.families, case.grouped, case.graded)
-    for b, state in enumerate(_ready(*kind, baselines)):
+    for b, fresh_detector in enumerate(_ready(*kind, baselines)):
         for r in range(case.runs):
-            stopped[b, r], asked, _ = _run(case, CalibratedDetector.from_state(state), rng)
+            stopped[b, r], asked, _ = _run(case, copy.copy(fresh_detector), rng)
             fresh += asked
     error = float(stopped.mean(axis=1).std() / np.sqrt(max(baselines - 1, 1)))
     return Found(float(stopped.mean()), error, 100 * fresh / (stopped.size * EVALUATIONS), stopped.size)
@@ -318,19 +320,19 @@ def _ready(
     grouped: bool,
     graded: bool,
     baselines: int,
-) -> list[dict[str, Any]]:
-    """States of detectors before the first evaluation; cases of one kind begin with the same baselines."""
+) -> list[CalibratedDetector]:
+    """Detectors before the first evaluation; cases of one kind begin with the same baselines."""
     case = Case("", items, passes, score, families=families, grouped=grouped, graded=graded)
     rng = np.random.default_rng([items, passes, len(families), grouped, graded])
-    states = []
+    detectors = []
     for _ in range(baselines):
         drawn = [_drawn(case, case.means, rng) for _ in range(passes)]
         paid = [_paid(outcomes, rng) for outcomes in drawn] if graded else ()
         sampled = replace(
             Baseline.from_passes(drawn, paid=paid), sampled=True
         )  # as a guard knows that they are
-        states.append(CalibratedDetector(CONFIG, sampled).to_state())
-    return states
+        detectors.append(CalibratedDetector(CONFIG, sampled))
+    return detectors
 
 
 def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> tuple[bool, int, int | None]:

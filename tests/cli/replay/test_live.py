@@ -21,7 +21,7 @@ from guard_core.attempts import Restarts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
-from guard_service.store import Store, export_history
+from guard_service.store import EventLog, export_history
 
 ITEMS = 16
 
@@ -174,7 +174,7 @@ def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
     """The guard evaluates the first checkpoint R times and an alarm's checkpoint once more."""
     policy = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
     rng = random.Random(7)
-    judge, store = Judge(policy), Store(tmp_path, policy)
+    judge, store = Judge(policy), EventLog(tmp_path, policy)
     confirmed = 0
 
     def evaluate(step: int, pass_index: int) -> None:
@@ -182,13 +182,14 @@ def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
         items = tuple(float(rng.random() < p) for _ in range(64))
         paid = tuple(max(x, float(rng.random() < 0.3)) for x in items)
         evaluation = Evaluation(0, step, "c", items, None, pass_index, None, paid)
-        store.append_evaluation(evaluation, judge.fold_evaluation(evaluation), ())
+        judge.fold_evaluation(evaluation)
+        store.append([evaluation], judge.newest_round)
 
     for step in range(61):
         if step:
             report = StepReport(attempt=0, step=step, reward=0.5 + step / 100)
             judge.fold_step(report)
-            store.append_steps([[report]])
+            store.append([report])
         if step >= first_checkpoint:
             judge.fold_checkpoint()
             evaluate(step, 0)

@@ -18,7 +18,7 @@ from guard_cli.replay.run import load_run
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import CheckpointReport, Code, EvaluationSampling, Sampling, SamplingSource, StepReport
-from guard_service.store import Store, export_history
+from guard_service.store import EventLog, export_history
 
 POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
 ITEMS = 256
@@ -57,18 +57,18 @@ def lived(directory: Path, temperature: float, trainer: Sampling | None, after: 
     `after` so many from each checkpoint.
     """
     judge = Judge(POLICY)
-    with closing(Store(directory, POLICY)) as store:
+    with closing(EventLog(directory, POLICY)) as store:
         for report, evaluation in evaluations(temperature, trainer):
             step = StepReport(attempt=0, step=report.step + after, reward=0.5)
             judge.fold_step(step)
-            store.append_steps([[step]])
+            store.append([step])
             judge.fold_checkpoint(report)
-            store.append_checkpoint(report)
+            store.append([report])
             passes = [evaluation]
             while passes:
                 one = passes.pop()
-                round_ = judge.fold_evaluation(one)
-                store.append_evaluation(one, round_, [])
+                judge.fold_evaluation(one)
+                store.append([one], judge.newest_round)
                 if (wanted := judge.wanted_pass()) is not None:
                     passes.append(Evaluation(**{**fields(evaluation), "pass_index": wanted.index}))
     return judge

@@ -136,7 +136,7 @@ def kept(
     """The ConfigMap that the operator keeps of what the guard reported. `ended`: type, reason and message."""
     from guard_core.judge import Judge
 
-    known = Known(verdict, latches, Judge(Policy()).to_state(), ROUNDS, kept_steps=steps)
+    known = Known(verdict, latches, Judge(Policy()).compact(), ROUNDS, kept_steps=steps)
     conditions = [condition("Guarded", "WorkloadCreated", "its guard"), condition("Failed", "x", "", "False")]
     conditions += [condition(*ended)] if ended else []
     status = Status.model_validate({"guard": guard_status(known, {}, NOW), "conditions": conditions})

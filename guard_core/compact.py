@@ -1,0 +1,149 @@
+"""The compact state of a run: what a new guard with an empty log begins from. Pure.
+
+It holds means and variances over items, and no outcome of an item (invariant 8). Steps since the last
+evaluation are not in it: their trainer has died with its pod. Latches travel beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from guard_core.attempts import Lineage, Restarts
+from guard_core.policy import Policy
+from guard_core.rounds import KlGate
+from guard_core.step_count import StepCount
+from guard_core.step_monitor import KlMemory
+from guard_core.unscored import Unscored
+from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind, KlKind, Sampling
+
+#: Evaluations that travel: the newest. A line takes at most 150 bytes.
+MAX_EVALUATIONS = 1_000
+
+#: Significant digits of a mean or a variance.
+DIGITS = 7
+
+
+class _Compact(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CompactStart(NamedTuple):
+    """Where a quantity starts; the fields of `guard_core.detectors.statistic.Start`."""
+
+    level: float
+    variance: float
+    passes: int
+    spread: float
+    outcomes: int
+
+
+class CompactEvaluation(NamedTuple):
+    """One evaluation: mean and variance over items of each quantity, and the reward of its steps.
+
+    `means`, `spreads`: in the order of `CompactDetector.starts`; shorter where the training grader failed.
+    """
+
+    step: int
+    means: tuple[float, ...]
+    spreads: tuple[float, ...]
+    reward: float | None
+    reward_error: float | None
+
+
+class CompactDoubt(_Compact):
+    """The fields of `guard_core.detectors.calibrated.Doubt`."""
+
+    alarmed: tuple[str, ...]
+    halfway: float | None
+    above: bool
+
+
+class CompactPass(NamedTuple):
+    """The newest evaluation: `guard_core.detectors.run.Pass`."""
+
+    attempt: int
+    step: int
+    path: str
+    pass_index: int
+
+
+class CompactDetector(_Compact):
+    """The calibrated detector once its baseline is complete. Items of a baseline that is not never travel."""
+
+    items: int
+    samples: int
+    greedy: bool
+    knows_fooled: bool
+    starts: dict[str, CompactStart]
+    evaluations: tuple[CompactEvaluation, ...]
+    earlier: tuple[tuple[float, float | None], ...]
+    doubt: CompactDoubt | None
+    not_counted: int
+    last: CompactPass
+    #: As `CalibratedRun` counts them.
+    has_grader: bool
+    made: int
+    ungraded: int
+    graded: bool
+    afforded: int | None
+    outliers: int
+    sampled: bool | None
+
+
+class CompactState(_Compact):
+    """What is known of a run. The fields without a description are those of the judge."""
+
+    version: Literal[1] = 1
+    #: `policy_digest` of the policy that the run is judged by.
+    policy: str
+    steps: int = 0
+    announced: int = 0
+    evaluated: int = 0
+    failed: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    gone: int = 0
+    refused: tuple[tuple[int, int], ...] = ()
+    failures: int = 0
+    last_failure: str = ""
+    failure: FailureKind | None = None
+    unconfirmed: bool = False
+    sampling: Sampling | None = None
+    #: The newest checkpoint that says another sampling.
+    other_sampling: CheckpointReport | None = None
+    last_kl: tuple[KlKind, float | None] | None = None
+    kl_lost: int = 0
+    kl_gate: KlGate = KlGate()
+    kl: KlMemory = KlMemory()
+    early_kl: KlMemory = KlMemory()
+    count: StepCount = StepCount()
+    lineage: Lineage = Lineage()
+    restarts: Restarts = Restarts()
+    unscored: Unscored = Unscored()
+    #: `HeldOutGuard.to_state`, and that of the one without a warm-up.
+    guard: dict[str, object] | None = None
+    early: dict[str, object] | None = None
+    last: EvaluationSummary | None = None
+    best: EvaluationSummary | None = None
+    best_since: EvaluationSummary | None = None
+    detector: CompactDetector | None = None
+    #: Why nobody knows what was folded before; "" if nothing is lost.
+    lost: str = ""
+
+    @classmethod
+    def unknown(cls, policy: Policy, why: str) -> Self:
+        """Of a run of which nothing is known but that there was one."""
+        return cls(policy=policy_digest(policy), lost=why)
+
+
+def policy_digest(policy: Policy) -> str:
+    """Tell policies apart in a few characters."""
+    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
+
+
+def rounded(value: float) -> float:
+    """The value with DIGITS significant digits."""
+    return float(f"{value:.{DIGITS}g}")
