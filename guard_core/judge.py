@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -73,6 +73,10 @@ TRAINER_LIMIT = "trainer_max_new_tokens"
 
 #: What a further try of the same evaluation may not fail of.
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
+
+
+#: Attempt, step, reward, KL and its kind, with the promises of `StepReport`.
+StepTuple = tuple[int, int, float, float | None, KlKind]
 
 
 class StepValues(Protocol):
@@ -247,21 +251,26 @@ class Judge:
 
     def fold_step(self, report: StepValues) -> None:
         """Fold one new step (the store has already dropped repeats)."""
-        attempt, step = report.attempt, report.step
-        self._steps += 1
-        self._count.fold_step(attempt, step)
-        self._lineage.fold_step(attempt, step, self._count)
-        self._last_kl = (report.kl_kind, report.kl)
-        counting = self._window.add(attempt, step, report.reward, report.kl, report.kl_kind)
-        self._kl_lost = 0 if counting else self._kl_lost + 1
-        for kl in counting:
-            status = self._monitor.update(step, kl)
-            if self._monitor.rise is None:
-                self._early_monitor.update(step, kl)
-            if status.fire:
-                self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
-        if self._count.reported > self._halting_steps:
-            self._latch_halt(silent_for=0.0)
+        self.fold_steps(((report.attempt, report.step, report.reward, report.kl, report.kl_kind),))
+
+    def fold_steps(self, steps: Iterable[StepTuple]) -> None:
+        """Fold new steps, oldest first: a run may have a million of them."""
+        count, lineage, window, monitor = self._count, self._lineage, self._window, self._monitor
+        for attempt, step, reward, kl, kind in steps:
+            self._steps += 1
+            count.fold_step(attempt, step)
+            lineage.fold_step(attempt, step, count)
+            self._last_kl = (kind, kl)
+            counting = window.add(attempt, step, reward, kl, kind)
+            self._kl_lost = 0 if counting else self._kl_lost + 1
+            for one in counting:
+                status = monitor.update(step, one)
+                if monitor.rise is None:
+                    self._early_monitor.update(step, one)
+                if status.fire:
+                    self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
+            if count.reported > self._halting_steps:
+                self._latch_halt(silent_for=0.0)
 
     def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
         """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.

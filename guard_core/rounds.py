@@ -71,6 +71,8 @@ class KlGate:
         """The KLs that count from now on, oldest first, nats/token: none, this one, or a 0 and this one."""
         if kl is None or kind != KlKind.REF_TOKEN_MEAN:
             return ()
+        if kl and self.moved:  # as of nearly all steps of a run
+            return (kl,)
         first = kl != 0.0 and not self.moved
         self.moved = self.moved or kl != 0.0
         before = (0.0,) if first and self.was_zero else ()

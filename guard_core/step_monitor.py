@@ -124,23 +124,23 @@ class StepMonitor:
         if not 0.0 <= kl < math.inf:
             raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
         window, seen, start, kl_ema, fired_reason = self.memory
-        window, seen = (*window, kl)[-MEDIAN_WINDOW:], seen + 1
-        if len(window) == MEDIAN_WINDOW:
+        window, seen = (*window[1 - MEDIAN_WINDOW :], kl), seen + 1
+        if seen >= MEDIAN_WINDOW:
             middle = median_of_last(window)
             if seen == MEDIAN_WINDOW and starts_away(window):
                 start = middle
             prior = middle if kl_ema is None else kl_ema
             kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
         self.memory = KlMemory(window, seen, start, kl_ema, fired_reason)
-        reason = self._judge(step)
+        reason = "" if self.kl_hard_stop is None else self._judge(step, self.kl_hard_stop)
         return StepStatus(bool(reason), reason, step, kl_ema)
 
-    def _judge(self, step: int) -> str:
+    def _judge(self, step: int, limit: float) -> str:
         if self.fired_reason is not None:
             return f"latched: {self.fired_reason}"
-        if self.kl_hard_stop is None or self.rise is None or self.rise <= self.kl_hard_stop:
+        if self.rise is None or self.rise <= limit:
             return ""
-        reason = self.sentence(step, self.kl_hard_stop, "hard stop")
+        reason = self.sentence(step, limit, "hard stop")
         self.memory = self.memory._replace(fired_reason=reason)
         return reason
 

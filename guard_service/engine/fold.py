@@ -23,7 +23,7 @@ from guard_service.store import (
     Note,
     NoteKind,
     RefusedCheckpoint,
-    StepRow,
+    StepRun,
     StoredEvent,
 )
 
@@ -57,7 +57,9 @@ def fold(judge: Judge, events: Iterable[StoredEvent]) -> Judge:
 
 def _fold_one(judge: Judge, event: StoredEvent) -> None:
     match event:
-        case StepRow() | StepReport():
+        case StepRun():
+            judge.fold_steps(event.rows)
+        case StepReport():
             judge.fold_step(event)
         case CheckpointReport():
             judge.fold_checkpoint(event)
@@ -120,7 +122,7 @@ def restore(
             )
         if adopted:
             log.append(adopted)
-        judge = fold(former.judge, (event for _, event in log.events(former.seq)))
+        judge = fold(former.judge, log.events(former.seq))
         latched_at = log.latched_at()
         if missing := [latch for latch in judge.latches if latch.fire not in latched_at]:
             log.append(missing)

@@ -23,7 +23,7 @@ from guard_service.store.records import (
     Note,
     NoteKind,
     RefusedCheckpoint,
-    StepRow,
+    StepRun,
     StoredEvent,
 )
 from guard_service.store.shown import FIGURES, ROLLOUTS
@@ -43,7 +43,7 @@ __all__ = [
     "Note",
     "NoteKind",
     "RefusedCheckpoint",
-    "StepRow",
+    "StepRun",
     "StoredEvent",
     "export_history",
     "open_ended",

@@ -21,11 +21,12 @@ from guard_service.store.records import (
     Note,
     NoteKind,
     Row,
-    StepRow,
+    StepRun,
     StoredEvent,
     contradiction,
 )
 
+STEP_RUN = 10_000  # steps that are read together
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
 
 LineKey = tuple[int, int, int]  # attempt, step, pass
@@ -69,9 +70,11 @@ WHERE r < :first OR r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:poin
 ORDER BY r
 """
 
-_EVENTS = """
-SELECT attempt, step, reward, kl, kl_kind, seq, kind, pass, body, items FROM events
-WHERE seq > ? ORDER BY seq
+_STEP_RUN = """
+SELECT attempt, step, reward, kl, kl_kind FROM events WHERE seq > ? AND seq < ? AND seq <= ? ORDER BY seq
+"""
+_OTHER_EVENTS = """
+SELECT seq, kind, attempt, step, pass, body, items FROM events WHERE seq > ? AND +kind <> 'step' ORDER BY seq
 """
 
 
@@ -86,16 +89,19 @@ class StoredHistory:
         with errors(self.path, "read"):
             return int(self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()[0])
 
-    def events(self, after: int) -> Iterator[tuple[int, StoredEvent]]:
-        """The events with a number above `after`, in order."""
+    def events(self, after: int) -> Iterator[StoredEvent]:
+        """The events with a number above `after`, in order; steps that follow each other come together."""
         with errors(self.path, "read"):
-            for attempt, step, reward, kl, kl_kind, seq, kind, *columns in self._db.execute(
-                _EVENTS, (after,)
-            ):
-                if kind == "step":
-                    yield seq, StepRow(attempt, step, reward, kl, kl_kind)
-                else:
-                    yield seq, Row(kind, attempt, step, *columns).event()
+            for seq, *row in self._db.execute(_OTHER_EVENTS, (after,)):
+                yield from self._steps_between(after, seq)
+                yield Row(*row).event()
+                after = seq
+            yield from self._steps_between(after, self.last_seq() + 1)
+
+    def _steps_between(self, after: int, before: int) -> Iterator[StepRun]:
+        for start in range(after, before - 1, STEP_RUN):
+            rows = self._db.execute(_STEP_RUN, (start, before, start + STEP_RUN)).fetchall()
+            yield StepRun(tuple(rows))
 
     def is_new(self) -> bool:
         """Whether the log knows nothing of a run."""

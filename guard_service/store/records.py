@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
-from guard_core.judge import Evaluation, Latch
+from guard_core.judge import Evaluation, Latch, StepTuple
 from guard_core.rounds import Round
 from guard_core.wire import (
     CheckpointReport,
@@ -19,7 +19,6 @@ from guard_core.wire import (
     EndReport,
     EvaluationSampling,
     FailureKind,
-    KlKind,
     StepReport,
 )
 from guard_core.wording import quoted
@@ -47,14 +46,11 @@ class Conflict:
     errors: tuple[FieldError, ...]
 
 
-class StepRow(NamedTuple):
-    """A stored step, as far as a judge reads it. `kl_kind` is the text of one."""
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Steps that follow each other in a log, as far as a judge reads them. A kind of KL is its text."""
 
-    attempt: int
-    step: int
-    reward: float
-    kl: float | None
-    kl_kind: KlKind
+    rows: tuple[StepTuple, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Note:
 
 StoredEvent = (
     StepReport
-    | StepRow
+    | StepRun
     | CheckpointReport
     | RefusedCheckpoint
     | Evaluation
@@ -120,7 +116,7 @@ StoredEvent = (
     | CompactState
     | Note
 )
-"""One event of a log. A step is appended as a `StepReport` and read as a `StepRow`."""
+"""One event of a log. A step is appended as a `StepReport` and read in a `StepRun`."""
 
 
 class Row(NamedTuple):

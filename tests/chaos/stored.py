@@ -18,7 +18,7 @@ def stored(state: Path, copy: Path) -> tuple[dict[int, dict[str, Any]], bool]:
         shutil.copy(file, copy)
     try:
         log = EventLog(copy, stored_policy(copy))
-        latched = any(isinstance(event, Latch) and event.fire for _, event in log.events(0))
+        latched = any(isinstance(event, Latch) and event.fire for event in log.events(0))
         log.close()
         steps = {line["step"]: line for line in export_history(copy) if "step_event" in line}
     except StoreError:  # no guard ever finished its start, or nothing of it can be read

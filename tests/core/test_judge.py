@@ -411,6 +411,12 @@ class TestRewardsThatEnd:
         assert Code.NO_REWARD in told and Code.WARMING_UP in told
 
 
+def round_of(j: Judge, made: Evaluation) -> Round | None:
+    """What an evaluation comes to."""
+    j.fold_evaluation(made)
+    return j.newest_round
+
+
 class TestTheWindowOfARound:
     def test_in_loop_is_the_mean_of_the_steps_since_the_last_round(self) -> None:
         j = judge()
@@ -452,7 +458,7 @@ class TestTheWindowOfARound:
         for first, mean in ((0, 3.0), (5, 8.0)):  # the steps since the start, and those since a round
             for n in range(first, first + 5):
                 j.fold_step(step(n, reward=n))
-            made = j.fold_evaluation(evaluation(first + 4))
+            made = round_of(j, evaluation(first + 4))
             assert made is not None and made.reward == mean
 
 
@@ -1035,10 +1041,10 @@ def test_a_round_has_the_evidence_of_every_detector_that_could_judge() -> None:
     """With it a report shows when which statistic passed which threshold."""
     j = judge(detector="calibrated", calibrated=with_passes(1))
     j.fold_step(step(0, 0.5, 0.0))
-    first = j.fold_evaluation(evaluation(0, 0.5))
+    first = round_of(j, evaluation(0, 0.5))
     assert first is not None and first.evidence == {}, "the baseline is judged by nobody"
     j.fold_step(step(1, 0.5, 0.0))
-    given = j.fold_evaluation(evaluation(1, 0.25))
+    given = round_of(j, evaluation(1, 0.25))
     known = {d.name: (d.statistic, d.threshold) for d in j.verdict().detectors if d.statistic is not None}
     assert given is not None and given.evidence == known != {}
     assert len(known) < len(j.verdict().detectors), "what cannot be judged has no number"
@@ -1048,10 +1054,10 @@ def test_the_round_that_is_handed_out_is_what_was_folded() -> None:
     j = judge()
     for n, (reward, kl) in enumerate([(0.0, 0.0), (1.0, 0.1), (0.5, 0.2), (0.5, 0.9)]):
         j.fold_step(step(n, reward, kl))
-    given = j.fold_evaluation(evaluation(3, 0.25))
+    given = round_of(j, evaluation(3, 0.25))
     assert given == Round(0.5, 0.2, 1, 0.5, 0.25, 0.0, None)
-    assert j.fold_evaluation(replace(evaluation(3, 0.25), pass_index=1)) is None
-    assert j.fold_evaluation(evaluation(4, 0.25)) == Round(None, None, 1, 0.5, 0.25, 0.0, None)
+    assert round_of(j, replace(evaluation(3, 0.25), pass_index=1)) is None
+    assert round_of(j, evaluation(4, 0.25)) == Round(None, None, 1, 0.5, 0.25, 0.0, None)
 
 
 HOT = Sampling(temperature=1.0, max_new_tokens=64)

@@ -269,7 +269,8 @@ class TestThoughtsThatOutgrowTheLimit:
     def test_what_is_not_compared_is_not_drawn_as_evidence(self) -> None:
         j = run("calibrated", list(self.GROWS), LONGER)
         made = replace(evaluation(99, 0.1, unscored=0.5, items=256), truncated=0.5)
-        folded = j.fold_evaluation(replace(made, sampling=EVALUATOR.sampling_with(LONGER)))
+        j.fold_evaluation(replace(made, sampling=EVALUATOR.sampling_with(LONGER)))
+        folded = j.newest_round
         assert folded is not None and folded.evidence == {} and j.verdict().detectors
 
     def test_a_fall_beside_a_few_more_that_were_cut_off_is_one_of_the_policy(self) -> None:

@@ -46,7 +46,7 @@ def content(directory: Path) -> Content:
     """Raises `StoreError` as a guard would meet it."""
     log = EventLog(directory, POLICY)
     try:
-        events = [event for _, event in log.events(0)]
+        events = list(log.events(0))
     finally:
         log.close()
     return Content(events, restored_judge(directory, POLICY).verdict())

@@ -479,7 +479,7 @@ def average(state: CompactState) -> float:
     ("state", "words"),
     [
         ("{", "Invalid JSON"),
-        ("[]", "valid dictionary"),
+        ("[]", "Input should be an object"),
         ("{}", "Field required"),
         (json.dumps({"state": STATE.model_dump(mode="json") | {"version": 999}}), "state.version"),
         (detector_state(Judge(Policy.model_validate({"silent": {"after_seconds": 77}})).compact()), "policy"),

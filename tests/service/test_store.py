@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation, Latch
+from guard_core.judge import Evaluation, Latch, StepTuple
 from guard_core.policy import Policy
 from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, KlKind, StepReport
@@ -24,7 +24,7 @@ from guard_service.store import (
     EventLog,
     Failure,
     Note,
-    StepRow,
+    StepRun,
     StoredEvent,
     database,
     export_history,
@@ -52,13 +52,14 @@ def append_steps(store: EventLog, batches: list[list[StepReport]]) -> list[Appen
     return results
 
 
-def folded(store: EventLog) -> list[StoredEvent]:
-    """The events that are folded, in order."""
-    return [event for _, event in store.events(0) if not isinstance(event, Note)]
+def folded(store: EventLog) -> list[StoredEvent | StepTuple]:
+    """What is folded, in order: each step, and each other event."""
+    events = (event for event in store.events(0) if not isinstance(event, Note))
+    return [one for event in events for one in (event.rows if isinstance(event, StepRun) else (event,))]
 
 
-def row(report: StepReport) -> StepRow:
-    return StepRow(report.attempt, report.step, report.reward, report.kl, report.kl_kind)
+def row(report: StepReport) -> StepTuple:
+    return (report.attempt, report.step, report.reward, report.kl, report.kl_kind)
 
 
 def pragma(store: EventLog, name: str) -> Any:
@@ -259,7 +260,7 @@ def test_where_the_training_grader_was_fooled_is_kept_and_stays_here(store: Even
     store.append([step(1)])
     evaluation = Evaluation(0, 1, "/c", (0.5, 1.0), None, 0, 0.5, (1.0, 0.25), fooled_items=(0.5, 0.0))
     store.append([evaluation], ROUND)
-    (kept,) = (event for _, event in store.events(0) if isinstance(event, Evaluation))
+    (kept,) = (event for event in store.events(0) if isinstance(event, Evaluation))
     assert (kept.items, kept.proxy_items, kept.fooled_items) == ((0.5, 1.0), (1.0, 0.25), (0.5, 0.0))
     told = str(store.thinned_history(10))
     assert "fooled" not in told and "proxy_items" not in told
@@ -272,7 +273,7 @@ def test_that_the_training_grader_failed_is_kept(store: EventLog, tmp_path: Path
     failed = Evaluation(0, 1, "/c", (0.0, 1.0), None, 0, 0.5, ())
     store.append([failed], ROUND)
     assert failed.summary().proxy_score is None
-    assert [event.proxy_items for _, event in store.events(0) if isinstance(event, Evaluation)] == [()]
+    assert [event.proxy_items for event in store.events(0) if isinstance(event, Evaluation)] == [()]
     store.close()
     assert next(iter(export_history(tmp_path)))["proxy_items"] == []
 
