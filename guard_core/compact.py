@@ -82,6 +82,9 @@ class CompactDetector(_Compact):
     earlier: tuple[tuple[float, float | None], ...]
     doubt: CompactDoubt | None
     not_counted: int
+    #: The code that fired first, and its sentence.
+    rule: str | None
+    reason: str
     last: CompactPass
     #: As `CalibratedRun` counts them.
     has_grader: bool

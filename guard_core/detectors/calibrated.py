@@ -92,8 +92,8 @@ class CalibratedDetector:
         self.series = Series(config, baseline.starts)
         self.doubt: Doubt | None = None
         self._not_counted = 0
-        self._rule: str | None = None
-        self._reason = ""
+        self.rule: str | None = None
+        self.reason = ""
         self._last: DetectorStatus | None = None
 
     @property
@@ -187,14 +187,17 @@ class CalibratedDetector:
         self.doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
         confirmed = () if doubt is None else doubt.alarmed
         fired = next((r for r in readings if r.level is Level.FIRED and r.name in confirmed), None)
-        if fired is not None and self._rule is None:
-            self._rule, self._reason = fired.code.value, fired.message
+        if fired is not None and self.rule is None:
+            self.rule, self.reason = fired.code.value, fired.message
         self._last = self._status(readings)
         return self._last
 
-    def resume(self, series: Series, doubt: Doubt | None, not_counted: int) -> None:
-        """Go on from these evaluations, of which the newest is in `doubt`."""
+    def resume(
+        self, series: Series, doubt: Doubt | None, not_counted: int, fired: tuple[str | None, str]
+    ) -> None:
+        """Go on from these evaluations, of which the newest is in `doubt`; `fired`: rule and reason."""
         self.series, self.doubt, self._not_counted = series, doubt, not_counted
+        self.rule, self.reason = fired
         self._last = self._status(self._readings(series)) if series.evaluations else None
 
     def _readings(self, series: Series) -> tuple[DetectorReading, ...]:
@@ -218,9 +221,9 @@ class CalibratedDetector:
 
     def _status(self, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
         step = self.series.evaluations[-1].step
-        if self._rule is not None:
+        if self.rule is not None:
             return DetectorStatus(
-                True, Level.FIRED, step, self._rule, self._reason, readings, False, "", self._not_counted
+                True, Level.FIRED, step, self.rule, self.reason, readings, False, "", self._not_counted
             )
         readings = tuple(map(_unconfirmed, readings))
         # A question that cannot be judged says so in its reading; the whole is unknown only if none can.

@@ -455,6 +455,8 @@ class CalibratedRun:
             earlier=series.earlier,
             doubt=None if doubt is None else CompactDoubt(**asdict(doubt)),
             not_counted=detector.not_counted,
+            rule=detector.rule,
+            reason=detector.reason,
             last=CompactPass(*astuple(last)),
             has_grader=self._has_grader,
             made=self._made,
@@ -476,7 +478,7 @@ class CalibratedRun:
         )
         doubt = None if state.doubt is None else Doubt(**dict(state.doubt))
         series = Series(self._config, starts, evaluations, state.earlier)
-        self._detector.resume(series, doubt, state.not_counted)
+        self._detector.resume(series, doubt, state.not_counted, (state.rule, state.reason))
         self._last = Pass(*state.last)
         self._has_grader, self._made = state.has_grader, state.made
         self._ungraded, self._graded = state.ungraded, state.graded

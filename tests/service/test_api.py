@@ -376,7 +376,7 @@ def test_the_history_has_every_step_in_order(guard: Any, step: Step) -> None:
         "kl_kind": "absent",
         "entropy": 1.5,
         "reward_std": None,
-        "step_event": 2,
+        "step_event": 3,
     }
 
 

@@ -31,7 +31,7 @@ BREAKS = {
     "the guard: HTTP": ("guard_service.metrics", "guard_service.engine.engine"),
     "the API": ("guard_service.api.models", "guard_service.api.reading"),
     "the engine": ("guard_service.engine.ledger", "guard_service.engine.ingest"),
-    "the store": ("guard_service.store.database", "guard_service.store.events"),
+    "the store": ("guard_service.store.database", "guard_service.store.log"),
     "the held-out evaluation": ("guard_service.heldout.split", "guard_service.heldout.worker"),
     "the client: what": ("guard_client.samples", "guard_client.guard"),
     "the trainer's side": ("trainer_image.metrics", "trainer_image.callback"),
