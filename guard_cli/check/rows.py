@@ -22,6 +22,9 @@ from guard_core.unscored import (
 )
 from guard_core.wire import EvaluationSampling, SamplingSource
 
+#: Bytes of the evaluation process beside the weights, with a model of 1.3 MB: torch, and what it works with.
+LEAST_MEMORY = 800 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
@@ -87,13 +90,15 @@ class Followed:
 @dataclass(frozen=True, slots=True)
 class Model:
     """A checkpoint as it lies on disk. `problem`: why the guard cannot take it, None if it can;
-    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model.
+    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model; `weights`:
+    bytes of the weights that are loaded, as saved.
     """
 
     path: Path
     problem: str | None
     no_tokenizer: str | None
     adapter: bool = False
+    weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,7 @@ def _model_rows(found: Found) -> Iterator[Row]:
     if not found.remote:
         yield layout_row(found.model)
         yield tokenizer_row(found.model)
+        yield memory_row(found.model)
 
 
 def _measured_rows(found: Found) -> Iterator[Row]:
@@ -313,6 +319,18 @@ def tokenizer_row(model: Model | None) -> Row:
         name,
         CheckLevel.OK,
         "saved with the model, or with its base model" if model.adapter else "saved with the model",
+    )
+
+
+def memory_row(model: Model | None) -> Row:
+    """How much memory an evaluation needs at least."""
+    if model is None:
+        return Row("memory", CheckLevel.UNKNOWN, "give --model DIR")
+    needed = f"{(LEAST_MEMORY + model.weights) / 2**30:.1f} GiB"
+    return Row(
+        "memory",
+        CheckLevel.OK,
+        f"an evaluation needs at least {needed}; more for its batches, and where it loads in another dtype",
     )
 
 
