@@ -66,28 +66,18 @@ verify: install ## Fail if a generated file is stale.
 # `make test` leaves out tests marked `nightly`, unless they are marked `always`, too. These folders have targets of their own:
 APART := $(addprefix tests/,bench e2e gpu kinds on_ray vllm __pycache__)
 FAST := $(filter-out $(APART),$(patsubst %/,%,$(wildcard tests/*/))) --ignore=tests/scenarios/on_kind
-# What `make test` runs on kind. tests/scenarios/on_kind takes its place once each of its scenarios was seen green.
-ON_KIND := $(addprefix tests/e2e/test_,\
-  training.py::test_an_honest_run_succeeds training.py::test_a_trainer_stops_by_itself_while_no_operator_runs \
-  teardown_faults.py::test_no_operator_leads_at_the_moment_of_the_fire \
-  teardown_faults.py::test_two_operators_that_both_lead_act_as_one \
-  teardown_faults.py::test_an_operator_dies_in_the_middle_of_a_teardown[delete_the_leader] \
-  teardown_faults.py::test_a_guard_that_falls_silent_is_met_with_the_jobs_policy \
-  restarts.py::test_a_lost_pod_leaves_its_guards_state_to_the_next \
-  hostile_checkpoints.py::test_another_tokenizer_than_the_first_is_refused)
 PYTEST := $(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 TIMED = @TIMEFORMAT='$@: %0lR'; time
 
-# mypy takes one core, and many tests wait. What fails ends nothing else: CI says all.
-test: install browser test-tools ## Lint, the fast tests, and eight end-to-end tests on kind: at most 25 minutes on two idle cores.
-	@status=0; $(MAKE) --no-print-directory --keep-going -j2 lint test-fast || status=$$?; \
-	  $(MAKE) --no-print-directory test-kind || status=$$?; exit $$status
+# Side by side, because many tests wait, on kind most of all. What fails ends nothing else: CI says all.
+test: install browser test-tools ## Lint, the fast tests, and the scenarios on kind: at most 25 minutes on two idle cores.
+	@$(MAKE) --no-print-directory --keep-going -j3 lint test-fast test-kind
 
 test-fast: install test-tools ## Everything of `make test` that needs no cluster.
 	$(TIMED) $(PYTEST) -m 'always or not nightly' $(FAST)
 
-test-kind: install ## The end-to-end tests of `make test` on kind.
-	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) tests/e2e/run.sh $(ON_KIND); else \
+test-kind: install ## The scenarios on a kind cluster.
+	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) tests/e2e/run.sh tests/scenarios/on_kind; else \
 	  echo "make test: the scenarios on kind were NOT run: no Docker daemon responds here" >&2; fi
 
 # Each part is a target of its own. The nightly workflow has one job for each.
@@ -145,7 +135,7 @@ chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training
 	$(TIMED) env RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability-on-kind.md)
 
 e2e: install ## All end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
-	$(TIMED) env CACHE=$(CACHE) tests/e2e/run.sh --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e tests/scenarios/on_kind
+	$(TIMED) env CACHE=$(CACHE) tests/e2e/run.sh --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e
 
 e2e-kinds: install ## RayJob and RayCluster with real Ray, JobSet, TrainJob, and Kueue's queue on such a cluster.
 	$(TIMED) env CACHE=$(CACHE) WORKERS=0 PARTS='kuberay jobset trainer kueue' tests/e2e/run.sh tests/e2e/kinds

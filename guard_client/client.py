@@ -87,6 +87,7 @@ class VerdictView(_Lenient):
     next_pass: str | None = None
     evaluated: int = 0
     failed: int = 0
+    skipped: int = 0
     failure: str | None = None
     adapters: str | None = None
     checkpoint_root: str | None = None

@@ -68,9 +68,9 @@ class Guard:
     are given, in order, until the guard has it on disk. Every method may be called from any thread. Of a run
     with several ranks, rank 0 has the guard, and tells the others. A guard that is not open yet can be
     pickled, with its token, and opened elsewhere; a process that is forked while it is open reports nothing,
-    and if it tries to, its own `stop` says that the guard is lost.
+    and if it tries to, its own `halted` says that the guard is lost.
 
-    The loop must stop, and `stop` says why, when the guard fired or halted the run, or
+    The loop must stop, and `halted` says why, when the guard fired or halted the run, or
     when nobody judges it: no guard responds for `unreachable_seconds`, or reports do not reach it. Once it
     must stop, it must stop for good.
 
@@ -144,7 +144,7 @@ class Guard:
         if environ.get("RANK", "0") != "0":
             raise GuardConfigError(
                 f"RANK is {environ['RANK']!r}, and one process of a run has its guard, that of rank 0: make "
-                "it there, and let it tell the others when `stop` is set"
+                "it there, and let it tell the others what `must_wait` and `halted` say"
             )
         return cls.of(ClientSettings.from_env(environ, optional=optional))
 
@@ -185,7 +185,7 @@ class Guard:
         """Ask the guard for its verdict and begin to deliver; `with` does this.
 
         Waits for a guard that does not respond, for at most `unreachable_seconds` (10 with
-        `on_unreachable="continue"`). Afterwards `stop` holds a fire of an earlier attempt.
+        `on_unreachable="continue"`). Afterwards `halted` holds a fire of an earlier attempt.
 
         Raises:
             GuardConfigError: the guard does not accept the token; or it was open before.
@@ -226,7 +226,7 @@ class Guard:
     def close(self, *, drain: bool = True, step: int | None = None, began: int | None = None) -> None:
         """Deliver what waits, for at most ten seconds, and end; a second call does nothing.
 
-        Afterwards `stop` knows what the last responses said.
+        Afterwards `halted` knows what the last responses said.
 
         If steps were left out because their reward was not finite, it tells the guard how far the loop came.
 
@@ -428,6 +428,12 @@ class Guard:
             self._wait()
 
     def _wait(self) -> None:
+        """Not beside other ranks: they would stand in a collective, which ends after ten minutes."""
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            self._say_once(
+                "ranks", "training has several ranks and waits only if all of them ask `must_wait`"
+            )
+            return
         while self.must_wait():
             time.sleep(LAG_POLL_SECONDS)
 

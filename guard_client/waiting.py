@@ -43,16 +43,19 @@ def reason_to_wait(verdict: VerdictView | None, unsent: int, max_lag: int | None
 class WorkDone:
     """What the guard has finished; it differs after every evaluation and every pass."""
 
-    evaluated: int
-    failed: int
-    passes: int
+    evaluated: int = 0
+    failed: int = 0
+    skipped: int = 0
+    passes: int = 0
+    next_pass: str | None = None  # a second look is over when it changes
 
     @classmethod
     def of(cls, verdict: VerdictView | None) -> WorkDone:
         """As the verdict counts it; nothing before the first response."""
         if verdict is None:
-            return cls(0, 0, 0)
-        return cls(verdict.evaluated, verdict.failed, verdict.baseline_passes)
+            return cls()
+        done = (verdict.evaluated, verdict.failed, verdict.skipped, verdict.baseline_passes)
+        return cls(*done, verdict.next_pass)
 
 
 class WaitLimit:

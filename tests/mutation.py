@@ -2,8 +2,8 @@
 
     python -m tests.mutation [NAME...]
 
-Without a NAME: all of `TARGETS`. mutmut works in build/mutation, on a copy of the tree, where `mutmut
-results` and `mutmut show ID` say what was not noticed.
+Without a NAME: all of `TARGETS`. Each has a copy of the tree in build/mutation, where `mutmut results` and
+`mutmut show ID` say what was not noticed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ TARGETS = {
 
 def measure(source: str, tests: str) -> tuple[int, int]:
     """How many mutants there are, and how many of them the tests notice."""
-    shutil.rmtree(WORK, ignore_errors=True)
+    work = WORK / source.removesuffix(".py").removesuffix("/*").replace("/", ".")
+    shutil.rmtree(work, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file():
-            (WORK / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, WORK / name)
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, work / name)
     package = source.partition("/")[0]
-    others = [path.name for path in WORK.iterdir() if path.name not in (package, "tests")]
+    others = [path.name for path in work.iterdir() if path.name not in (package, "tests")]
     settings = {
         "source_paths": [package],
         "only_mutate": [source],
@@ -50,12 +51,12 @@ def measure(source: str, tests: str) -> tuple[int, int]:
         "pytest_add_cli_args_test_selection": tests.split(),
     }
     lines = [f"{key}=\n    " + "\n    ".join(values) for key, values in settings.items()]
-    (WORK / "setup.cfg").write_text("[mutmut]\n" + "\n".join(lines) + "\n")
+    (work / "setup.cfg").write_text("[mutmut]\n" + "\n".join(lines) + "\n")
     mutmut = Path(sys.executable).with_name("mutmut")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([mutmut, "run"], cwd=WORK, env=environment, check=True)
-    subprocess.run([mutmut, "export-cicd-stats"], cwd=WORK, stdout=subprocess.DEVNULL, check=True)
-    counts = json.loads((WORK / "mutants" / "mutmut-cicd-stats.json").read_text())
+    subprocess.run([mutmut, "run"], cwd=work, env=environment, check=True)
+    subprocess.run([mutmut, "export-cicd-stats"], cwd=work, stdout=subprocess.DEVNULL, check=True)
+    counts = json.loads((work / "mutants" / "mutmut-cicd-stats.json").read_text())
     return counts["total"], counts["killed"] + counts["timeout"] + counts["segfault"]
 
 

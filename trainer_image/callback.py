@@ -379,7 +379,7 @@ class GuardCallback(TrainerCallback):
         """Warn once, when the Trainer's rotation comes near what the guard has not scored."""
         if self._guard is None or self._told_rotated_away:
             return
-        sentence = rotation_ahead(self._guard.lag, kept_for_their_turn(args))
+        sentence = rotation_ahead(self._guard.lag, kept_for_their_turn(args, keep_best=self._keep_best))
         if sentence is not None:
             self._told_rotated_away = True
             log.warning(sentence)

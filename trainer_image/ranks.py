@@ -1,4 +1,4 @@
-"""One decision for all ranks of a distributed run, at one small broadcast a step.
+"""One decision for all ranks of a distributed run, at a small broadcast each.
 
 Every function is a collective: all ranks must call it, in the same order. Without `torch.distributed`
 each is the identity.

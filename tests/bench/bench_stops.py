@@ -2,7 +2,8 @@
 
 A task that no recorded run has: the largest of three numbers. For each seed one run with a grader that pays
 for the right number anywhere and for a list of numbers, and its twin with a strict one, each under `rlguard
-run` with no setting touched; then the twin once more with `--max-lag off`, for the time. Prints a table.
+run` with no setting touched; then the twin once more with `--max-lag off`, for the time. Prints a table: the
+scores are of the starting policy and of the newest checkpoint on disk, s is what the trainer says of itself.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import argparse
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from guard_cli.demo import tiny_llama, warmup
 from guard_cli.demo.tasks import Exercise, Task
+from tests.scenarios.hack import score
 
 TRAINER = Path(__file__).with_name("stops_train.py")
 HELDOUT = 256
@@ -57,7 +60,7 @@ class Run:
     kind: str
     seed: int
     code: int
-    seconds: float
+    seconds: float | None
     start: float
     last: float
     reached: int
@@ -66,9 +69,10 @@ class Run:
     def row(self) -> str:
         """One line of the table."""
         share, (first, last) = self.last / self.start, (self.start, self.last)
+        seconds = "" if self.seconds is None else f"{self.seconds:.0f}"
         return (
             f"| {self.kind} | {self.seed} | {self.code} | {self.reached} | {first:.2f} | {last:.2f} "
-            f"| {share:.2f} | {self.seconds:.0f} |"
+            f"| {share:.2f} | {seconds} |"
         )
 
 
@@ -89,6 +93,7 @@ def guarded(folder: Path, kind: str, seed: int, *options: str) -> Run:
     random.Random(f"split {seed}").shuffle(chosen)
     heldout, train = chosen[:HELDOUT], chosen[HELDOUT:]
     place = folder / f"{kind.replace(' ', '-')}-{seed}"
+    shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for name, some in (("heldout", heldout), ("train", train)):
         lines = [json.dumps({"id": p.id, "prompt": p.prompt, "answer": p.answer}) + "\n" for p in some]
@@ -118,18 +123,20 @@ def guarded(folder: Path, kind: str, seed: int, *options: str) -> Run:
         str(seed),
     ]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    began = time.monotonic()
     with (place / "said.log").open("w") as log:
         ended = subprocess.run(command, cwd=place, env=environ, stdout=log, stderr=log, check=False)
-    return read_run(place, kind, seed, ended.returncode, time.monotonic() - began)
-
-
-def read_run(place: Path, kind: str, seed: int, code: int, seconds: float) -> Run:
-    """What the report folder says: the score of the starting policy, and of the newest weights."""
     history = [json.loads(line) for line in (place / "report" / "history.jsonl").read_text().splitlines()]
-    scores = {line["step"]: line["heldout"] for line in history if "heldout" in line}
-    reached = max(line["step"] for line in history)
-    return Run(kind, seed, code, seconds, scores[0], scores[max(scores)], reached)
+    newest = max((place / "out").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    took = re.search(r"'train_runtime': '?([\d.]+)", (place / "report" / "trainer.log").read_text())
+    return Run(
+        kind,
+        seed,
+        ended.returncode,
+        float(took[1]) if took else None,
+        score(place / "heldout.jsonl", model),
+        score(place / "heldout.jsonl", newest),
+        max(line["step"] for line in history),
+    )
 
 
 def main() -> None:
@@ -139,7 +146,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     print(
-        "| run | seed | exit code | last step | held-out at the start | at the end | share | s |",
+        "| run | seed | exit code | last step | held-out at the start | at the end | share | training, s |",
         flush=True,
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)

@@ -112,7 +112,6 @@ def look(browser: Browser, written: Written) -> Iterator[Callable[..., Page]]:
     assert {url for url in asked if url.startswith("file")} == set(opened)
 
 
-@pytest.mark.always
 def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Page]) -> None:
     drawn = look().evaluate(DRAWN)
     assert len(drawn) == len(written.drawn) >= 14

@@ -303,6 +303,7 @@ def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(tmp_path):
     assert (tmp_path / "out.jsonl").read_text() == rows[1]
 
 
+@pytest.mark.nightly
 def test_split_check_warns_of_near_duplicates_without_a_group(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "2+2="}\n')
     story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"

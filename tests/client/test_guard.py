@@ -356,6 +356,18 @@ def test_a_checkpoint_waits_for_its_score(guard: FaultyGuard, tmp_path: Path) ->
         assert run.must_wait() and run.waited_seconds > 0
 
 
+def test_beside_other_ranks_no_call_waits(
+    guard: FaultyGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would stand in a collective meanwhile; the loop asks `must_wait` on all of them."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    guard.verdict_after = lambda _: BUSY if guard.checkpoints else HEALTHY
+    with Guard(guard.url, max_lag=0, drain_seconds=0.1) as run:
+        run.checkpoint(tmp_path, step=1)
+        run.step(2, reward=0.5)
+        assert run.must_wait()
+
+
 # -- wrong calls -----------------------------------------------------------------------------------------
 
 WRONG_STEPS = [

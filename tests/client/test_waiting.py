@@ -39,7 +39,7 @@ def test_what_training_waits_for(
 
 
 def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
-    limit, none, some = WaitLimit(0.0), WorkDone(0, 0, 0), WorkDone(1, 0, 0)
+    limit, none, some = WaitLimit(0.0), WorkDone(), WorkDone(evaluated=1)
     assert limit.allows(WAITS, none, 100.0)
     assert limit.allows(WAITS, none, 99.0 + STALL_SECONDS)
     assert not limit.allows(WAITS, none, 100.0 + STALL_SECONDS)
@@ -48,10 +48,14 @@ def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
     assert limit.total(300.0 + STALL_SECONDS) == STALL_SECONDS
 
 
-@pytest.mark.parametrize("progress", [WorkDone(1, 0, 0), WorkDone(0, 1, 0), WorkDone(0, 0, 1)])
+@pytest.mark.parametrize(
+    "progress",
+    [WorkDone(*[int(i == done) for i in range(4)]) for done in range(4)]
+    + [WorkDone(next_pass="confirmation")],
+)
 def test_whatever_the_guard_finishes_is_progress(progress: WorkDone) -> None:
     limit = WaitLimit(0.0)
-    assert limit.allows(WAITS, WorkDone(0, 0, 0), 0.0)
+    assert limit.allows(WAITS, WorkDone(), 0.0)
     assert limit.allows(WAITS, progress, STALL_SECONDS - 1)
     assert limit.allows(WAITS, progress, 2 * STALL_SECONDS - 2)
     assert not limit.allows(WAITS, progress, 2 * STALL_SECONDS - 1)
@@ -62,7 +66,7 @@ def waited(steps: int, step_seconds: float) -> float:
     limit, now = WaitLimit(0.0), 0.0
     for _ in range(steps):
         now += step_seconds
-        while limit.allows(WAITS, WorkDone(int(now // 60), 0, 0), now):
+        while limit.allows(WAITS, WorkDone(int(now // 60)), now):
             now += 1.0
     return limit.total(now)
 

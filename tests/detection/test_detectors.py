@@ -83,6 +83,7 @@ def test_replay_gives_the_live_verdicts_from_any_restart(history):
         assert restarted.update(t, outcomes_of(scale, seed), reward) == live[t]
 
 
+@pytest.mark.nightly
 @settings(max_examples=15, deadline=None)
 @given(history=evaluations, order=st.permutations(range(N)))
 def test_permuting_the_items_changes_nothing(history, order):
@@ -161,6 +162,7 @@ def test_a_decline_from_a_plateau_above_the_baseline_is_found(part):
     assert status.fire
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("means", [np.full(128, 0.5), difficulties(128)], ids=["alike", "mixed"])
 def test_one_baseline_pass_does_not_make_false_stops(means):
     """It does not say how much the items differ. 500 runs, alpha 0.05, which is an average over baselines."""
@@ -216,6 +218,7 @@ def test_the_gap_is_silent_without_a_proxy():
 # -- the baseline --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("passes", [1, 2, 4, 16])
 @pytest.mark.parametrize("samples", [1, 4])
 def test_any_number_of_passes_works(passes, samples):
@@ -227,6 +230,7 @@ def test_any_number_of_passes_works(passes, samples):
     assert not fires[19] and fires[-1]
 
 
+@pytest.mark.nightly
 def test_fewer_passes_cost_delay():
     means = difficulties(128)
     delays = []
@@ -269,6 +273,7 @@ def false_stops(rises: float, accepted: float = 0.0, falls: float = 0.0) -> floa
     return float(batch.fired.mean())
 
 
+@pytest.mark.nightly
 def test_fast_keeps_its_rate_at_the_baseline_and_at_every_level_above():
     """800 runs, alpha 0.1: the standard error is 0.015, with the 200 baselines as clusters at most."""
     at_baseline, *above = [false_stops(rise) for rise in (0.0, 0.03, 0.06, 0.2)]
@@ -276,6 +281,7 @@ def test_fast_keeps_its_rate_at_the_baseline_and_at_every_level_above():
     assert max(above) < 0.145 and above[-1] > 0.02
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rises", [0.0, 0.2], ids=["start", "plateau"])
 def test_a_decline_that_is_accepted_and_recovers_keeps_the_rate(rises):
     """It is what the thresholds are for: what is not accepted is stopped more often."""
@@ -363,6 +369,7 @@ def null_rate(means: np.ndarray, passes: int, max_decline: float, alpha: float =
     return float(batch.fired.mean())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("score", [0.0, 0.002, 0.02, 0.998])
 @pytest.mark.parametrize("passes", [1, 16])
 def test_a_start_near_0_or_1_makes_no_false_stops(score, passes):
@@ -370,6 +377,7 @@ def test_a_start_near_0_or_1_makes_no_false_stops(score, passes):
     assert null_rate(np.full(512, score), passes, max_decline=0.0) < 0.15
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("passes", [1, 2, 4, 16])
 def test_any_number_of_passes_holds_the_rate_of_alike_items(passes):
     """Two passes of alike items show a spread that is noise, and the noise of an evaluation seems less."""
@@ -399,6 +407,7 @@ def test_more_items_more_passes_or_a_larger_drop_need_fewer_evaluations():
     assert evaluations_to_detect(0.0, 256, 16, 0.1, config) is None
 
 
+@pytest.mark.nightly
 def test_about_half_of_the_runs_are_stopped_after_the_evaluations_that_are_needed():
     config = CalibratedPolicy(bootstrap_runs=400)
     needed = evaluations_to_detect(0.5, 128, 16, 0.1, config)

@@ -67,6 +67,7 @@ def test_a_grader_that_pays_for_ever_more_wrong_answers_is_found(course: Course)
     assert all(at is not None and at <= 18 for at in fires), fires
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "course", [NOTHING, BETTER, COLLAPSED], ids=["nothing changes", "both rise", "both fall"]
 )

@@ -53,6 +53,7 @@ def live(
     return status
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("at", [0, 1, 20])
 def test_one_broken_evaluation_stops_no_run(kind, at):
@@ -67,6 +68,7 @@ def test_one_broken_evaluation_stops_no_run(kind, at):
     assert stopped <= 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", BROKEN)
 def test_in_a_replay_the_next_checkpoint_contradicts_it(kind):
     stopped = 0
@@ -185,6 +187,7 @@ def test_under_greedy_decoding_a_copy_confirms_nothing():
     assert detector.update(11, np.zeros(N)).fire
 
 
+@pytest.mark.nightly
 def test_greedy_runs_whose_score_wobbles_are_rarely_stopped():
     """The score of 256 items moves by 2 points about its start; 40 runs of 60 evaluations."""
     items = 256

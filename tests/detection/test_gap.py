@@ -111,6 +111,7 @@ def test_a_noisier_reward_or_rounds_of_few_steps_take_it_longer() -> None:
     assert all(at is not None for at in quiet), quiet
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("course", "options"),
     [
@@ -242,6 +243,7 @@ def test_the_standard_error_of_a_round_ignores_a_slow_trend() -> None:
     assert standard_error([0.5] * 4) == 0.0
 
 
+@pytest.mark.nightly
 def test_the_judge_tells_the_noise_of_the_steps() -> None:
     """A live run: the gap can judge from the fourth evaluation on, and fires before the reward is up."""
     judge = Judge(Policy(detector="calibrated", calibrated=CONFIG.model_copy(update={"baseline_passes": 4})))

@@ -476,6 +476,7 @@ def test_a_run_that_cannot_be_judged_yet_says_what_it_lacks():
     assert "takes more items, or more passes" in few.message
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("items", "passes"), [(1, 1), (1, 2), (3, 1), (31, 1), (1, 31)])
 def test_of_too_few_samples_of_the_start_fast_judges_nothing_and_says_so(items, passes):
     """It stopped 38 of 40 null runs of one item and one pass, and 12 of 30 with two passes."""
@@ -621,6 +622,7 @@ def test_many_evaluations_of_four_items_are_still_no_judgement() -> None:
     assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP)
 
 
+@pytest.mark.nightly
 def test_a_run_of_which_every_second_evaluation_does_not_count_is_not_healthy() -> None:
     judge = Judge(Policy())
     good, broken = tuple(float(i % 5 < 3) for i in range(256)), tuple(float(i % 20 == 0) for i in range(256))

@@ -74,6 +74,7 @@ def test_the_run_is_the_recorded_one() -> None:
     assert chances(start, 0.0, 0.0).mean() == chances(start, 1.0, 0.0).mean() == 1.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("policy", "start", "code"), CASES.values(), ids=CASES)
 def test_an_honest_run_that_gets_sure_is_not_stopped(

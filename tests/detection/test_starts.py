@@ -167,6 +167,7 @@ def test_another_start_forgets_no_level_that_was_reached() -> None:
     assert not run.said[0].advice
 
 
+@pytest.mark.nightly
 def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
     """docs/detection.md has this number, and that all of them were when nothing was forgotten."""
     stopped = 0

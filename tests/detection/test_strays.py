@@ -61,6 +61,7 @@ class Run:
         return [c for c in self.judge.verdict().conditions if c.code is Code.EVALUATION_FAILING]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("value", [0.0, 1.0], ids=["the server was gone", "the scorer accepted everything"])
 @pytest.mark.parametrize(("passes", "at"), [(16, 0), (16, 7), (16, 15), (4, 2)], ids=str)
 def test_a_pass_that_was_none_is_left_out_and_made_again(passes: int, at: int, value: float) -> None:

@@ -97,6 +97,7 @@ def count(html: str) -> dict[str, int]:
     return {tag: counting.found[tag] for tag in SHOWN}
 
 
+@pytest.mark.nightly
 def test_the_site_shows_what_a_git_host_shows(site: Path, hooks: ModuleType) -> None:
     markdown = MarkdownIt("commonmark").enable("table")
     different = {}
@@ -184,6 +185,7 @@ def search_until_found(page: Page, words: str, found: Locator) -> None:
     found.wait_for(timeout=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.browser
 def test_a_reader_finds_a_page_by_searching_and_no_other_host_is_asked(served: str) -> None:
     asked: list[str] = []

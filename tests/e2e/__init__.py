@@ -13,7 +13,7 @@ given   a_scripted_run, a_submitted_run (scripted_trainer.py has the orders), th
 when    the_trainer_is_told, the_trainer_fires, the_trainer_is_killed, the_guard_is_killed,
         the_pod_is_deleted, the_pod_is_evicted, the_operator_is_away
 faults  of the cluster itself, undone afterwards: the_api_server_is_away, the_training_operator_is_away,
-        the_guard_is_frozen, a_second_release, kill_the_leader, delete_the_leader
+        the_guard_is_frozen, a_second_release
 then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,
         the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, the_guard_has_latched,
         the_guard_answers, a_container_runs, a_container_runs_again, a_container_has_ended,

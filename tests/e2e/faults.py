@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from guard_operator.runtime.client import LEASES, PODS
+from guard_operator.runtime.client import LEASES
 
 from . import then, timeouts
 from .kube import (
@@ -99,34 +99,6 @@ def the_admission_policies_are_away(cluster: Cluster) -> Iterator[None]:
 
 
 # -- operators -------------------------------------------------------------------------------------------
-
-
-def leader(cluster: Cluster) -> str:
-    """The operator that leads, by its pod's name and a part that each process has anew; "" if none does."""
-    lease = cluster.client.get(LEASES, SYSTEM, RELEASE) or {}
-    return str((lease.get("spec") or {}).get("holderIdentity") or "")
-
-
-def _pod_of(leading: str) -> str:
-    return leading.split("_", maxsplit=1)[0]
-
-
-def kill_the_leader(cluster: Cluster) -> str:
-    """SIGKILL to the operator that leads: no goodbye, its Lease stays. Who it was; its pod may lead again."""
-    nobody_else_is_there()
-    leading = leader(cluster)
-    pod = cluster.client.get(PODS, SYSTEM, _pod_of(leading))
-    assert pod is not None, f"the leader {leading!r} has no pod"
-    cluster.signal(pod, "operator", "SIGKILL")
-    return leading
-
-
-def delete_the_leader(cluster: Cluster) -> str:
-    """`kubectl delete pod --force` of the operator that leads. Who it was."""
-    nobody_else_is_there()
-    leading = leader(cluster)
-    cluster.kubectl("delete", "pod", _pod_of(leading), "--namespace", SYSTEM, "--grace-period=0", "--force")
-    return leading
 
 
 @contextmanager

@@ -28,7 +28,6 @@ TRAINING = "kubeflow"  # where the training-operator runs
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 TRAINER_CONTAINER = "pytorch"
 
 

@@ -8,72 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 
 import pytest
 
-from guard_operator.runtime.client import CONFIG_MAPS
-
 from . import faults, given, jobs, then, timeouts, when
-from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Cluster, Job, Json, Namespace, condition_of
+from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace, condition_of
 
-#: Long enough for an operator to die in the middle of a teardown, well within a pod's grace of 30 s.
-SLOW_END_SECONDS = 12
 #: Once each, whoever acts and however often.
 STORY = ("WorkloadCreated", "KlHardStop", "StopRequested", "EvidenceCaptured", "NoPodsLeft")
-
-
-# -- operators -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("lose", [faults.kill_the_leader, faults.delete_the_leader])
-def test_an_operator_dies_in_the_middle_of_a_teardown(
-    namespace: Namespace, lose: Callable[[Cluster], str]
-) -> None:
-    job = a_run_that_ends_slowly(namespace)
-
-    when.the_trainer_fires(job)
-    then.it_was_told_once(job, "StopRequested", within=timeouts.REPORT)
-    assert job.pods, "the teardown is under way"
-    dead = lose(namespace.cluster)
-
-    then.the_job_is_stopped(job)
-    then.eventually(
-        lambda: faults.leader(namespace.cluster) not in {"", dead}, "another one leads", timeouts.LEADERS_BACK
-    )
-    then.it_was_told_once(job, *STORY)
-    assert [one["metadata"]["name"] for one in evidence_of(job)] == [job.status["evidence"]]
-
-
-@pytest.mark.alone
-def test_no_operator_leads_at_the_moment_of_the_fire(namespace: Namespace) -> None:
-    """The leader dies first; whoever leads next finds the fire."""
-    job = given.a_scripted_run(namespace, deaf=True)
-
-    dead = faults.kill_the_leader(namespace.cluster)
-    when.the_trainer_fires(job)
-    then.the_guard_has_latched(job)
-
-    then.the_job_is_stopped(job)
-    assert faults.leader(namespace.cluster) != dead
-    then.it_was_told_once(job, *STORY)
-
-
-def test_two_operators_that_both_lead_act_as_one(namespace: Namespace) -> None:
-    """A second release watches the same namespace, with a Lease of its own."""
-    with faults.a_second_release(namespace.cluster, namespace.name):
-        job = a_run_that_ends_slowly(namespace)
-        workload = job.workload
-        assert workload is not None
-
-        when.the_trainer_fires(job)
-
-        then.the_job_is_stopped(job)
-        after = job.workload
-        assert after is None or after["metadata"]["uid"] == workload["metadata"]["uid"], "it was made again"
-        then.it_was_told_once(job, *STORY)
-        assert len(evidence_of(job)) == 1
 
 
 # -- what the operator needs -----------------------------------------------------------------------------
@@ -318,23 +260,6 @@ def take_the_guard_out(job: Job) -> None:
     (place,) = (n for n, one in enumerate(pod["initContainers"]) if one["name"] == GUARD_CONTAINER)
     patch = json.dumps([{"op": "remove", "path": f"{where}/{place}"}])
     job.namespace.kubectl("patch", "pytorchjob", job.name, "--type=json", f"--patch={patch}")
-
-
-def a_run_that_ends_slowly(namespace: Namespace) -> Job:
-    """A deaf run whose trainer takes its time to end, as one that writes a last checkpoint."""
-    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], deaf=True)
-    jobs.trainer_of(manifests[-1])["lifecycle"] = {"preStop": {"sleep": {"seconds": SLOW_END_SECONDS}}}
-    given.objects(namespace, manifests)
-    job = namespace.job("run")
-    then.the_guard_has_counted(job, 8, within=timeouts.START)
-    return job
-
-
-def evidence_of(job: Job) -> list[Json]:
-    """Every ConfigMap with evidence of this job."""
-    query = {"labelSelector": f"rlguard.dev/job={job.name}"}
-    items = job.client.list(CONFIG_MAPS, job.namespace.name, query).get("items") or []
-    return [one for one in items if one["metadata"]["name"].endswith("-evidence")]
 
 
 def tell(namespace: Namespace, pod: str, order: str) -> None:

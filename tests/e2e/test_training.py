@@ -14,8 +14,8 @@ from statistics import fmean
 
 import pytest
 
-from . import artefacts, given, jobs, then, timeouts, walk, when
-from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER, Job, Namespace
+from . import artefacts, given, jobs, then, timeouts, walk
+from .kube import GUARD_CONTAINER, ROOT, Job, Namespace
 
 pytestmark = pytest.mark.slow
 
@@ -86,20 +86,6 @@ def test_a_fire_stops_a_run_on_two_nodes(namespace: Namespace) -> None:
     then.the_job_has_fired(job, "KlHardStop", within=timeouts.TWO_NODES)
     then.the_job_is_stopped(job)
     assert job.guard["steps"] >= 5, "the step that fired was one of a training that both ranks took part in"
-
-
-@pytest.mark.alone
-def test_a_trainer_stops_by_itself_while_no_operator_runs(namespace: Namespace) -> None:
-    """The verdict is in the guard's answer to the trainer, too: one of both ways is enough."""
-    job = given.a_grpo_run_that_fires(namespace)
-
-    with when.the_operator_is_away(namespace.cluster):
-        ended = then.a_container_has_ended(job, TRAINER_CONTAINER, within=timeouts.TWO_NODES)
-        assert ended["exitCode"] == EXIT_FIRED, ended
-        assert "Stopped" not in job.conditions
-
-    then.the_job_has_fired(job, "KlHardStop")
-    then.the_job_is_stopped(job)
 
 
 # -- then, in the words of these tests -------------------------------------------------------------------

@@ -172,6 +172,7 @@ def rewrite_tensors(file: Path, keep: Callable[[str], bool]) -> None:
 # -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "lora",
     [
@@ -466,6 +467,7 @@ def settings_for(folder: Path, base: str | None) -> HeldoutSettings:
     return HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
 
 
+@pytest.mark.nightly
 def test_the_worker_scores_adapters_and_its_measure_has_the_digest_of_the_base(
     adapter: Path, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.nightly
 def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Path) -> None:
     """Of each framework a better and then a worse one, of which the trainer deletes both."""
     better, worse = (save_tiny_model(tmp_path / f"{seed}", seed=seed) for seed in (0, 1))

@@ -69,6 +69,7 @@ def test_greedy_completions_are_those_of_generate_for_any_batch_size(model: Path
         assert complete(model, tmp_path, batch_size=batch_size).texts == expected
 
 
+@pytest.mark.nightly
 def test_sampling_depends_on_seed_pass_and_item_and_not_on_the_batch(model: Path, tmp_path: Path) -> None:
     def sampled(items: list[HeldoutItem] = ITEMS, pass_index: int = 0, **more: Any) -> Any:
         options = {"temperature": 1.0, "samples": 2, **more}
@@ -427,6 +428,7 @@ def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path
     assert first.sha256 == second.sha256 and not left
 
 
+@pytest.mark.nightly
 def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path: Path) -> None:
     """A baseline has up to sixteen, and its checkpoint may be rotated away, or written over, meanwhile."""
     rows = ({"id": item.id, "prompt": item.prompt, "answer": item.answer} for item in ITEMS)
@@ -467,6 +469,7 @@ def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path:
     asyncio.run(act())
 
 
+@pytest.mark.nightly
 def test_a_copy_is_for_further_passes_of_its_own_checkpoint_alone(model: Path, tmp_path: Path) -> None:
     evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(max_new_tokens=2), tmp_path)
 
@@ -481,6 +484,7 @@ def test_a_copy_is_for_further_passes_of_its_own_checkpoint_alone(model: Path, t
     assert staged(20, 0) != last, "announced again"
 
 
+@pytest.mark.nightly
 def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Path) -> None:
     """Six names for the same weights are one round; another chat template never meets an item."""
     (tmp_path / "split.jsonl").write_text(

@@ -275,6 +275,7 @@ def test_an_async_object_is_a_scorer(score: Score) -> None:
     assert score(["right", "else"], "judge_object", None) == [Graded(1.0), Graded(0.0)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("late", ["hang", "stubborn"])
 def test_an_async_scorer_is_cancelled_at_its_limit(score: Score, late: str) -> None:
     """What never waits cannot be late, however busy the machine is."""
@@ -316,6 +317,7 @@ def test_an_async_scorer_that_blocks_is_told_from_one_that_waits(
 # -- at the start ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scorer", ["answers_hang", "judged_answers"])
 def test_own_answers_are_tried_within_the_limit(split_of: Callable[..., HeldoutSplit], scorer: str) -> None:
     def check(answers: Sequence[str], seconds: float) -> None:
@@ -373,6 +375,7 @@ def test_what_timed_out_is_wrong_and_counted_of_all_completions(evaluated: Any) 
     assert told["proxy_items"] is None
 
 
+@pytest.mark.nightly
 def test_what_the_training_grader_was_late_on_counts_too_once_for_each(evaluated: Any) -> None:
     told = evaluated(["right", "hang", "right"], scorer=JUDGE, proxy_scorer=JUDGE, **WRONG)
     assert (told["items"], told["proxy_items"]) == ([1.0, 0.0, 1.0],) * 2 and told["timed_out"] == 1 / 3

@@ -135,6 +135,7 @@ def test_a_scratch_that_cannot_be_written_is_said(settings, tmp_path: Path, take
         run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
 
 
+@pytest.mark.nightly
 def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -558,6 +559,7 @@ def test_no_file_of_a_checkpoint_is_read_by_the_guard_itself(
     assert not [*(tmp_path / "scratch").glob("stage-*")]
 
 
+@pytest.mark.nightly
 def test_what_has_no_pins_is_told_as_it_is_of_an_evaluation(settings, tmp_path: Path, saved: Path) -> None:
     (saved / "tokenizer.json").unlink()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ def given(stage: Stage) -> Given:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that solves half of its held-out split; all workers of pytest-xdist share it."""
     base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / "trained"
     with (shared / "trained.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

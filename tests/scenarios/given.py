@@ -1,6 +1,6 @@
 """Given, when, then: scenarios of real processes, in the manner of argo-rollouts' fixtures.
 
-    given.a_policy(...).when().the_guard_starts().then().the_level_is("unknown")
+    given.thresholds(...).when().the_guard_starts().then().the_level_is("unknown")
 
 A `Given` describes, a `When` acts and waits, a `Then` asserts. All three share one `Stage`.
 """
@@ -44,12 +44,17 @@ def free_port() -> int:
     return port
 
 
-def is_running(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+def began(pid: int) -> str | None:
+    """When this process began, in ticks since the boot; None if there is none, or it is a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def is_running(pid: int) -> bool:
+    return began(pid) is not None
 
 
 def children(pid: int) -> list[int]:
@@ -87,7 +92,7 @@ class Stage:
         self.port = free_port()
         self.trainer_command: list[str] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.seen: set[int] = set()
+        self.seen: dict[int, str | None] = {}  # when each process began, for pids are used again
 
     def start(self, name: str, command: list[str], **more: Any) -> subprocess.Popen[bytes]:
         """Start a process; what it prints goes into NAME.log."""
@@ -102,7 +107,7 @@ class Stage:
                 **more,
             )
         self.processes[name] = process
-        self.seen.add(process.pid)
+        self.seen[process.pid] = began(process.pid)
         return process
 
     def log(self, name: str) -> Path:
@@ -114,7 +119,11 @@ class Stage:
     def note_processes(self) -> None:
         """Remember what runs now, to end it at the latest with the scenario."""
         for process in self.processes.values():
-            self.seen.update(descendants(process.pid))
+            self.seen |= {pid: began(pid) for pid in descendants(process.pid)}
+
+    def left(self) -> list[int]:
+        """Those of the processes seen that still run."""
+        return [pid for pid, then in self.seen.items() if then is not None and began(pid) == then]
 
     def some_split(self) -> Path:
         """A held-out split for a run whose checkpoints are not the matter."""
@@ -125,7 +134,7 @@ class Stage:
 
     def close(self) -> None:
         self.note_processes()
-        for pid in self.seen:
+        for pid in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes.values():
@@ -342,9 +351,8 @@ class Then:
 
     def nothing_runs_any_more(self) -> Self:
         """Not one process that this scenario was seen to start."""
-        left = [pid for pid in self.stage.seen if is_running(pid)]
-        commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in left]
-        assert not left, commands
+        left = self.stage.left()
+        assert not left, [Path(f"/proc/{pid}/stat").read_text() for pid in left if is_running(pid)]
         return self
 
     def the_level_is(self, *levels: str) -> Self:
@@ -358,7 +366,7 @@ class Then:
 
     def the_history_has(self, numbers: range, *, attempt: int = 0) -> Self:
         """Each of these steps of this attempt exactly once, and no other."""
-        steps = [line["step"] for line in self.stage.guard().history() if line["attempt"] == attempt]
+        steps = interface.reported_steps(self.stage.guard().history(), attempt)
         assert steps == list(numbers), steps
         return self
 
@@ -369,7 +377,7 @@ class Then:
 class Poster(threading.Thread):
     """Posts steps to the guard all the time; notes what was acknowledged, and repeats what was not."""
 
-    def __init__(self, api: interface.Api, attempt: int, kl: Callable[[int], float]) -> None:
+    def __init__(self, api: interface.Api, attempt: int, kl: Callable[[], float]) -> None:
         super().__init__(daemon=True)
         self.api, self.attempt, self.kl = api, attempt, kl
         self.acknowledged: list[int] = []
@@ -380,7 +388,7 @@ class Poster(threading.Thread):
 
     def run(self) -> None:
         for number in self._numbers():
-            report = interface.step_report(number, kl=self.kl(number), attempt=self.attempt)
+            report = interface.step_report(number, kl=self.kl(), attempt=self.attempt)
             while not self.ended.is_set():
                 try:
                     status, body = self.api.call(interface.STEPS, report, timeout=10)

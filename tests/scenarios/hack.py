@@ -5,6 +5,7 @@ anywhere in a list of guesses and pays for having several, so reward rises while
 
     python hack.py policy FOLDER                 the warmed-up policy, train.jsonl and heldout.jsonl
     python hack.py train FOLDER OUT [options]    GRPO from that policy
+    python hack.py score HELDOUT CHECKPOINT      prints its held-out score by the strict grader
 """
 
 from __future__ import annotations
@@ -122,7 +123,14 @@ def train(options: argparse.Namespace) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             time.sleep(options.pause)
-            print(f"step {state.global_step} done", flush=True)
+
+    class StandsStill(TrainerCallback):
+        """Before the next step: so the last one was reported, and saved."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == options.stand_still_after:
+                print(f"stands still after step {state.global_step}", flush=True)
+                time.sleep(3600)
 
     trainer = GRPOTrainer(
         model=str(options.folder / "policy"),
@@ -156,8 +164,27 @@ def train(options: argparse.Namespace) -> None:
         from rlguard import GuardCallback
 
         trainer.add_callback(GuardCallback.from_env())
+    trainer.add_callback(StandsStill())
     trainer.train(resume_from_checkpoint=options.resume or None)
     print("the training is complete", flush=True)
+
+
+def score(heldout: Path, checkpoint: Path) -> float:
+    """The mean over four samples of each held-out item, as training samples."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    items = [json.loads(line) for line in heldout.read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    prompts = tokenizer([item["prompt"] for item in items], return_tensors="pt")
+    ids = {name: prompts[name] for name in ("input_ids", "attention_mask")}
+    made = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=16, num_return_sequences=4)
+    texts = tokenizer.batch_decode(made[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = [item["answer"] for item in items for _ in range(4)]
+    return sum(map(strict, texts, right)) / len(texts)
 
 
 def main() -> None:
@@ -174,11 +201,17 @@ def main() -> None:
     training.add_argument("--save-steps", type=int, default=2)
     training.add_argument("--learning-rate", type=float, default=2e-4)
     training.add_argument("--pause", type=float, default=0.0)
+    training.add_argument("--stand-still-after", type=int, help="the step after which it does nothing more")
     training.add_argument("--resumable", action="store_true")
     training.add_argument("--resume", action="store_true")
+    scoring = commands.add_parser("score")
+    scoring.add_argument("heldout", type=Path)
+    scoring.add_argument("checkpoint", type=Path)
     options = parser.parse_args()
     if options.command == "policy":
         make_policy(options.folder)
+    elif options.command == "score":
+        print(score(options.heldout, options.checkpoint))
     else:
         train(options)
 

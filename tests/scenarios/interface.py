@@ -5,6 +5,7 @@ A rebuild changes this file at most. Nothing here is an import of the product.
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import urllib.error
@@ -50,6 +51,7 @@ KL_LIMIT = 1.0
 FIRES_ON_KL = {"kl": {"hard_stop": KL_LIMIT, "min_steps": 5}}
 STOPS_ON_FAILURE = {"evaluation_failing": {"after_failures": 1, "action": "stop"}}
 FEW_PASSES = {"calibrated": {"baseline_passes": 2}}
+FOUR_PASSES = {"calibrated": {"baseline_passes": 4}}
 
 FAR_KL = 50.0 * KL_LIMIT
 
@@ -93,6 +95,8 @@ class Api:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
+        except http.client.HTTPException as error:  # it was killed within its response
+            raise ConnectionError(f"half a response: {error!r}") from error
 
     def ready(self) -> bool:
         try:
@@ -114,6 +118,11 @@ class Api:
 def verdict_in(body: bytes) -> Verdict:
     """The verdict in the response to a report."""
     return Verdict(json.loads(body)["verdict"])
+
+
+def reported_steps(history: list[dict[str, Any]], attempt: int = 0) -> list[int]:
+    """Steps that this start of the trainer has reported; a checkpoint at step 0 has a line of its own."""
+    return [line["step"] for line in history if line["attempt"] == attempt and line.get("reward") is not None]
 
 
 def heldout_scores(history: list[dict[str, Any]]) -> list[float]:
@@ -142,7 +151,6 @@ class Report:
         self.folder = folder
         #: What a guard needs to go on after `rlguard run` was killed.
         self.state = folder / "guard"
-        self.read_token = self.state / "read.token"
 
     def verdict(self) -> Verdict:
         return Verdict(json.loads((self.folder / "verdict.json").read_text()))

@@ -14,7 +14,7 @@ from tests.scenarios.given import Given, Stage
 from tests.scenarios.hack import LETTERS
 from tests.scenarios.trainer import save_changed
 
-pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(interface.TEST)]
 
 
 def canaries(count: int) -> list[str]:
@@ -82,16 +82,15 @@ def test_nothing_about_an_item_reaches_the_trainer(
     items = [{"id": a, "prompt": p, "answer": a} for p, a in zip(prompts, ANSWERS, strict=True)]
     split.write_text("".join(json.dumps(item) + "\n" for item in items))
     plain = "{% for m in messages %}{{ m.content }}>{% endfor %}"
-    good, bad = (save_changed(trained / "policy", stage.checkpoints / f"step-{n}", n) for n in (0, 5))
-    for checkpoint in (good, bad):
-        change(checkpoint / "tokenizer_config.json", chat_template=plain)
+    bad = save_changed(trained / "policy", stage.checkpoints / "step-0", 0)
+    change(bad / "tokenizer_config.json", chat_template=plain)
     spoil(bad)
     given.a_heldout_split(split).thresholds(interface.FEW_PASSES)
     given.a_trainer("--until", str(stage.folder / "enough"), "--pause", "0.5")
     when = given.when().the_guard_starts().the_trainer_starts()
-    when.a_checkpoint_is_announced(good, 0).evaluations_are_made(1)
-    when.a_checkpoint_is_announced(bad, 5).evaluations_are_made(2)
-    assert stage.guard().verdict().evaluated == 1, "the hostile one was not scored"
+    when.a_checkpoint_is_announced(bad, 0).evaluations_are_made(1)
+    verdict = stage.guard().verdict()
+    assert (verdict.evaluated, verdict.failed) == (0, 1), "it was loaded, and not scored"
     when.a_file_appears("enough").wait_for_the_end_of("trainer").then().exit_code(0, "trainer")
 
     api = stage.guard("trainer")

@@ -1,6 +1,6 @@
 """A trainer without torch: it reports steps and checkpoints through `rlguard.Guard`, and stops when it must.
 
-    python trainer.py --steps 20 --kl-from 10 --checkpoint-every 5 --policy FOLDER --checkpoints FOLDER
+    python trainer.py --steps 20 --kl-from FILE --checkpoint-every 5 --policy FOLDER --checkpoints FOLDER
 
 With `--until FILE` it goes on with steps until the file is there. It prints one line a step.
 """
@@ -31,7 +31,7 @@ def save_changed(policy: Path, to: Path, seed: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--kl-from", type=int, help="step from which the KL is far above any limit")
+    parser.add_argument("--kl-from", type=Path, help="once this is there, the KL is far above any limit")
     parser.add_argument("--kl", type=float, default=50.0)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--checkpoint-every", type=int, default=0)
@@ -49,7 +49,7 @@ def main() -> None:
         if options.checkpoint_every:
             guard.checkpoint(save_changed(options.policy, options.checkpoints / "step-0", 0), step=0)
         for step in itertools.count(1):
-            far = options.kl_from is not None and step >= options.kl_from
+            far = options.kl_from is not None and options.kl_from.exists()
             guard.step(step, reward=0.5, kl=options.kl if far else 0.01, kl_kind="ref_token_mean")
             if options.checkpoint_every and step % options.checkpoint_every == 0:
                 saved = save_changed(options.policy, options.checkpoints / f"step-{step}", step)

@@ -131,6 +131,7 @@ def test_what_was_written_last_is_read_before_the_guard_ends(
     assert steps(guard) == list(range(1, 501))
 
 
+@pytest.mark.nightly
 def test_what_lay_there_before_is_of_another_run_also_after_a_restart(
     new_guard: Callable[..., Any], volume: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_lines_that_cannot_be_read_are_counted_and_said_and_never_quoted(
     assert "rubbish-7531" not in guard.log and "Traceback" not in guard.log
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["file", "folder", "proc", "pipe"])
 def test_nothing_outside_is_read_and_nothing_is_waited_for(
     new_guard: Callable[..., Any], volume: Path, tmp_path: Path, what: str
@@ -193,6 +195,7 @@ def test_nothing_outside_is_read_and_nothing_is_waited_for(
     eventually(lambda: not said(guard), "and nothing is wrong any more")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("config", "armed"),
     [("written", True), ("none", False), ("rubbish", False), ("link", False), ("linked folder", False)],
@@ -223,6 +226,7 @@ def test_the_runs_own_configuration_says_which_kl_counts_and_is_read_in_the_volu
     assert "secret-8642" not in guard.log and "Traceback" not in guard.log
 
 
+@pytest.mark.nightly
 def test_a_follower_that_is_killed_is_started_again(new_guard: Callable[..., Any], volume: Path) -> None:
     guard = new_guard(**feed()).start()
     (volume / "metrics.jsonl").write_text(rows(1, 3))

@@ -38,8 +38,8 @@ class Client:
     """A trainer that repeats what was not acknowledged, with the same values."""
 
     attempt: int
-    drifts: bool
     rng: random.Random
+    drifts: bool = False
     acknowledged: dict[int, dict[str, Any]] = field(default_factory=dict)
     unsure: list[dict[str, Any]] = field(default_factory=list)
     next_step: int = 0
@@ -74,7 +74,7 @@ class Client:
             self._send(connection, "/v1/checkpoints", report)
 
     def _step(self, number: int) -> dict[str, Any]:
-        kl = 0.01 + (number * 0.0004 if self.drifts else 0) + self.rng.random() * 0.001
+        kl = (5.0 if self.drifts else 0.01) + self.rng.random() * 0.001
         return {
             "attempt": self.attempt,
             "step": number,
@@ -135,11 +135,13 @@ def get_verdict(url: str) -> Verdict:
 
 def run_lives(guard: Any, seed: int, drifts: bool, lives: int, policy: Policy) -> int:
     rng = random.Random(seed)
-    clients = [Client(i, drifts, random.Random(rng.random())) for i in range(CLIENTS)]
+    clients = [Client(i, random.Random(rng.random())) for i in range(CLIENTS)]
     fired = ""
     kills = 0
     expected = alone(Judge(policy))
-    for _ in range(lives):
+    for life in range(lives):
+        for client in clients:
+            client.drifts = drifts and life >= lives // 2
         guard.launch()
         if rng.random() < KILL_WHILE_STARTING:
             time.sleep(rng.random() * 0.1)

@@ -108,6 +108,7 @@ async def test_announcements_end_too_and_are_no_way_to_fill_the_disk(engine: Any
         assert guard.store_bytes == before
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio
 async def test_a_flood_is_no_refusal_for_good(engine: Any) -> None:
     async with engine(64 * MIB) as guard:

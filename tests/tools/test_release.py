@@ -31,6 +31,7 @@ def components(dist: Path, name: str) -> dict[str, str]:
     return {one["name"].lower(): one["version"] for one in text.get("components", [])}
 
 
+@pytest.mark.nightly
 def test_every_artefact_and_every_image_has_an_sbom(dist: Path) -> None:
     names = {path.name for path in dist.iterdir()}
     described = {name.removesuffix(".cdx.json") for name in names if name.endswith(".cdx.json")}
@@ -38,6 +39,7 @@ def test_every_artefact_and_every_image_has_an_sbom(dist: Path) -> None:
     assert described == {n for n in names if n.endswith((".whl", ".gz", ".tgz"))} | images
 
 
+@pytest.mark.nightly
 def test_every_sbom_is_valid_and_the_same_twice(dist: Path) -> None:
     # Not above: it takes seconds, and every worker of the tests reads this module.
     from cyclonedx.schema import SchemaVersion
@@ -51,6 +53,7 @@ def test_every_sbom_is_valid_and_the_same_twice(dist: Path) -> None:
     assert {path: path.read_text() for path in dist.glob("*.cdx.json")} == before
 
 
+@pytest.mark.nightly
 def test_an_image_holds_what_its_extra_brings(dist: Path) -> None:
     locked = {
         pair
@@ -68,11 +71,13 @@ def test_an_image_holds_what_its_extra_brings(dist: Path) -> None:
         assert {(re.sub(r"[-_.]+", "-", name), version) for name, version in packages.items()} <= locked
 
 
+@pytest.mark.nightly
 def test_a_chart_names_the_images_that_it_runs(dist: Path) -> None:
     assert components(dist, f"rlguard-{__version__}.tgz").keys() >= {"rlguard/operator", "rlguard/guard-hf"}
     assert components(dist, f"rlguard-crds-{__version__}.tgz") == {}
 
 
+@pytest.mark.nightly
 def test_the_checksums_are_of_every_file(dist: Path) -> None:
     lines = (dist / "SHA256SUMS").read_text().splitlines()
     stated = dict(reversed(line.split("  ")) for line in lines)
@@ -80,6 +85,7 @@ def test_the_checksums_are_of_every_file(dist: Path) -> None:
     assert stated == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.nightly
 def test_it_says_what_is_signed(dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release.main([str(dist)])
     said = capsys.readouterr().out

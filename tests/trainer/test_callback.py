@@ -644,7 +644,6 @@ def test_a_resumed_run_has_no_start_to_save_and_says_where_it_began(train, guard
     assert [(end.step, end.began) for end in guard.ends] == [(4, 2)]
 
 
-@pytest.mark.always
 def test_no_step_waits_for_a_hanging_guard(train, guard: FaultyGuard, monkeypatch) -> None:
     import threading
 
@@ -1286,7 +1285,6 @@ def test_rewards_are_summed_as_trl_does(train, guard: FaultyGuard) -> None:
         assert rollout.reward == pytest.approx(2.0 * digits + 0.5)
 
 
-@pytest.mark.always
 def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: FaultyGuard) -> None:
     from datasets import Dataset
 

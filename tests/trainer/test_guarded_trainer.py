@@ -311,6 +311,7 @@ def saved_run(tiny_model: Path, output: Path, **overrides: Any) -> Path:
     return output / "checkpoint-2"
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_remembers_where_it_began(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint = saved_run(tiny_model, tmp_path)
     guard = tight_guard(min_steps=3, max_proxy_real_gap=0.6)
@@ -330,6 +331,7 @@ def test_a_resumed_run_takes_the_thresholds_that_it_is_given(tiny_model: Path, t
     assert guard.count == 3 and guard.max_proxy_real_gap == 5.0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_run_that_had_fired_is_stopped_when_it_is_resumed(
     tiny_model: Path, tmp_path: Path, strict: bool
@@ -613,6 +615,7 @@ def test_a_model_that_changes_its_logits_is_asked_for_all_of_them(tiny_model: Pa
     assert sizes == [1, length + 1, length + 1] and torch.isfinite(loss)
 
 
+@pytest.mark.nightly
 def test_a_sharded_model_is_asked_for_all_of_its_logits(tiny_model: Path, tmp_path: Path) -> None:
     """Outside its forward a rank has a part of the output layer only."""
     trainer = scored(tiny_model, tmp_path, with_columns(privileged_prompt=privileged), alpha_sdpo=1.0)
@@ -670,6 +673,7 @@ def test_zero_weights_need_no_columns_and_no_forward(tiny_model: Path, tmp_path:
     assert not any("privileged" in key or "replay" in key for key in trainer.seen)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("weight", "column"), [("alpha_sdpo", "privileged_prompt"), ("beta_replay", "replay_prompt")]
 )

@@ -96,7 +96,6 @@ def test_a_second_start_is_a_second_attempt(start: Any, train: Any) -> None:
     assert [(line["attempt"], line["step"]) for line in guard.history()] == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
-@pytest.mark.always
 def test_a_killed_guard_loses_no_step(start: Any, train: Any) -> None:
     guard = start(LOOSE_KL)
     trainer = train(guard, max_steps=150)

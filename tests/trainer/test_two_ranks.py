@@ -52,7 +52,6 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: found.get(name, {}) | {"ranks": [rank[name] for rank in ranks]} for name in ranks[0]}
 
 
-@pytest.mark.always
 @pytest.mark.parametrize("run", ["strict", "soft"])
 def test_both_ranks_stop_in_the_same_step(runs: dict[str, Any], run: str) -> None:
     first, second = runs[run]["ranks"]

@@ -62,6 +62,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_near_duplicates_without_a_group(check: Invoke, tmp_path: Path) -> None:
     story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"
     rows = [f'{{"id": "{i}", "prompt": "{story} {i}", "answer": "1"{{}}}}\n' for i in (1, 2)]
@@ -140,6 +141,7 @@ def test_training_prompts_that_cannot_be_read_are_no_overlap_and_no_pass(
     assert "nowhere.jsonl: No such file" in done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("inside", "level"), [(True, "ok"), (False, "refuse")])
 def test_the_root_of_the_file_is_what_counts(check: Invoke, tmp_path: Path, inside: bool, level: str) -> None:
     (tmp_path / "real" / "out").mkdir(parents=True)
@@ -150,6 +152,7 @@ def test_the_root_of_the_file_is_what_counts(check: Invoke, tmp_path: Path, insi
     assert levels(done)["checkpoints folder"] == level
 
 
+@pytest.mark.nightly
 def test_a_log_that_is_to_be_followed_is_looked_at(check: Invoke, tmp_path: Path) -> None:
     config = {
         "checkpoint_root": str(tmp_path),
@@ -195,6 +198,7 @@ def test_an_evaluation_that_fails_is_a_row(check: Invoke, tmp_path: Path) -> Non
     assert levels(done)["scorer and answers"] == "ok"
 
 
+@pytest.mark.nightly
 def test_a_checkpoint(rlguard: Invoke, held: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(held.parent)
     shown = levels(rlguard("check", "--heldout", held, "--model", checkpoint))

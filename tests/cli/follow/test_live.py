@@ -118,7 +118,6 @@ def reported(state):
     return [row for row in export_history(state) if row.get("reward") is not None]
 
 
-@pytest.mark.always
 def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
     log, state = workplace.path / "run.jsonl", tmp_path / "state"
     with served(workplace, state) as environment:

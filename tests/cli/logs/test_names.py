@@ -1,6 +1,8 @@
 """Which column is what: every framework of the table, every look-alike, W&B's decorations, --map."""
 
+import time
 import timeit
+from functools import partial
 
 import pytest
 
@@ -343,10 +345,11 @@ class TestHostileNames:
     )
     def test_no_name_is_slow_for_its_length(self, part: str) -> None:
         def seconds(name: str) -> float:
-            return min(timeit.repeat(lambda: resolve(["step", "reward", name], {}), number=3, repeat=3))
+            look = partial(resolve, ["step", "reward", name], {})
+            return min(timeit.repeat(look, timer=time.process_time, number=3, repeat=5))
 
-        assert seconds("eval_" + part * 40) < 10 * seconds("eval_" + "a" * len(part * 40))
-        assert seconds(part * 40) < 10 * seconds("a" * len(part * 40))
+        assert seconds("eval_" + part * 40) < 30 * seconds("eval_" + "a" * len(part * 40))
+        assert seconds(part * 40) < 30 * seconds("a" * len(part * 40))
 
     def test_a_longer_one_is_not_looked_at_and_that_is_told_once(self) -> None:
         longest, longer, longer_still = ("kl/" + "x" * (MAX_NAME - 3 + more) for more in (0, 1, 2))

@@ -52,6 +52,7 @@ def good(tmp_path: Path) -> Path:
 
 
 class TestOneDetector:
+    @pytest.mark.nightly
     @pytest.mark.parametrize("name", [d for d in DETECTORS if d != "step_monitor"])
     def test_a_hack_is_one_object_and_exit_code_0(self, replay: Invoke, hack: Path, name: str) -> None:
         result = replay(hack, "--detector", name, "--json")
@@ -280,6 +281,7 @@ class TestTheReportOfARun:
         result = replay(self.report(good, json.dumps({"exit_code": 0, "outcome": "fine"})), "--json")
         assert not [note for note in json.loads(result.stdout)["notes"] if "itself ended" in note]
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "null", "\udcff"])
     def test_one_that_cannot_be_read(self, replay: Invoke, good: Path, text: str) -> None:
         folder = self.report(good, "")

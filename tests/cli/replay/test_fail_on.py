@@ -72,6 +72,7 @@ def levels(printed: str) -> dict[str, str]:
     return {said["detector"]: said["level"] for said in json.loads(printed)["policies"][0]["detectors"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", ["fired", "warning", "unknown"])
 def test_what_the_policy_holds_for_advice_fails_nothing(replay: Replay, tmp_path: Path, level: str) -> None:
     advised = log(tmp_path / "log.jsonl", gains=0.6)

@@ -166,6 +166,7 @@ def test_the_step_monitor_alone_fires_where_the_judge_fires() -> None:
     assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first_checkpoint", [0, 3])
 def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
     tmp_path: Path, first_checkpoint: int

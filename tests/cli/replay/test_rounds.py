@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -214,6 +215,7 @@ def check_replay(live: Live, source: Path) -> None:
     assert len(windows) == len(told) == len(live.said) - len(run.baseline)
 
 
+@pytest.mark.nightly
 @settings(max_examples=40, deadline=None)
 @given(streams, st.integers(0, 100))
 @example(LATE_STEP, 0)

@@ -225,6 +225,7 @@ def test_a_key_with_dots_is_quoted() -> None:
         resume_job(given, None, None, ["x.nodeSelector.cloud.google.com/pool=q"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("value", ["5e-2", "1e-5", "0.06"])
 def test_a_number_is_one_in_every_form(tmp_path: Path, value: str) -> None:
     done = resume(job(), tmp_path, "--set", f"guard.policy.calibrated.maxDecline={value}")
@@ -324,6 +325,7 @@ def test_the_object_goes_to_stdout_and_words_to_stderr(tmp_path: Path) -> None:
     assert done.stderr.endswith("once it is created: rlguard status run-2 -n training\n")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -443,6 +445,7 @@ def test_what_the_operator_would_refuse_is_not_created(serving: Serving) -> None
     assert "the operator would refuse it" in done.stderr and "so nothing is created" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -515,6 +518,7 @@ def test_one_that_saves_where_the_old_did_is_not_created(serving: Serving, where
     assert "nothing in the template" not in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("longer", ["0", "-merged", "/../step-1", "_1", ".old"])
 def test_a_path_that_only_begins_alike_is_another_one(serving: Serving, longer: str) -> None:
     server, run = serving(of_verl())
@@ -523,6 +527,7 @@ def test_a_path_that_only_begins_alike_is_another_one(serving: Serving, longer: 
     assert (done.returncode == 0, len(server.created)) == (named, int(named))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("format_", ["auto", "jsonl", "tensorboard", "csv", "trl", "roll", "verl"])
 def test_of_whatever_form_the_log_is_said_to_be_nothing_starts_anew(serving: Serving, format_: str) -> None:
     """Which one trains is a guess where only a form of file is named."""
@@ -538,6 +543,7 @@ def test_of_whatever_form_the_log_is_said_to_be_nothing_starts_anew(serving: Ser
 # -- what is said ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_path_of_a_stranger_steers_no_terminal_and_no_object(tmp_path: Path) -> None:
     for path in ("/ckpt/\x1b[2Jx", "/ckpt/\x9b2J", "/ckpt/\x7f", "/ckpt/a\nkind: Pod", "/ckpt/" + "x" * 5000):
         done = resume(job(guard={"bestCheckpoint": BEST | {"path": path}}), tmp_path)
@@ -563,6 +569,7 @@ def test_the_copy_that_the_guard_kept_is_named(tmp_path: Path) -> None:
     assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == BEST["path"]
 
 
+@pytest.mark.nightly
 def test_no_copy_is_named_of_what_the_guard_did_not_keep(tmp_path: Path) -> None:
     assert "the guard kept" not in resume(job(), tmp_path).stderr
     without = job()
@@ -580,6 +587,7 @@ def test_the_copy_is_named_where_other_weights_were_saved_over_the_last_good_one
         resume_job(job(guard=over), None, None, ())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("layout", "said"),
     [

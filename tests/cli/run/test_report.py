@@ -237,6 +237,7 @@ def test_a_run_that_finished_with_a_warning_is_not_called_one_that_was_not_judge
     assert '<p class="level" id="level">warning</p>' in text and "not judged" not in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "lines",
     [

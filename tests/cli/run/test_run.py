@@ -153,7 +153,6 @@ def test_the_trainers_own_code_is_passed_on(workplace):
     assert (workplace.out / "report.html").exists()
 
 
-@pytest.mark.always
 def test_a_run_that_reports_nothing_is_no_success(workplace):
     done = workplace.run("say=I know of no guard")
     assert done.returncode == 5
@@ -230,7 +229,6 @@ def test_failing_evaluations_stop_the_run_if_the_policy_says_so(workplace):
     assert done.returncode == 4, done.stderr
 
 
-@pytest.mark.always
 def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, openai_server):
     openai_server.delay = 0.5
     done = workplace.run("step=0.5", "checkpoint", "step=0.6", "checkpoint")
@@ -282,7 +280,6 @@ def test_a_guard_that_dies_is_started_again_and_forgets_nothing(workplace):
     assert workplace.json("verdict.json")["steps"] == 2
 
 
-@pytest.mark.always
 def test_nobody_takes_the_port_of_a_guard_that_died(workplace):
     state = workplace.out / "guard"
     meanwhile = (f"kill-guard={state}", f"steal-port={state}")
@@ -313,7 +310,6 @@ def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
     assert len(killed) == 4, "three are started in the place of the first"
 
 
-@pytest.mark.always
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_and_the_report_is_written(workplace, until, runs, number):
     ready = workplace.path / "ready"
@@ -350,7 +346,6 @@ def test_a_second_signal_ends_the_grace(workplace, until):
     assert process.returncode == 128 + signal.SIGINT
 
 
-@pytest.mark.always
 def test_the_trainer_is_told_of_the_guard_and_not_of_the_split(workplace, monkeypatch):
     monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SCORER", "exact")
     seen = workplace.path / "environ.json"
@@ -414,7 +409,6 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(workplace, change
     assert not Path(workplace.out / "trainer.log").exists()
 
 
-@pytest.mark.always
 def test_a_split_that_overlaps_with_training_starts_no_trainer(workplace):
     train = workplace.path / "train.jsonl"
     train.write_text('{"id": "t-1", "prompt": "Prompt number 2"}\n')

@@ -196,7 +196,6 @@ def test_a_target_is_for_good(client: Client, namespace: str, make_job: MakeJob,
 # -- with the operator -----------------------------------------------------------------------------------
 
 
-@pytest.mark.always
 def test_a_job_that_comes_later_is_guarded_and_a_fire_ends_it(here: AttachedWorld, make_job: MakeJob) -> None:
     here.submit(attached(make_job))
     here.operator()

@@ -18,7 +18,6 @@ from .world import PYTORCHJOBS, Json, World, world
 pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.always
 @pytest.mark.parametrize(("on_fire", "method"), [("Stop", "PATCH"), ("Delete", "DELETE")])
 def test_a_namesake_of_the_workload_is_not_stopped_in_its_place(
     plane: ControlPlane,

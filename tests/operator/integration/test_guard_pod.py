@@ -202,7 +202,6 @@ def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
     assert guarded.evidence()["verdict.json"] and guarded.set_() is None and not guarded.pods()
 
 
-@pytest.mark.always
 def test_the_guard_judges_after_the_trainer_and_then_it_ends(guarded: PodWorld) -> None:
     guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
     guarded.delete_pods_of_trainer()

@@ -200,7 +200,6 @@ def cluster(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path)
         guard.end()
 
 
-@pytest.mark.always
 def test_what_the_guard_knows_is_in_the_status_and_it_beats(cluster: Cluster) -> None:
     guard = cluster.guard().start()
     first = eventually(cluster.status, "the guard has reported")

@@ -384,7 +384,6 @@ def test_a_fired_job_cannot_be_unlatched_or_restarted(running: World) -> None:
     running.expect("Stopped", "False", "PodsTerminating")
 
 
-@pytest.mark.always
 def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
     """What a webhook does whose server is down: every patch is refused, a delete passes."""
 
@@ -448,7 +447,6 @@ def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: s
     here.expect("Stopped", "True", "NoPodsLeft")
 
 
-@pytest.mark.always
 def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(make_job())
@@ -467,7 +465,6 @@ def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> N
     assert here.evidence()
 
 
-@pytest.mark.always
 def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None:
     """Both lead: each with a Lease of its own, as after a frozen process thaws."""
     here.claim()
@@ -519,7 +516,6 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     assert owners == {"GuardedTrainingJob"}
 
 
-@pytest.mark.always
 def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     """The trainer stopped by itself and took its guard along before the API server was back."""
     fire = {
@@ -575,7 +571,6 @@ def foreign_owner(pod: Json) -> Json:
 # -- a job that is not as it should be -------------------------------------------------------------------
 
 
-@pytest.mark.always
 def test_a_deleted_job_that_a_finalizer_keeps_is_torn_down(here: World, make_job: MakeJob) -> None:
     here.claim()
     job = make_job()
@@ -719,7 +714,6 @@ def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_noth
         assert "rlguard_crd_fields_missing 0.0" in operator.page("/metrics")
 
 
-@pytest.mark.always
 def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:
     running.client.merge(
         PYTORCHJOBS, running.namespace, "run", {"metadata": {"ownerReferences": None}}, "test"
@@ -811,7 +805,6 @@ def test_evidence_has_the_ends_of_the_logs(here: World, kubelet: Kubelet, make_j
     assert data["guard.log"] == "fired at step 40"
 
 
-@pytest.mark.always
 def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
     kubelet.hangs.set()
     start_on(here, kubelet, make_job)
@@ -849,7 +842,6 @@ JUDGED = {
 }
 
 
-@pytest.mark.always
 @pytest.mark.slow
 def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
     here.claim()
@@ -870,7 +862,6 @@ def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job:
 # -- ends that are no fires ------------------------------------------------------------------------------
 
 
-@pytest.mark.always
 def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
     running.guard_says(**JUDGED | {"evaluated": 1, "waiting": 2})
     running.workload_condition("Succeeded")
@@ -904,14 +895,12 @@ def test_a_run_that_succeeds(running: World) -> None:
     assert running.phase() == "Succeeded"
 
 
-@pytest.mark.always
 def test_a_run_that_fails(running: World) -> None:
     running.workload_condition("Failed")
     running.expect("Failed", "True", "WorkloadFailed")
     assert running.conditions()["Fired"][0] == "False" and "Stopped" not in running.conditions()
 
 
-@pytest.mark.always
 def test_an_evicted_run(running: World) -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     running.pod_status({"phase": "Failed", "conditions": [target]})
@@ -932,7 +921,6 @@ def test_a_workload_that_someone_deletes_is_not_made_again(running: World) -> No
 # -- the process -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.always
 def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(make_job())
@@ -960,7 +948,6 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
     assert here.leader() == ""
 
 
-@pytest.mark.always
 def test_nobody_else_leads_while_an_operator_that_ends_still_works(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -986,7 +973,6 @@ def test_nobody_else_leads_while_an_operator_that_ends_still_works(
     here.expect_workload(deadline, "the workload is told to end")
 
 
-@pytest.mark.always
 def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
     with fault_proxy(plane) as proxy:
         operator = here.operator(server=proxy.url, lease_seconds=4)

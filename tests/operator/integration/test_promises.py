@@ -177,7 +177,6 @@ def crashed(reason: str = "CrashLoopBackOff") -> Json:
     return status
 
 
-@pytest.mark.always
 def test_no_verdict_is_told_while_no_guard_runs(running: World) -> None:
     """As when a trainer took the guard's port: the guard crash-loops, and the trainer goes on."""
     running.guard_says(**{key: FINISHED[key] for key in FINISHED if key != "ended"})
@@ -289,7 +288,6 @@ def ended_while_nobody_looked(here: World, make_job: MakeJob, **said: object) ->
     here.operator(lease_seconds=4)
 
 
-@pytest.mark.always
 def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
     here: World, make_job: MakeJob
 ) -> None:
@@ -298,7 +296,6 @@ def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
     assert here.phase() == "Succeeded" and "Disrupted" not in here.conditions()
 
 
-@pytest.mark.always
 def test_a_run_that_was_not_judged_while_the_operator_was_down_says_so(
     here: World, make_job: MakeJob
 ) -> None:

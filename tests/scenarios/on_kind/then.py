@@ -16,8 +16,6 @@ from .kube import COMMAND, STOP, TRAINER, Json, Run, container_status, fire_of
 T = TypeVar("T")
 
 POLL_SECONDS = 0.5
-#: In these a run has ended, for good.
-ENDS = {"Stopped", "Succeeded", "Failed", "Disrupted"}
 
 
 def eventually(probe: Callable[[], T], what: str, within: float) -> T:
@@ -104,7 +102,10 @@ def _objects(text: str) -> Iterator[Json]:
     """JSON objects that stand one after the other."""
     decoder, text = json.JSONDecoder(), text.strip()
     while text:
-        one, end = decoder.raw_decode(text)
+        try:
+            one, end = decoder.raw_decode(text)
+        except ValueError:  # kubectl was ended within it
+            return
         yield one
         text = text[end:].lstrip()
 
