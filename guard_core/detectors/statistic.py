@@ -130,8 +130,10 @@ def shortfall(scores: Array, start: Start, due: float) -> float:
 
 def evidence(scores: Array, start: Start, accepted: float) -> Array:
     """Evidence of the largest fall in each of many series, nats: shape (..., t) gives (...)."""
-    found = [one.evidence.max(-1) for one in _candidates(scores, start, accepted, None)]
-    return np.maximum.reduce(found)
+    most: Array = np.maximum.reduce(
+        [one.evidence.max(-1) for one in _candidates(scores, start, accepted, None)]
+    )
+    return most
 
 
 def _candidates(scores: Array, start: Start, accepted: float, spreads: Array | None) -> Iterator[_Candidates]:

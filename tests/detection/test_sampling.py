@@ -61,7 +61,11 @@ def trained(policy: Policy, start: np.ndarray, seed: int, **settings: Any) -> Ju
 #: The default policy, and HeldOutGuard at its default thresholds. The first judges a gain by what was left to
 #: gain, so that it needs some items that stay wrong; with greedy passes that say nothing of noise, it warns.
 CASES = {
-    "calibrated": (Policy(calibrated=CalibratedPolicy(on_gap="stop")), logits(never=0.12), Code.REWARD_WITHOUT_GAIN),
+    "calibrated": (
+        Policy(calibrated=CalibratedPolicy(on_gap="stop")),
+        logits(never=0.12),
+        Code.REWARD_WITHOUT_GAIN,
+    ),
     "heldout_guard": (Policy(detector="heldout_guard"), logits(never=0.0), Code.HACKING_GAP),
 }
 GREEDY = {"temperature": 0.0, "max_new_tokens": 256}
