@@ -66,7 +66,7 @@ verify: install ## Fail if a generated file is stale.
 # `make test` leaves out tests marked `nightly`, unless they are marked `always`, too. These folders have targets of their own:
 APART := $(addprefix tests/,bench e2e gpu kinds on_ray vllm __pycache__)
 FAST := $(filter-out $(APART),$(patsubst %/,%,$(wildcard tests/*/))) --ignore=tests/scenarios/on_kind
-PYTEST := $(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 TIMED = @TIMEFORMAT='$@: %0lR'; time
 
 # Side by side, because many tests wait, on kind most of all. What fails ends nothing else: CI says all.
@@ -77,7 +77,7 @@ test-fast: install test-tools ## Everything of `make test` that needs no cluster
 	$(TIMED) $(PYTEST) -m 'always or not nightly' $(FAST)
 
 test-kind: install ## The scenarios on a kind cluster.
-	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) tests/e2e/run.sh tests/scenarios/on_kind; else \
+	$(TIMED) if docker info >/dev/null 2>&1; then CACHE=$(CACHE) WORKERS=1 tests/e2e/run.sh tests/scenarios/on_kind; else \
 	  echo "make test: the scenarios on kind were NOT run: no Docker daemon responds here" >&2; fi
 
 # Each part is a target of its own. The nightly workflow has one job for each.
@@ -183,7 +183,7 @@ browser:
 	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
 	  fi; }
 
-bench-detection: install ## Simulate the detectors, replay the recorded runs; writes docs/detection.md and docs/real-runs.md (half an hour on two cores).
+bench-detection: install ## Print false stops and delays of the detector; replay the recorded runs into docs/real-runs.md.
 	$(PY) tests/bench/bench_detection.py
 
 bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).

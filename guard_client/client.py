@@ -38,7 +38,7 @@ from guard_core.wording import message as error_message
 _MAX_RESPONSE_BYTES = 1 << 20
 _REFUSALS = frozenset({400, 409, 413, 422})
 #: What a server that closed an idle connection looks like to the next request on it.
-_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 
 Response = TypeVar("Response", bound=BaseModel)
 

@@ -164,6 +164,7 @@ class Guard:
         self._phase = _Phase.NEW
         self._reporter: Reporter | None = None
         self._stop: Stop | None = None
+        self._announced = False  # whether a checkpoint was reported
         self._heard = False  # whether the loop has been told to stop
         self._told: set[str] = set()  # what has been said once
         self._newest: int | None = None  # last step that the loop made, reported or not
@@ -350,6 +351,12 @@ class Guard:
         """
         if not self._takes("step"):
             return
+        if not self._announced and self.verdict is not None and self.verdict.wants_the_start:
+            self._say_once(
+                "no start",
+                "the guard has no checkpoint to compare with and judges no held-out score: announce the "
+                "starting policy before the first step, with guard.checkpoint(path, step=0)",
+            )
         self._submit_step(step, reward, kl, kl_kind, entropy, reward_std, figures)
         if wait:
             self._wait()
@@ -418,6 +425,7 @@ class Guard:
         if not self._takes("checkpoint"):
             return
         self._made(step)
+        self._announced = True
         wrong = wrong_in_checkpoint(path, step)
         if wrong is not None:
             self._refuse("checkpoint", step, wrong)

@@ -6,8 +6,8 @@ had reached was never its own, so a fall from there is none. The baseline is its
 Who holds the ingest token can say that it starts from scratch, and be rid of the evidence since the baseline.
 So few starts are believed, and none while an alarm waits to be decided; the baseline stays in any case, and
 so do the first rewards. And what the attempts before had reached is not judged: a run that stays below it has
-not passed. Reached is the level of the best evaluations in a row, as in the part `peak`: a trainer that has
-just learnt what it is paid for would else be compared with what it knew when it began.
+not passed. Reached is the level of the best evaluations in a row: a trainer that has just learnt what it is
+paid for would else be compared with what it knew when it began.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from guard_core.wire import Code, Level
 #: Share of a run's steps that may follow its last judged checkpoint.
 MOST_AFTER = 0.25
 
-_SAVE_SOME = "let the trainer save some, below the guard's checkpoint root (save_steps below max_steps)"
+_SAVE_SOME = "set save_steps, or call `guard.checkpoint`, with paths below the guard's checkpoint root"
 _SAVE_THE_END = "let the trainer save its last step as well, or save more often (save_steps)"
 #: What only says that there were too few evaluations; why they are missing is for the counts to say.
 _WANT_MORE = frozenset({Code.WARMING_UP, Code.NO_BASELINE})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 _GUARD = (
     "datasketch",
     "fastapi",
-    "httptools",
+    "h11",
     "httpx",
     "numpy",
     "prometheus_client",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     Ahead = tuple[CalibratedRun, DetectorStatus | None]
 
-STATE_VERSION = 22
+STATE_VERSION = 23
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000

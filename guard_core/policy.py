@@ -5,9 +5,9 @@ It is what `policy.yaml` holds for `rlguard run` and what `spec.guard.policy` ho
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.step_monitor import StepMonitor
@@ -60,30 +60,6 @@ class KlPolicy(_Section):
         return StepMonitor(self.hard_stop, self.ema_alpha, self.min_steps)
 
 
-class AlphaShares(_Section):
-    """How `alpha` is split between the parts of the calibrated detector. The shares sum to at most 1."""
-
-    guaranteed: Finite = Field(0.09, gt=0, le=1, description="Share of the e-process against the baseline.")
-    fast: Finite = Field(0.67, gt=0, le=1, description="Share of the risk-adjusted charts.")
-    peak: Finite = Field(0.05, gt=0, le=1, description="Share of the decline from a plateau.")
-    gap: Finite = Field(0.09, gt=0, le=1, description="Share of the gap between proxy and held-out gain.")
-    disagreement: Finite = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="Share of the disagreement between training grader and scorer; the others get it where "
-        "there is no `proxy_scorer`.",
-    )
-
-    @model_validator(mode="after")
-    def _sum_to_one(self) -> Self:
-        total = self.guaranteed + self.fast + self.peak + self.gap + self.disagreement
-        if total > 1 + 1e-9:
-            given = ", ".join(f"{name} {share:g}" for name, share in self.model_dump().items())
-            raise ValueError(f"alpha_shares sum to {total:g} ({given}); they must not exceed 1")
-        return self
-
-
 class BaselineBudget(_Section):
     """What all passes of the starting policy may cost together; the one that is spent first counts.
 
@@ -114,8 +90,6 @@ class BaselineBudget(_Section):
         return few_enough and soon_enough
 
 
-#: Evaluations that `horizon` may be.
-MAX_HORIZON = 1000
 #: Passes of greedy decoding that are enough: all further ones would be copies.
 GREEDY_PASSES = 2
 
@@ -124,21 +98,18 @@ class CalibratedPolicy(_Section):
     """Settings of the calibrated detector (`guard_core.detectors`). Scores are fractions of 1."""
 
     alpha: Finite = Field(
-        0.05, gt=0, lt=0.5, description="Probability of a false stop in `horizon` that you accept."
+        0.05,
+        gt=0,
+        lt=0.5,
+        description="Probability of a false stop in 100 evaluations that you accept; thresholds of a longer "
+        "run grow with its logarithm.",
     )
-    horizon: int = Field(
-        100,
-        ge=1,
-        le=MAX_HORIZON,
-        description="Evaluations that `alpha` is for; its simulation takes as long.",
-    )
-    alpha_shares: AlphaShares = Field(default_factory=AlphaShares)
     max_decline: Finite = Field(
         0.03,
         ge=0,
         lt=1,
-        description="Decline of the held-out mean below its start, or below a plateau, that is accepted for "
-        "ten evaluations; a smaller one that is proven is a warning.",
+        description="Decline of the held-out mean below its start, or below a level reached since, that is "
+        "accepted; a smaller one that is shown is a warning.",
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
     baseline_budget: BaselineBudget = Field(
@@ -152,42 +123,19 @@ class CalibratedPolicy(_Section):
         description="Independent samples behind each outcome (k) of a log that does not say it. Of an "
         "evaluation that the guard makes its own number counts.",
     )
-    design_drop: Finite = Field(
-        0.045,
-        gt=0,
-        lt=1,
-        description="Drop below the baseline that the fast detector is tuned to, beside one twice as large.",
-    )
-    plateau_drop: Finite = Field(
-        0.045,
-        gt=0,
-        lt=1,
-        description="Drop below a plateau that the fast detector is tuned to, beside one twice as large.",
-    )
-    lag: int = Field(
-        8,
-        ge=1,
-        le=64,
-        description="Levels reached in a run are averaged over 2 and 4 times as many evaluations.",
-    )
-    gap_gain: Finite = Field(
-        0.03,
-        gt=0,
-        lt=1,
-        description="Held-out gain that a risen in-loop reward has to show; less, if a quarter of the "
-        "reward's gain, or of what was left to gain, is less; more, where the start is so near 0 that it "
-        "takes more to reach 0.05.",
-    )
     on_decline: Literal["warn", "stop"] = Field(
-        "stop", description="What a proven decline does (`guaranteed`, `fast`, `peak`)."
+        "stop", description="What a fall of the held-out score beyond `max_decline` does."
     )
     on_disagreement: Literal["warn", "stop"] = Field(
         "stop",
-        description="What it does when the reward provably gains more than the held-out score should allow "
-        "(`gap`, `disagreement`).",
+        description="What it does when the training grader gains more than the held-out scorer, and pays in "
+        "full for more wrong answers.",
     )
-    bootstrap_runs: int = Field(2000, ge=100, description="Simulated null runs behind the fast threshold.")
-    seed: int = Field(0, ge=0, description="Seed of that simulation.")
+    on_gap: Literal["warn", "stop"] = Field(
+        "warn",
+        description="What it does when the reward gains and the held-out score does not. Honest runs do that "
+        "too: a reward that changes its scale, a format that is learnt first, a curriculum.",
+    )
 
 
 class SilentPolicy(_Section):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from guard_core.policy import MAX_HORIZON, CalibratedPolicy, Policy
+from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import MIN_STEPS
 from guard_core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
 
@@ -83,13 +83,13 @@ def evaluations_needed(
     """
     if policy.detector == "heldout_guard":
         return _with_the_other_rules(policy, 1)
-    from guard_core.detectors import calibrated
+    from guard_core.detectors import planning
 
     config = _config(policy, sampling)
     score = NOISIEST if score is None else score
-    drop = calibrated.drop_to_see(score)
+    drop = planning.drop_to_see(score)
     passes = 1 if is_greedy(sampling) else config.baseline_passes
-    seen = calibrated.evaluations_to_detect(score, items, passes, drop, config) if items and drop else None
+    seen = planning.evaluations_to_detect(score, items, passes, drop, config) if items and drop else None
     return _with_the_other_rules(policy, seen)
 
 
@@ -125,12 +125,12 @@ def needed_once_risen(
     policy: Policy, items: int, sampling: EvaluationSampling, score: float
 ) -> EvaluationsNeeded:
     """The same for a run that rises to a level from `score`; null where that start is high enough."""
-    from guard_core.detectors import calibrated
+    from guard_core.detectors import planning
 
     config = _config(policy, sampling)
     passes = 1 if is_greedy(sampling) else config.baseline_passes
-    low = calibrated.drop_to_see(score) < calibrated.DROP_TO_SEE
-    seen = calibrated.evaluations_once_risen(score, items, passes, config) if items and low else None
+    low = planning.drop_to_see(score) < planning.DROP_TO_SEE
+    seen = planning.evaluations_once_risen(items, passes, config) if items and low else None
     return _with_the_other_rules(policy, seen)
 
 
@@ -146,10 +146,10 @@ def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded
         return EvaluationsNeeded(long_rounds=held_out, short_rounds=held_out)
     if seen is None:
         return EvaluationsNeeded(long_rounds=None, short_rounds=None)
-    from guard_core.detectors.gap import Proxy
+    from guard_core.detectors.rewards import KNOWN, WINDOW
 
     return EvaluationsNeeded(
-        long_rounds=max(held_out, seen, Proxy.KNOWN), short_rounds=max(held_out, seen, 2 * Proxy.WINDOW)
+        long_rounds=max(held_out, seen, KNOWN), short_rounds=max(held_out, seen, 2 * WINDOW)
     )
 
 
@@ -189,15 +189,22 @@ def enough_evaluations(
     return True, f"{saves} checkpoints; {needed} are needed{condition}"
 
 
-def beyond_the_horizon(saves: int, horizon: int) -> str:
-    """That the false-stop rate is for fewer evaluations, with what to do; "" if it is not."""
-    if saves <= horizon:
-        return ""
-    longer = f", or set it to {saves}" if saves <= MAX_HORIZON else ""
-    return (
-        f"; alpha is for the first {horizon} of them (calibrated.horizon), and of a longer run it may be "
-        f"spent again and again: save less often{longer}"
-    )
+def about_falls(score: float, items: int, policy: Policy, sampling: EvaluationSampling) -> str:
+    """From which size on a sudden fall stops a run that starts at this score, and how soon.
+
+    Args:
+        score: of the starting policy, in [0, 1].
+        items: held-out items; those of one group are one.
+        policy: the thresholds.
+        sampling: of the evaluations.
+    """
+    from guard_core.detectors import planning
+
+    config = _config(policy, sampling)
+    passes = 1 if is_greedy(sampling) else config.baseline_passes
+    sizes = ((since, planning.least_drop(score, items, passes, since, config)) for since in (4, 16))
+    said = [f"of {100 * drop:.2g} points after {since} evaluations" for since, drop in sizes if drop < score]
+    return f"a fall stops the run {' or '.join(said)}" if said else "no fall from there can stop the run"
 
 
 def low_start(score: float) -> str:

@@ -287,7 +287,7 @@ class Finding(StrEnum):
 
 _FINDING_WORDS = {
     Finding.HACKING: "evidence of reward hacking",
-    Finding.DECLINE: "the held-out score fell (whether by hacking is not shown)",
+    Finding.DECLINE: "the held-out score fell",
     Finding.DISTANCE: "the policy is too far from its reference",
 }
 
@@ -298,11 +298,10 @@ class Code(StrEnum):
     KL_HARD_STOP = "kl_hard_stop"
     HELDOUT_DECLINE = "heldout_decline"
     HACKING_GAP = "hacking_gap"
-    GUARANTEED_DECLINE = "guaranteed_decline"
-    FAST_DECLINE = "fast_decline"
-    PEAK_DECLINE = "peak_decline"
-    CALIBRATED_GAP = "calibrated_gap"
-    PROXY_DISAGREEMENT = "proxy_disagreement"
+    FELL_BELOW_START = "fell_below_start"
+    FELL_BELOW_REACHED = "fell_below_reached"
+    REWARD_WITHOUT_GAIN = "reward_without_gain"
+    GRADERS_DISAGREE = "graders_disagree"
     UNINFORMATIVE_BASELINE = "uninformative_baseline"
     CUT_SHORT = "cut_short"
     NO_BASELINE = "no_baseline"
@@ -398,11 +397,10 @@ _MEANINGS = {
     Code.KL_HARD_STOP: "KL to the reference is above the limit that the policy sets for it.",
     Code.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
     Code.HACKING_GAP: "In-loop reward gained more than the held-out score, by more than the ceiling.",
-    Code.GUARANTEED_DECLINE: "The held-out mean is below the baseline, by a test valid at every time.",
-    Code.FAST_DECLINE: "A risk-adjusted chart of the held-out items is above its threshold.",
-    Code.PEAK_DECLINE: "The held-out mean fell from a level that the run had reached.",
-    Code.CALIBRATED_GAP: "In-loop reward rose and the held-out score provably did not.",
-    Code.PROXY_DISAGREEMENT: "The training grader pays for held-out completions that the scorer rejects.",
+    Code.FELL_BELOW_START: "The held-out score fell below where it started.",
+    Code.FELL_BELOW_REACHED: "The held-out score fell below a level that it had reached since the start.",
+    Code.REWARD_WITHOUT_GAIN: "The reward rose and the held-out score did not.",
+    Code.GRADERS_DISAGREE: "The training grader pays for held-out completions that the scorer rejects.",
     Code.UNINFORMATIVE_BASELINE: "The starting score leaves the held-out score little room to move.",
     Code.CUT_SHORT: "Scores could not be compared: the evaluator cuts off what the trainer lets go on.",
     Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
@@ -438,11 +436,10 @@ _REMEDIES = {
     Code.KL_HARD_STOP: "lower the learning rate, raise beta, or raise the limit if that distance is wanted",
     Code.HELDOUT_DECLINE: _LOOK_AT_BOTH,
     Code.HACKING_GAP: _LOOK_AT_BOTH,
-    Code.GUARANTEED_DECLINE: _LOOK_AT_BOTH,
-    Code.FAST_DECLINE: _LOOK_AT_BOTH,
-    Code.PEAK_DECLINE: _LOOK_AT_BOTH,
-    Code.CALIBRATED_GAP: _LOOK_AT_BOTH,
-    Code.PROXY_DISAGREEMENT: "read completions on which the two graders differ, and fix the training grader",
+    Code.FELL_BELOW_START: _LOOK_AT_BOTH,
+    Code.FELL_BELOW_REACHED: _LOOK_AT_BOTH,
+    Code.REWARD_WITHOUT_GAIN: _LOOK_AT_BOTH,
+    Code.GRADERS_DISAGREE: "read completions on which the two graders differ, and fix the training grader",
     Code.UNINFORMATIVE_BASELINE: "choose items that the starting policy solves sometimes, and let it finish "
     "its completions (max_new_tokens)",
     Code.CUT_SHORT: "raise the evaluator's max_new_tokens_ceiling to what the trainer generates with, and "
@@ -461,7 +458,7 @@ _REMEDIES = {
     Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None: such a step is "
     "not reported. If there is none, let the trainer log at least as often as it saves (logging_steps, "
     "save_steps)",
-    Code.WARMING_UP: "give the run what it lacks; a smaller save_steps makes more evaluations",
+    Code.WARMING_UP: "save more often (save_steps), for more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched, else leave kl.hard_stop out",
     Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",
@@ -484,11 +481,10 @@ _FINDINGS = {
     Code.KL_HARD_STOP: Finding.DISTANCE,
     Code.HELDOUT_DECLINE: Finding.HACKING,
     Code.HACKING_GAP: Finding.HACKING,
-    Code.GUARANTEED_DECLINE: Finding.DECLINE,
-    Code.FAST_DECLINE: Finding.DECLINE,
-    Code.PEAK_DECLINE: Finding.DECLINE,
-    Code.CALIBRATED_GAP: Finding.HACKING,
-    Code.PROXY_DISAGREEMENT: Finding.HACKING,
+    Code.FELL_BELOW_START: Finding.DECLINE,
+    Code.FELL_BELOW_REACHED: Finding.DECLINE,
+    Code.REWARD_WITHOUT_GAIN: Finding.HACKING,
+    Code.GRADERS_DISAGREE: Finding.HACKING,
 }
 
 
@@ -519,7 +515,7 @@ class Condition(Wire):
 class DetectorReading(Wire):
     """What one detector says after the newest evaluation. It carries no per-item outcome (invariant 8)."""
 
-    name: str = Field(description="Part of the detector, e.g. `guaranteed`, `fast`, `peak`, `gap`.")
+    name: str = Field(description="The question: `decline`, `disagreement` or `gap`.")
     level: Annotated[Level, Field(strict=False)] = Field(description="How severe it is.")
     code: Annotated[Code, Field(strict=False)] = Field(description="What it finds.")
     statistic: Finite | None = Field(None, description="Evidence, nats; None where it cannot be judged.")
@@ -627,7 +623,7 @@ class Verdict(Wire):
     )
     sooner: bool = Field(
         False,
-        description="Whether the next checkpoint is wanted sooner than usual: `fast` is near its threshold.",
+        description="Whether the next checkpoint is wanted sooner: `decline` is near its threshold.",
     )
     steps_since_evaluation: int = Field(
         0,

@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,20 +36,20 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
 
     import uvicorn
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from guard_core.policy import Policy
     from guard_service.cluster.client import JobStatus
     from guard_service.engine import Elsewhere, Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
-    from guard_service.ports import SidePort
+    from guard_service.server import SidePort
     from guard_service.settings import GuardSettings
 
 log = logging.getLogger("rlguard.guard")
 
 ENDPOINT_FILE = "endpoint.json"
 GRACE_SECONDS = 5
-BACKLOG = 1024
 
 
 def main() -> int:
@@ -108,12 +108,19 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         resume=None if job is None else partial(_resume, job, policy),
     )
     app = create_app(engine, tokens, settings.name)
-    beside = list(_ports(settings, engine, app, tls))
-    config = _config(app, GRACE_SECONDS, own_tls)
+    beside = _side_ports(settings, engine, app, tls)
     url = url_of(listener, bool(own_tls))
-    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening)
-    engine.on_fatal = server.fail
     follower = _follower(settings, url_of(listener), engine)
+
+    async def before_end() -> None:
+        """Answer what a client waits for, while the guard still listens."""
+        if follower is not None:
+            await follower.finish()
+        engine.published.close()
+
+    config = _config(app, GRACE_SECONDS, own_tls)
+    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening, before_end)
+    engine.on_fatal = server.fail
 
     async def run() -> None:
         await engine.start()
@@ -122,10 +129,9 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
             async with _reports(engine, job), AsyncExitStack() as served:
                 if follower is not None:
                     await follower.start()
-                    server.before_end = follower.finish
                     served.push_async_callback(follower.close)
-                for port, how in beside:
-                    await served.enter_async_context(port.serving(how))
+                for port in beside:
+                    await served.enter_async_context(port.serving())
                 await server.serve(sockets=[listener])
         finally:
             await engine.close()
@@ -168,20 +174,20 @@ def _listener(settings: GuardSettings) -> socket.socket:
     return listen("", settings.host, settings.port)
 
 
-def _config(app: FastAPI, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Config:
-    """How the API is served; `grace_seconds`: what requests under way have at the end."""
+def _config(app: ASGIApp, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Config:
+    """How an app is served; `grace_seconds`: what requests under way have at the end."""
     import uvicorn
 
-    from guard_service.protocol import Protocol
+    from guard_service.server import BACKLOG, Protocol
 
     return uvicorn.Config(
         app,
         http=Protocol,
-        loop="uvloop",
+        loop="asyncio",  # of which a `Listener` is understood
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # no line for a bad request: a client could fill the disk
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -191,31 +197,26 @@ def _config(app: FastAPI, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Co
     )
 
 
-def _ports(
-    settings: GuardSettings, engine: Engine, app: FastAPI, tls: dict[str, Any]
-) -> Iterator[tuple[SidePort, uvicorn.Config]]:
-    """The ports beside the one, or the socket, on which the trainer reports; with what is served there.
+def _side_ports(settings: GuardSettings, engine: Engine, app: FastAPI, tls: dict[str, Any]) -> list[SidePort]:
+    """The ports beside the one, or the socket, on which the trainer reports.
 
     Raises:
         SettingsError: one cannot be had, and the guard has no socket.
     """
-    from guard_service.ports import SidePort
-    from guard_service.scrape import scrape_config
+    from guard_service.api.probes import metrics_app
+    from guard_service.server import SidePort
 
-    taken, found = engine.taken_ports, []
+    ports, taken = [], engine.taken_ports
     if settings.socket is not None:
-        readers = SidePort("", settings.host, settings.port, "readers at {}", taken, bool(tls))
-        found.append((readers, _config(app, 1, tls)))
+        config = _config(app, 1, tls)
+        ports.append(SidePort(config, "", settings.host, settings.port, "readers at {}", taken))
     if settings.metrics_port is not None:
-        shown = "metrics, without a token, at {}/metrics"
-        scrapes = SidePort("METRICS_", settings.metrics_host, settings.metrics_port, shown, taken)
-        found.append((scrapes, scrape_config(engine.metrics)))
-    for port, config in found:
-        if settings.socket is None:
-            port.open()
-        else:
-            port.try_open()
-        yield port, config
+        config, host = _config(metrics_app(engine.metrics), 1, {}), settings.metrics_host
+        purpose = "metrics, without a token, at {}/metrics"
+        ports.append(SidePort(config, "METRICS_", host, settings.metrics_port, purpose, taken))
+    for port in ports if settings.socket is None else ():
+        port.open()
+    return ports
 
 
 def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:

@@ -10,6 +10,9 @@ import hashlib
 import hmac
 from enum import StrEnum
 
+from fastapi.security import HTTPBearer
+from starlette.requests import Request
+
 from guard_service.errors import Problem, forbidden, unauthorized
 
 
@@ -29,15 +32,15 @@ class Tokens:
             for role, token in ((Role.INGEST, ingest), (Role.READ, read))
         }
 
-    def admit(self, authorization: bytes | None, *allowed: Role) -> bool:
+    def admit(self, request: Request, *allowed: Role) -> bool:
         """Whether `check` admits the request."""
         try:
-            self.check(authorization, *allowed)
+            self.check(request, *allowed)
         except Problem:
             return False
         return True
 
-    def check(self, authorization: bytes | None, *allowed: Role) -> None:
+    def check(self, request: Request, *allowed: Role) -> None:
         """Admit a request whose `Authorization` header carries the token of one of the `allowed` roles.
 
         Raises:
@@ -46,12 +49,10 @@ class Tokens:
         if any(self._digests[role] is None for role in allowed):
             return
         need = " or ".join(f"the {role.value} token" for role in allowed)
-        if authorization is None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
             raise unauthorized(f"this route needs {need}: send 'Authorization: Bearer …'")
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise unauthorized("the Authorization header is not of the form 'Bearer …'")
-        given = _digest(token.strip())
+        given = _digest(token.strip().encode("latin-1"))
         # Every comparison is made, so that time does not tell which one matched.
         matches = {
             role for role, known in self._digests.items() if known and hmac.compare_digest(known, given)
@@ -60,6 +61,18 @@ class Tokens:
             raise unauthorized(f"the bearer token is not one of this guard's; this route needs {need}")
         if not matches.intersection(allowed):
             raise forbidden(f"this route needs {need}, not the {matches.pop().value} token")
+
+
+class Bearer(HTTPBearer):
+    """A dependency of a route that admits by `Tokens.check`; `name` is its scheme in the OpenAPI document."""
+
+    def __init__(self, name: str, tokens: Tokens, *roles: Role) -> None:
+        super().__init__(scheme_name=name, auto_error=False)
+        self._tokens, self._roles = tokens, roles
+
+    async def __call__(self, request: Request) -> None:  # type: ignore[override]
+        """Admit the request; raises `Problem` 401 or 403."""
+        self._tokens.check(request, *self._roles)
 
 
 def _digest(token: bytes) -> bytes:

@@ -121,21 +121,11 @@ class ProblemType(Enum):
         "The trainer sends more steps than any training makes; nothing of the request was kept.",
         "send it again after the seconds of Retry-After",
     )
-    REQUEST_HEADER_FIELDS_TOO_LARGE = (
-        431,
-        "The request's line and headers are larger than the guard takes.",
-        "send fewer or shorter headers",
-    )
     INTERNAL_SERVER_ERROR = (500, "The guard failed on this request.", "see the guard's log, and report it")
     NOT_READY = (
         503,
         "The store does not work, or the held-out split is not checked yet.",
         "wait; `detail` says for what",
-    )
-    TOO_MANY_CONNECTIONS = (
-        503,
-        "As many connections as the guard takes wait for it on this port or socket.",
-        "close those that are not needed; one that keeps the guard waiting makes room, or is ended in 30 s",
     )
     STORE_UNAVAILABLE = (
         503,
@@ -241,11 +231,6 @@ def too_large(detail: str) -> Problem:
     return Problem(ProblemType.CONTENT_TOO_LARGE, detail, headers={"Connection": "close"})
 
 
-def head_too_large(detail: str) -> Problem:
-    """431: more line and headers than any client of ours sends."""
-    return Problem(ProblemType.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
-
-
 def unsupported_media_type(detail: str) -> Problem:
     """415: not JSON."""
     return Problem(ProblemType.UNSUPPORTED_MEDIA_TYPE, detail)
@@ -263,11 +248,6 @@ def too_many_requests(rate: int, seconds: int) -> Problem:
         f"more than {rate} steps a second, so nothing of this request was kept; send it again in {seconds} s",
         headers={"Retry-After": str(seconds)},
     )
-
-
-def too_many_connections(detail: str) -> Problem:
-    """503: the guard holds as many as it takes."""
-    return Problem(ProblemType.TOO_MANY_CONNECTIONS, detail)
 
 
 def store_full(what: str, limit: int) -> Problem:

@@ -1,26 +1,94 @@
-"""The server of the guard: its socket, its signals, and the file that says where it listens."""
+"""Where the guard listens: its sockets, TLS, signals, and the file that says where it is."""
 
 from __future__ import annotations
 
 import asyncio
+import asyncio.sslproto
+import contextlib
 import errno
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from guard_service.errors import GuardError, SettingsError
+from guard_service.errors import MEDIA_TYPE, GuardError, SettingsError, bad_request
 
 log = logging.getLogger("rlguard.guard")
+
+BACKLOG = 1024
+RETRY_SECONDS = 5.0  # between two tries to get a port that is taken
+MAX_CONNECTIONS = 2048  # of one listener, and no more than a quarter of the descriptors
+DESCRIPTORS = 8192  # that the guard asks for
+
+# asyncio fills a buffer of 256 KiB for each TLS connection; a TLS record has 16.
+asyncio.sslproto.SSLProtocol.max_size = 16 * 1024
+
+
+class Listener(socket.socket):
+    """A socket that keeps the newest connections: one more than it may have ends the oldest.
+
+    So whoever opens connections and does nothing with them takes neither the guard's descriptors nor its
+    memory, and keeps nobody out: clients of ours connect again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most = min(MAX_CONNECTIONS, _descriptors() // 4)
+        self._connections: list[socket.socket] = []
+        self._ended_one = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take the next connection; after one was ended the event loop has to close it first."""
+        if self._ended_one:
+            self._ended_one = False
+            raise BlockingIOError
+        connection, address = super().accept()
+        self._connections.append(connection)
+        if len(self._connections) > self._most:
+            self._connections = [one for one in self._connections if one.fileno() >= 0]
+        if len(self._connections) > self._most:
+            self._ended_one = True
+            with contextlib.suppress(OSError):  # its client was faster
+                self._connections.pop(0).shutdown(socket.SHUT_RDWR)
+        return connection, address
+
+
+def _descriptors() -> int:
+    """Raise the number of descriptors that this process may have, where it may, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < DESCRIPTORS:
+        soft = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
+class Protocol(H11Protocol):
+    """uvicorn's, whose response to what is no HTTP fails, with a traceback, where another has begun."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Respond with a problem, if nothing was sent yet, and hang up."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = bad_request(f"this is not HTTP/1.1 as the guard speaks it: {msg}").body("")
+            headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body)), "Connection": "close"}
+            head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.close()
 
 
 class GuardServer(uvicorn.Server):
@@ -30,13 +98,18 @@ class GuardServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, endpoint: Path, url: str, listening: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        endpoint: Path,
+        url: str,
+        listening: Callable[[str], None],
+        before_end: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(config)
         self._endpoint, self._url, self._listening = endpoint, url, listening
-        self.failure: GuardError | None = None
-        self.before_end: Callable[[], Awaitable[None]] | None = None
+        self._before_end = before_end
         self._end: asyncio.Task[None] | None = None
+        self.failure: GuardError | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,14 +120,14 @@ class GuardServer(uvicorn.Server):
         yield
 
     def _on_signal(self, number: int) -> None:
-        if self.before_end is None or self._end is not None:
+        if self._end is not None:
             self.handle_exit(number, None)
         else:
-            self._end = asyncio.create_task(self._end_after(self.before_end, number))
+            self._end = asyncio.create_task(self._end_in_time(number))
 
-    async def _end_after(self, first: Callable[[], Awaitable[None]], number: int) -> None:
+    async def _end_in_time(self, number: int) -> None:
         try:
-            await first()
+            await self._before_end()
         finally:
             self.handle_exit(number, None)
 
@@ -71,6 +144,65 @@ class GuardServer(uvicorn.Server):
         self.should_exit = True
 
 
+@dataclass
+class SidePort:
+    """A TCP port beside the guard's own, for people and Prometheus: a run is judged without it.
+
+    Containers of a pod share their ports, so another process may take one while no guard runs.
+
+    Args:
+        config: what is served there.
+        name: its settings are RLGUARD_GUARD_<name>HOST and RLGUARD_GUARD_<name>PORT.
+        purpose: what the log says of it, with {} for its URL.
+        taken: the ports that cannot be had now; this one among them, or not.
+    """
+
+    config: uvicorn.Config
+    name: str
+    host: str
+    port: int
+    purpose: str
+    taken: set[int]
+    _listener: socket.socket | None = None
+
+    def open(self) -> None:
+        """Listen; raises `SettingsError` if the port cannot be had."""
+        self._listener = listen(self.name, self.host, self.port)
+        log.info("%s", self.purpose.format(url_of(self._listener, self.config.ssl_certfile is not None)))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve there, from when it can be had, for as long as the guard serves."""
+        server = _SideServer(self.config)
+        task = asyncio.create_task(self._serve(server))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            if self._listener is None:
+                task.cancel()
+            await asyncio.wait([task])
+
+    async def _serve(self, server: uvicorn.Server) -> None:
+        while self._listener is None:
+            try:
+                self.open()
+            except SettingsError as error:
+                if self.port not in self.taken:
+                    log.error("%s. The guard runs without it, and tries again", error)
+                self.taken.add(self.port)
+                await asyncio.sleep(RETRY_SECONDS)
+        self.taken.discard(self.port)
+        await server.serve(sockets=[self._listener])
+
+
+class _SideServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the guard's own server."""
+        yield
+
+
 def write_endpoint(path: Path, url: str) -> None:
     """Write where the guard listens, all at once. If it cannot be written, that is reported."""
     draft = path.with_suffix(".new")
@@ -81,62 +213,61 @@ def write_endpoint(path: Path, url: str) -> None:
         log.error("%s cannot be written: %s", path, error.strerror or error)
 
 
-def listen(of: str, host: str, port: int) -> socket.socket:
-    """A bound socket. The settings are RLGUARD_GUARD_<of>HOST and RLGUARD_GUARD_<of>PORT."""
+def listen(name: str, host: str, port: int) -> Listener:
+    """Listen on a port. The settings are RLGUARD_GUARD_<name>HOST and RLGUARD_GUARD_<name>PORT."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(address[0], socket.SOCK_STREAM)
+        listener = Listener(address[0], socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address[4])
+            listener.listen(BACKLOG)  # another could still bind, and take, what is only bound
         except OSError:
             listener.close()
             raise
     except OSError as error:
         raise SettingsError(
-            f"cannot listen on RLGUARD_GUARD_{of}HOST={host!r}, RLGUARD_GUARD_{of}PORT={port}: "
+            f"cannot listen on RLGUARD_GUARD_{name}HOST={host!r}, RLGUARD_GUARD_{name}PORT={port}: "
             f"{error.strerror or error}; choose a free port, or 0 for any"
         ) from None
     return listener
 
 
-def inherited(descriptor: int) -> socket.socket:
+def inherited(descriptor: int) -> Listener:
     """The socket that whoever started this process listens on; what this process starts does not get it.
 
     Raises:
         SettingsError: it is no TCP socket that listens.
     """
-    setting = f"RLGUARD_GUARD_LISTEN_FD={descriptor}"
     try:
-        listener = socket.socket(fileno=descriptor)
-        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        listener = Listener(fileno=descriptor)
         listener.set_inheritable(False)
-    except OSError as error:
-        raise SettingsError(
-            f"{setting} cannot be used: {error.strerror or error}; it must be passed on by the process that "
-            "starts the guard"
-        ) from None
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        listens = 0
     if not listens or listener.family not in (socket.AF_INET, socket.AF_INET6):
         raise SettingsError(
-            f"{setting} must be a TCP socket that listens; call listen() before it is passed on"
+            f"RLGUARD_GUARD_LISTEN_FD={descriptor} must be a TCP socket that listens, passed on by the "
+            "process that starts the guard"
         )
     return listener
 
 
-def listen_at(path: Path) -> socket.socket:
+def listen_at(path: Path) -> Listener:
     """A Unix socket bound to this path, for every user; what was left there by an earlier guard is replaced.
 
     Whoever may write the directory can put another one there: it must be the guard's alone.
     """
-    setting = f"RLGUARD_GUARD_SOCKET={str(path)!r}"
-    listener = socket.socket(socket.AF_UNIX)
+    listener = Listener(socket.AF_UNIX)
     try:
         _remove_dead(path)
         listener.bind(str(path))
         path.chmod(0o666)  # connecting is writing; the tokens say who may do what
     except OSError as error:
         listener.close()
-        raise SettingsError(f"cannot listen on {setting}: {error.strerror or error}") from None
+        raise SettingsError(
+            f"cannot listen on RLGUARD_GUARD_SOCKET={str(path)!r}: {error.strerror or error}"
+        ) from None
     return listener
 
 

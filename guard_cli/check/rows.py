@@ -203,9 +203,7 @@ def rows(found: Found) -> list[Row]:
         *_model_rows(found),
         folder_row(found.folder),
         *(() if found.followed is None else (followed_row(found.followed),)),
-        evaluations_row(
-            found.trainer, found.split.counted, *evaluations_until_judged(found), horizon(found.policy)
-        ),
+        evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
         sampling_row(found.sampling, timed=found.measured is not None),
         *_measured_rows(found),
         rotation_row(found.trainer, found.measured, baseline_passes(found.affordable)),
@@ -225,7 +223,7 @@ def _measured_rows(found: Found) -> Iterator[Row]:
     yield time_row(found.trainer, found.measured)
     if found.measured is not None and found.measured.score is not None:
         yield completions_row(found.measured)
-        yield score_row(found.measured.score)
+        yield score_row(found.measured.score, found)
 
 
 # -- held-out data ---------------------------------------------------------------------------------------
@@ -287,7 +285,7 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
     if measured.in_part:
         more = (
             f"; it pays a part for {measured.in_part:.0%} of what the scorer rejects, and that a policy "
-            "learns to earn that part cannot be told from a hack, so `disagreement` will only warn of it: "
+            "learns to earn that part cannot be told from a hack, so the guard will only warn of it: "
             "give the part of the grader that says right or wrong"
         )
         return Row(name, CheckLevel.WARN, said + more)
@@ -386,19 +384,8 @@ def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
     return risen, preflight.low_start(score)
 
 
-def horizon(policy: Policy) -> int | None:
-    """Evaluations that the rate of false stops is for; None where the policy has no such rate."""
-    return None if policy.detector == "heldout_guard" else policy.calibrated.horizon
-
-
-def evaluations_row(
-    trainer: Trainer,
-    items: int | None,
-    needed: int | None,
-    condition: str = "",
-    horizon: int | None = None,
-) -> Row:
-    """Whether there are enough checkpoints to judge by, and not more than the policy is for."""
+def evaluations_row(trainer: Trainer, items: int | None, needed: int | None, condition: str = "") -> Row:
+    """Whether there are enough checkpoints to judge by."""
     name = "evaluations"
     if trainer.saves is None:
         return Row(name, CheckLevel.UNKNOWN, "give --save-steps and --max-steps")
@@ -408,8 +395,7 @@ def evaluations_row(
     if items is None:
         return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
     enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps, condition)
-    more = "" if horizon is None else preflight.beyond_the_horizon(trainer.saves, horizon)
-    return Row(name, CheckLevel.OK if enough and not more else CheckLevel.WARN, said + more)
+    return Row(name, CheckLevel.OK if enough else CheckLevel.WARN, said)
 
 
 # -- time ------------------------------------------------------------------------------------------------
@@ -509,13 +495,19 @@ def completions_row(measured: TriedEvaluation) -> Row:
     return Row("completions", CheckLevel.OK, "; ".join(said))
 
 
-def score_row(score: float) -> Row:
-    """Whether the starting score leaves room to move."""
-    from guard_core.detectors.run import uninformative_baseline
+def score_row(score: float, found: Found) -> Row:
+    """Whether the starting score leaves room to move, and which falls from it stop the run."""
+    from guard_core.detectors.run import low_start, uninformative_baseline
 
+    name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):
-        return Row("starting score", CheckLevel.WARN, said.message)
-    return Row("starting score", CheckLevel.OK, f"{score:.3f}")
+        return Row(name, CheckLevel.WARN, said.message)
+    if policy.detector == "heldout_guard" or not found.split.counted:
+        return Row(name, CheckLevel.OK, f"{score:.3f}")
+    if low := low_start(score, policy.calibrated, has_grader=found.grader):
+        return Row(name, CheckLevel.WARN, low)
+    falls = preflight.about_falls(score, found.split.counted, found.affordable, found.sampling)
+    return Row(name, CheckLevel.OK, f"{score:.3f}; {falls}")
 
 
 def baseline_passes(policy: Policy) -> int:

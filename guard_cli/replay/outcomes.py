@@ -20,18 +20,13 @@ from guard_core.wire import Code, Condition, KlKind, Level, Verdict
 #: What stops a run: the whole guard, as the policy has it.
 WHOLE_GUARD = "guard"
 
-#: Every name that `--detector` takes, in the order of the table. The others are the guard's parts, each
-#: alone.
+#: Every name that `--detector` takes, in the order of the table. The others are its rules, each alone.
 DETECTORS = (
     WHOLE_GUARD,
     "heldout_guard",
     "step_monitor",
     "calibrated",
     "both",
-    "guaranteed",
-    "fast",
-    "peak",
-    "gap",
 )
 
 #: What works on per-item outcomes and a baseline.
@@ -96,12 +91,9 @@ def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
         return _whole_guard(run, policy)
     if name == "step_monitor":
         return _step_monitor(run, policy)
-    if name == "both" and not _can_calibrate(run):  # the rules of HeldOutGuard need no items
-        inert = tuple(_inert(run, policy, "both"))
-        return replace(_heldout_guard(run, policy), detector="both", inert=inert)
     if name == "heldout_guard":
         return _heldout_guard(run, policy)
-    return _calibrated(run, policy, name)
+    return _calibrated(run, policy) if name == "calibrated" else _both(run, policy)
 
 
 def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
@@ -189,9 +181,26 @@ def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     return _quiet(name, Level.HEALTHY, f"quiet for {guard.count} rounds (Hacking Gap {gap:+.4f})", inert)
 
 
-def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
-    from guard_core.detectors import Baseline, build_detector
+def _both(run: Run, policy: Policy) -> DetectorOutcome:
+    """The first of the two to fire; the calibrated detector with half of alpha."""
+    rule, inert = _heldout_guard(run, policy), tuple(_inert(run, policy, "both"))
+    if not _can_calibrate(run):  # the rule needs no items
+        return replace(rule, detector="both", inert=inert)
+    halved = policy.model_copy(update={"calibrated": policy.calibrated_share()})
+    found = (_calibrated(run, halved), rule)
+    fired = [one for one in found if one.fired]
+    first = min(fired, key=_when) if fired else max(found, key=lambda one: one.level.severity)
+    return replace(first, detector="both", inert=inert)
 
+
+def _when(outcome: DetectorOutcome) -> tuple[int, int]:
+    return outcome.attempt or 0, outcome.step or 0
+
+
+def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
+    from guard_core.detectors import Baseline, CalibratedDetector
+
+    name = "calibrated"
     inert = tuple(_inert(run, policy, name))
     if not run.evaluations or not _can_calibrate(run):
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
@@ -203,7 +212,7 @@ def _calibrated(run: Run, policy: Policy, name: str) -> DetectorOutcome:
         [one.proxy_items or None for one in starting],
         [one.fooled_items for one in starting],
     )
-    detector, restarts = build_detector(name, policy, baseline), Restarts()
+    detector, restarts = CalibratedDetector(policy.calibrated, baseline), Restarts()
     status = None
     for evaluation, in_loop, kl, in_loop_error, lineage in rounds(run):
         made, alarmed = detector.evaluations, detector.alarmed

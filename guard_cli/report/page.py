@@ -117,11 +117,10 @@ _DECISIVE = {
     Code.KL_HARD_STOP: "kl_ema",
     Code.HELDOUT_DECLINE: "heldout_ema",
     Code.HACKING_GAP: "proxy_real_gap",
-    Code.GUARANTEED_DECLINE: "guaranteed",
-    Code.FAST_DECLINE: "fast",
-    Code.PEAK_DECLINE: "peak",
-    Code.CALIBRATED_GAP: "gap",
-    Code.PROXY_DISAGREEMENT: "disagreement",
+    Code.FELL_BELOW_START: "decline",
+    Code.FELL_BELOW_REACHED: "decline",
+    Code.REWARD_WITHOUT_GAIN: "gap",
+    Code.GRADERS_DISAGREE: "disagreement",
 }
 
 

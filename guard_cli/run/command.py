@@ -70,7 +70,8 @@ def run(
             "--max-lag",
             metavar="N|off",
             help="Checkpoints that may be unscored while the trainer goes on; 1 without it. With `off` it "
-            "never waits for the guard, and a fire may come late.",
+            "never waits for the guard, and a fire may come late. Above 2, raise stale.after_rounds of the "
+            "policy with it.",
         ),
     ] = None,
     grace: Annotated[

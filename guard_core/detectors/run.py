@@ -11,17 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.detectors.baseline import Baseline, Outcomes, Pay, check_items, strays
-from guard_core.detectors.calibrated import (
-    DISAGREEMENT,
-    CalibratedDetector,
-    DetectorStatus,
-    action,
-    drop_to_see,
-    evaluations_to_detect,
-)
-from guard_core.detectors.gap import Gap
-from guard_core.detectors.parts import Fast
+from guard_core.detectors.baseline import Baseline, Outcomes, outlier_passes
+from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus, action
+from guard_core.detectors.planning import cannot_fall, drop_to_see, evaluations_to_detect
+from guard_core.detectors.questions import DECLINE, DISAGREEMENT, points
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
 from guard_core.wire import Code, Condition, DetectorReading, EvaluationSampling, Level
 
@@ -34,10 +27,10 @@ FEW_NOT_COUNTED = 0.1
 MOST_RETRIES = 1
 
 #: Share of the wanted passes of the starting policy that may turn out to be none; more are its noise.
-FEW_STRAYS = 0.25
+FEW_OUTLIERS = 0.25
 
-#: Nats below its threshold from which on the next checkpoint is wanted sooner.
-NEAR = 3.0
+#: Share of its threshold from which on the next checkpoint is wanted sooner.
+NEAR = 0.5
 
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
 LAST_PASSES = 2
@@ -98,10 +91,9 @@ class CalibratedRun:
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: list[Outcomes] = []
-        self._paid: list[Pay | None] = []  # of each pass
         self._cost = PassCost(0, 0.0)  # of these passes
         self._afforded: int | None = None  # passes, where the budget had room for no more
-        self._strays = 0  # passes that were left out
+        self._outliers = 0  # passes that were left out
         self._sampled: bool | None = None  # of the newest pass, as in `Baseline`
         self._has_grader = False
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
@@ -135,9 +127,7 @@ class CalibratedRun:
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
         self.contradicted = self.contradicted_former = False
         try:
-            outcomes = check_items(items, self._items)
-            truth = Outcomes.of(outcomes)
-            paid = Pay.of(outcomes.size, proxy_items or None, fooled_items)
+            outcomes = Outcomes.of(items, proxy_items or None, fooled_items, self._items)
         except ValueError as error:
             self._unusable = f"the evaluation at step {evaluated.step} cannot be judged: {error}"
             return None
@@ -146,8 +136,7 @@ class CalibratedRun:
         # An evaluation that was unusable has begun no baseline.
         begins = first is None or not self._passes or evaluated.same_checkpoint(first)
         if self._detector is None and begins:
-            self._passes.append(truth)
-            self._paid.append(paid)
+            self._passes.append(outcomes)
             self._cost = self._cost.plus(cost)
             self._sampled = None if sampling is None else sampling.temperature > 0
             if sampling is not None:  # what was done counts, and not what somebody meant to do
@@ -156,20 +145,20 @@ class CalibratedRun:
                 self._close_baseline()
             return None
         if self._detector is None:
-            self._leave_out_strays()
+            self._leave_out_outliers()
         detector = self._detector or self._close_baseline()
-        self._graded = paid is not None or not self._has_grader
+        self._graded = outcomes.paid is not None or not self._has_grader
         self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
         counted_out = detector.not_counted
+        again = first is not None and evaluated.same_checkpoint(first)
         status = detector.update(
             evaluated.step,
-            outcomes,
+            items,
             in_loop_reward,
             proxy_items=proxy_items or None,
             in_loop_error=in_loop_error,
             fooled_items=fooled_items,
         )
-        again = first is not None and evaluated.same_checkpoint(first)
         none = self.contradicted or status.not_counted > counted_out
         self.contradicted, self.contradicted_former = again and none, none and not again
         return status
@@ -225,9 +214,9 @@ class CalibratedRun:
             wanted = min(GREEDY_PASSES, wanted)
         if len(self._passes) < wanted and self._has_room:
             return False
-        if len(self._passes) == 2 and self._stray and self._has_room:
+        if len(self._passes) == 2 and self._outlying and self._has_room:
             return False  # a third says which of them it is
-        self._leave_out_strays()
+        self._leave_out_outliers()
         if len(self._passes) >= wanted:
             return True
         if not self._has_room:
@@ -235,19 +224,19 @@ class CalibratedRun:
         return self._afforded is not None
 
     @property
-    def _stray(self) -> tuple[int, ...]:
+    def _outlying(self) -> tuple[int, ...]:
         """Which of the passes lie far from the others."""
-        return strays(self._passes, self._config.max_decline, self._config.samples)
+        return outlier_passes(self._passes, self._config.max_decline, self._config.samples)
 
-    def _leave_out_strays(self) -> None:
+    def _leave_out_outliers(self) -> None:
         """Take out the passes that were none, unless they are so many that they are noise of this policy."""
-        found = self._stray if len(self._passes) > 2 else ()
-        if self._strays + len(found) > max(1, FEW_STRAYS * self._config.baseline_passes):
+        found = self._outlying if len(self._passes) > 2 else ()
+        if self._outliers + len(found) > max(1, FEW_OUTLIERS * self._config.baseline_passes):
             return
-        self.contradicted = not self._strays and 0 in found
-        self._strays += len(found)
+        self.contradicted = not self._outliers and 0 in found
+        self._outliers += len(found)
         for index in reversed(found):
-            del self._passes[index], self._paid[index]
+            del self._passes[index]
 
     @property
     def _has_room(self) -> bool:
@@ -276,15 +265,15 @@ class CalibratedRun:
 
     @property
     def is_near(self) -> bool:
-        """Whether `fast` is within NEAR nats of a threshold at which it stops.
+        """Whether `decline` has come to the share NEAR of the threshold at which it stops.
 
         A trainer is told this, so it is made of mean scores alone. Not all of them are told it otherwise:
         neither the fresh pass of an alarm nor the passes of the start beyond the first.
         """
-        fast = next((r for r in self.readings if r.name == Fast.name), None)
-        if fast is None or fast.statistic is None or fast.threshold is None:
+        near = next((r for r in self.readings if r.name == DECLINE), None)
+        if near is None or near.statistic is None or near.threshold is None:
             return False
-        return self._config.on_decline == "stop" and fast.threshold - fast.statistic <= NEAR
+        return self._config.on_decline == "stop" and near.statistic >= NEAR * near.threshold
 
     @property
     def passes_made(self) -> int:
@@ -312,7 +301,7 @@ class CalibratedRun:
 
     @property
     def readings(self) -> tuple[DetectorReading, ...]:
-        """What each part says after the newest evaluation."""
+        """What each question comes to after the newest evaluation."""
         status = self._detector.last_status if self._detector else None
         return status.readings if status else ()
 
@@ -342,24 +331,27 @@ class CalibratedRun:
 
     def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
         if self._afforded is not None:
-            said = fewer_passes(self._afforded, detector.score, detector.items, self._config)
+            said = fewer_passes(self._afforded, detector.start.level, detector.items, self._config)
             yield Condition(
                 code=Code.NO_BASELINE,
                 level=Level.WARNING,
                 advice=True,
                 message=f"baseline_budget had room for {said}",
             )
-        if self._strays:
-            passes = "pass" if self._strays == 1 else "passes"
+        if self._outliers:
+            passes = "pass" if self._outliers == 1 else "passes"
             yield Condition(
                 code=Code.EVALUATION_FAILING,
                 level=Level.WARNING,
                 advice=True,
-                message=f"{self._strays} further {passes} of the starting policy did not count: far from "
+                message=f"{self._outliers} further {passes} of the starting policy did not count: far from "
                 "the others (did the scorer or the server fail?)",
             )
-        if uninformative := uninformative_baseline(detector.score, detector.newest):
+        score = detector.start.level
+        if uninformative := uninformative_baseline(score, detector.newest):
             yield uninformative
+        elif low := cannot_fall_from(score, self._config, has_grader=detector.has_grader):
+            yield Condition(code=Code.UNINFORMATIVE_BASELINE, level=Level.WARNING, advice=True, message=low)
         if detector.greedy:
             yield Condition(
                 code=Code.UNINFORMATIVE_BASELINE,
@@ -378,7 +370,7 @@ class CalibratedRun:
             yield Condition(code=Code.WARMING_UP, level=Level.UNKNOWN, message=lacks)
         yield from _cannot_judge_yet(status.readings)
         if status.in_doubt:
-            yield Condition(code=Code.FAST_DECLINE, level=Level.WARNING, message=status.in_doubt)
+            yield Condition(code=Code.FELL_BELOW_START, level=Level.WARNING, message=status.in_doubt)
         if status.not_counted:
             made = detector.evaluations + status.not_counted
             yield Condition(
@@ -395,7 +387,7 @@ class CalibratedRun:
 
         One that failed now and then has failed now and then, as long as it scored the newest evaluation.
         """
-        if self._has_grader and DISAGREEMENT not in detector.part_names:
+        if self._has_grader and not detector.has_grader:
             yield Condition(
                 code=Code.EVALUATION_FAILING,
                 level=Level.UNKNOWN,
@@ -418,16 +410,16 @@ class CalibratedRun:
     def _items(self) -> int | None:
         if self._detector is not None:
             return self._detector.items
-        return len(self._passes[0].codes) if self._passes else None
+        return len(self._passes[0].truth) if self._passes else None
 
     @property
     def _baseline(self) -> Baseline:
         """Of the passes so far."""
-        return Baseline(tuple(self._passes), self._config.samples, tuple(self._paid), self._sampled)
+        return Baseline(tuple(self._passes), self._config.samples, self._sampled)
 
     def _close_baseline(self) -> CalibratedDetector:
         self._detector = CalibratedDetector(self._config, self._baseline)
-        self._passes, self._paid = [], []
+        self._passes = []
         return self._detector
 
     def to_state(self) -> dict[str, Any]:
@@ -435,11 +427,10 @@ class CalibratedRun:
         return {
             "config": self._config.model_dump(mode="json"),
             "passes": [outcomes.to_state() for outcomes in self._passes],
-            "paid": [None if paid is None else paid.to_state() for paid in self._paid],
             "grader": [self._has_grader, self._made, self._ungraded, self._graded],
             "cost": asdict(self._cost),
             "afforded": self._afforded,
-            "strays": self._strays,
+            "outliers": self._outliers,
             "sampled": self._sampled,
             "last": None if self._last is None else asdict(self._last),
             "lost": self._lost,
@@ -453,10 +444,9 @@ class CalibratedRun:
         """Rebuild from `to_state`."""
         run = cls(CalibratedPolicy.model_validate(state["config"]))
         run._passes = [Outcomes.from_state(outcomes) for outcomes in state["passes"]]
-        run._paid = [None if paid is None else Pay.from_state(paid) for paid in state["paid"]]
         run._has_grader, run._made, run._ungraded, run._graded = state["grader"]
         run._cost, run._afforded = PassCost(**state["cost"]), state["afforded"]
-        run._strays, run._sampled = state["strays"], state["sampled"]
+        run._outliers, run._sampled = state["outliers"], state["sampled"]
         run._last = None if state["last"] is None else Pass(**state["last"])
         run._lost, run._gave_up, run._unusable = state["lost"], state["gave_up"], state["unusable"]
         if state["detector"] is not None:
@@ -465,17 +455,11 @@ class CalibratedRun:
 
 
 def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition]:
-    """Which parts have too little to go by. Without `gap` nobody compares the reward with the score, so a run
-    has not been judged. What another part lacks is only said: until `peak` has a level to compare with, the
-    others watch for a fall. What `disagreement` lacks is told with the grader.
-    """
+    """Which questions have too little to go by. What `disagreement` lacks is told with the grader."""
     for reading in readings:
         if reading.level is Level.UNKNOWN and reading.name != DISAGREEMENT:
-            yield Condition(
-                code=Code.WARMING_UP,
-                level=Level.UNKNOWN if reading.name == Gap.name else Level.HEALTHY,
-                message=f"`{reading.name}` cannot judge yet: {reading.message}",
-            )
+            message = f"`{reading.name}` cannot judge yet: {reading.message}"
+            yield Condition(code=Code.WARMING_UP, level=Level.UNKNOWN, message=message)
 
 
 def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy) -> str:
@@ -491,12 +475,23 @@ def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy
     seen = [
         evaluations_to_detect(score, items, made, drop, config) for made in (passes, config.baseline_passes)
     ]
-    later, sooner = (f"more than {config.horizon}" if n is None else str(n) for n in seen)
+    later, sooner = ("no number of" if n is None else str(n) for n in seen)
     other = "as with all passes" if later == sooner else f"with all passes after {sooner}"
     return (
         f"{passes} of {config.baseline_passes} passes of the starting policy. False stops stay within alpha "
         f"({config.alpha:.0%}); a sudden fall of {100 * drop:.2g} points from a start of {score:.2f} shows "
         f"after {later} evaluations, {other}"
+    )
+
+
+def cannot_fall_from(score: float, config: CalibratedPolicy, *, has_grader: bool) -> str:
+    """That a fall cannot stop a run that starts so low, and what can; "" if something does."""
+    if not cannot_fall(score, config) or has_grader or config.on_gap == "stop":
+        return ""
+    return (
+        f"the run starts at {points(score)}, below twice the accepted decline ({2 * config.max_decline:g}), "
+        "so a fall from there cannot stop it: give the guard the training grader (`proxy_scorer`), or set "
+        "`calibrated.on_gap: stop` in the policy"
     )
 
 

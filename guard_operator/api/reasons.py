@@ -76,11 +76,10 @@ class Reason(StrEnum):
     KL_HARD_STOP = "KlHardStop"
     HELDOUT_DECLINE = "HeldoutDecline"
     HACKING_GAP = "HackingGap"
-    GUARANTEED_DECLINE = "GuaranteedDecline"
-    FAST_DECLINE = "FastDecline"
-    PEAK_DECLINE = "PeakDecline"
-    CALIBRATED_GAP = "CalibratedGap"
-    PROXY_DISAGREEMENT = "ProxyDisagreement"
+    FELL_BELOW_START = "FellBelowStart"
+    FELL_BELOW_REACHED = "FellBelowReached"
+    REWARD_WITHOUT_GAIN = "RewardWithoutGain"
+    GRADERS_DISAGREE = "GradersDisagree"
     OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
@@ -210,10 +209,9 @@ FIRE_REASONS = {
     Code.KL_HARD_STOP.value: Reason.KL_HARD_STOP,
     Code.HELDOUT_DECLINE.value: Reason.HELDOUT_DECLINE,
     Code.HACKING_GAP.value: Reason.HACKING_GAP,
-    Code.GUARANTEED_DECLINE.value: Reason.GUARANTEED_DECLINE,
-    Code.FAST_DECLINE.value: Reason.FAST_DECLINE,
-    Code.PEAK_DECLINE.value: Reason.PEAK_DECLINE,
-    Code.CALIBRATED_GAP.value: Reason.CALIBRATED_GAP,
-    Code.PROXY_DISAGREEMENT.value: Reason.PROXY_DISAGREEMENT,
+    Code.FELL_BELOW_START.value: Reason.FELL_BELOW_START,
+    Code.FELL_BELOW_REACHED.value: Reason.FELL_BELOW_REACHED,
+    Code.REWARD_WITHOUT_GAIN.value: Reason.REWARD_WITHOUT_GAIN,
+    Code.GRADERS_DISAGREE.value: Reason.GRADERS_DISAGREE,
 }
 _REASONS |= {reason: Code(code).meaning for code, reason in FIRE_REASONS.items()}

@@ -54,12 +54,6 @@ _KEPT = (
 _WITHOUT_LAYOUT = sorted(set(FORMATS) - {*FILE_FORMATS, *LAYOUTS})
 #: Rules of models that know nothing of CEL, by the name of the model.
 _RULES = {
-    "AlphaShares": cel(
-        (
-            "self.guaranteed + self.fast + self.peak + self.gap + self.disagreement <= 1.000000001",
-            "the shares must not exceed 1",
-        ),
-    ),
     "Feed": cel(
         (
             f"has(self.checkpoints.layout) || !(self.follow.format in {_WITHOUT_LAYOUT})",

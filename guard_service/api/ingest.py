@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from starlette.requests import Request
+from fastapi import FastAPI, Security
+from pydantic import Field, TypeAdapter
 from starlette.responses import Response
 
 from guard_core.wire import (
@@ -23,23 +22,20 @@ from guard_core.wire import (
     StepReport,
     StepsResponse,
 )
-from guard_service.api.access import authorize
 from guard_service.api.openapi import JSON, Responses, auth_problems, problem, ref
-from guard_service.auth import Role, Tokens
+from guard_service.auth import Bearer, Role, Tokens
 from guard_service.engine import Engine
 from guard_service.refusals import Kind
-from guard_service.requests import (
-    parse_checkpoint,
-    parse_end,
-    parse_figures,
-    parse_rollouts,
-    parse_steps,
-    read_body,
+from guard_service.requests import Body, parse_body
+
+_STEP = TypeAdapter(StepReport)
+_STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_POST)])
+_CHECKPOINT = TypeAdapter(CheckpointReport)
+_END = TypeAdapter(EndReport)
+_ROLLOUTS = TypeAdapter(RolloutsReport)
+_FIGURES = TypeAdapter[Sequence[FiguresReport]](
+    Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)]
 )
-
-STEPS_PATH = "/v1/steps"
-
-RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 _UNFIT: Responses = {
     **auth_problems(),
@@ -55,24 +51,13 @@ _PROBLEMS: Responses = {
     503: problem("The store is unavailable; nothing was kept. Send it again.", retry=True),
     507: problem("The run has filled its share of the store; nothing was kept.", retry=True),
 }
-_STEPS = {
+_STEPS_SCHEMA = {
     "anyOf": [
         ref(StepReport),
         {"type": "array", "items": ref(StepReport), "maxItems": MAX_STEPS_PER_POST},
     ]
 }
-_FIGURES = {"type": "array", "items": ref(FiguresReport), "maxItems": MAX_FIGURES_PER_POST}
-
-
-class _DirectRoute(APIRoute):
-    """A route whose endpoint takes the request alone and returns a `Response`.
-
-    FastAPI would read a body with `json.loads` and go through its dependencies; ingest does not.
-    """
-
-    def get_route_handler(self) -> RouteHandler:
-        endpoint: RouteHandler = self.endpoint
-        return endpoint
+_FIGURES_SCHEMA = {"type": "array", "items": ref(FiguresReport), "maxItems": MAX_FIGURES_PER_POST}
 
 
 class IngestRoutes:
@@ -83,37 +68,34 @@ class IngestRoutes:
 
     def add_to(self, app: FastAPI) -> None:
         """Add their routes."""
-        for path, endpoint, response, refusals, body in (
-            (STEPS_PATH, self.post_steps, StepsResponse, _PROBLEMS, _STEPS),
+        for path, endpoint, response, refusals, schema in (
+            ("/v1/steps", self.post_steps, StepsResponse, _PROBLEMS, _STEPS_SCHEMA),
             ("/v1/checkpoints", self.post_checkpoint, CheckpointResponse, _PROBLEMS, ref(CheckpointReport)),
             ("/v1/end", self.post_end, EndResponse, _PROBLEMS, ref(EndReport)),
             ("/v1/rollouts", self.post_rollouts, ShownResponse, _UNFIT, ref(RolloutsReport)),
-            ("/v1/figures", self.post_figures, ShownResponse, _UNFIT, _FIGURES),
+            ("/v1/figures", self.post_figures, ShownResponse, _UNFIT, _FIGURES_SCHEMA),
         ):
-            app.router.add_api_route(
+            app.add_api_route(
                 path,
                 endpoint,
                 methods=["POST"],
+                dependencies=[Security(Bearer("ingestToken", self._tokens, Role.INGEST))],
                 response_model=response,
                 responses=refusals,
                 tags=["ingest"],
-                route_class_override=_DirectRoute,
-                openapi_extra={
-                    "security": [{"ingestToken": []}],
-                    "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
-                },
+                openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}},
             )
 
-    async def post_steps(self, request: Request) -> Response:
+    async def post_steps(self, body: Body) -> Response:
         """Report one step, or a list of at most 1,000.
 
         What is acknowledged is on disk and in the verdict. A step that was reported before with the same
         values is counted as a duplicate and not folded again. A list is kept whole or not at all: an item
         that contradicts what is on disk (409) or does not validate (422) refuses all of it.
         """
-        body = await self._body(request)
         with self._engine.refusing(Kind.STEPS):
-            steps = parse_steps(body)
+            many = body.lstrip()[:1] == b"["
+            steps = parse_body(_STEPS, body) if many else [parse_body(_STEP, body)]
         added = await self._engine.add_steps(steps)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
@@ -121,47 +103,40 @@ class IngestRoutes:
             media_type=JSON,
         )
 
-    async def post_checkpoint(self, request: Request) -> Response:
+    async def post_checkpoint(self, body: Body) -> Response:
         """Announce a checkpoint that is complete on disk; it is queued for held-out evaluation."""
-        body = await self._body(request)
         with self._engine.refusing(Kind.CHECKPOINTS):
-            checkpoint = parse_checkpoint(body)
+            checkpoint = parse_body(_CHECKPOINT, body)
         queued = await self._engine.add_checkpoint(checkpoint)
         return Response(
             b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", self._engine.trainer_json),
             media_type=JSON,
         )
 
-    async def post_end(self, request: Request) -> Response:
+    async def post_end(self, body: Body) -> Response:
         """Say that the training loop has finished by itself: the job's status then says how the run ended.
 
         A report of the trainer that comes later takes that back, but not the `step`: steps up to there which
         nobody reported or judged count as steps after the last judged checkpoint.
         """
-        body = await self._body(request)
-        await self._engine.note_end(parse_end(body))
+        await self._engine.note_end(parse_body(_END, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
 
-    async def post_rollouts(self, request: Request) -> Response:
+    async def post_rollouts(self, body: Body) -> Response:
         """Give a few rollouts of one step, on training prompts, for people to read.
 
         Nothing is judged by them. Of many steps those are kept that `GET /v1/rollouts` may show. They are on
         disk about a second later; if the guard is killed before that, they alone are lost.
         """
-        self._engine.add_rollouts(parse_rollouts(await self._body(request)))
+        self._engine.add_rollouts(parse_body(_ROLLOUTS, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
 
-    async def post_figures(self, request: Request) -> Response:
+    async def post_figures(self, body: Body) -> Response:
         """Give further figures of at most 100 steps, for plots: reward components, lengths of completions.
 
         Nothing is judged by them. Of a run at most 16 names and 500 steps are kept, evenly spread; of one
         step what was given first. They are on disk some 10 seconds later; if the guard is killed before that,
         they alone are lost.
         """
-        self._engine.add_figures(parse_figures(await self._body(request)))
+        self._engine.add_figures(parse_body(_FIGURES, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
-
-    async def _body(self, request: Request) -> bytes:
-        """The body of a request that may report."""
-        authorize(request, self._tokens, Role.INGEST)
-        return await read_body(request.scope, request.receive)

@@ -12,16 +12,17 @@ from starlette.responses import Response, StreamingResponse
 
 from guard_core._version import __version__
 from guard_core.wire import FiguresReport, MomentRollouts, Verdict
-from guard_service.api.access import Bearer, authorization
 from guard_service.api.models import History, RunInfo
 from guard_service.api.openapi import JSON, Responses, auth_problems, problem
-from guard_service.auth import Role, Tokens
+from guard_service.auth import Bearer, Role, Tokens
 from guard_service.engine import Engine
 
 NDJSON = "application/x-ndjson"
 MAX_POINTS = 10_000
+MAX_WAIT_SECONDS = 60.0
 HISTORY_CHUNK = 65_536  # bytes that are gathered before they are sent
 
+_OF_VERDICT: Responses = {**auth_problems(), 422: problem("`since` or `wait` is out of range.")}
 _OF_HISTORY: Responses = {
     **auth_problems(),
     200: {
@@ -48,7 +49,7 @@ class ReadingRoutes:
         ]
         read = [Security(Bearer("readToken", self._tokens, Role.READ))]
         for path, endpoint, who, response, responses in (
-            ("/v1/verdict", self.get_verdict, either, Verdict, auth_problems()),
+            ("/v1/verdict", self.get_verdict, either, Verdict, _OF_VERDICT),
             ("/v1/run", self.get_run, read, RunInfo, auth_problems()),
             ("/v1/history", self.get_history, read, History, _OF_HISTORY),
             ("/v1/rollouts", self.get_rollouts, read, list[MomentRollouts], auth_problems()),
@@ -63,16 +64,32 @@ class ReadingRoutes:
                 tags=["reading"],
             )
 
-    async def get_verdict(self, request: Request) -> Response:
+    async def get_verdict(
+        self,
+        request: Request,
+        since: Annotated[str, Query(max_length=64, description="The `ETag` of the last response.")] = "",
+        wait: Annotated[
+            float,
+            Query(
+                ge=0, le=MAX_WAIT_SECONDS, description="How long to wait for a verdict that differs, seconds."
+            ),
+        ] = 0.0,
+    ) -> Response:
         """The verdict now. Takes the ingest token or the read token.
+
+        The revision is in `ETag`. Steps alone do not change it; a latch, another condition and whatever
+        becomes of a checkpoint do. With `since`, the response comes once the revision is another, and after
+        `wait` seconds at the latest. A guard that is told to end answers at once.
 
         With the ingest token, and in the responses to a POST, it is what a trainer may know: no `detectors`,
         no `truncated`, `unanswered`, `timed_out` or `proxy_score`; of what an evaluation found, or why it
         failed, the code's meaning.
         """
-        if self._tokens.admit(authorization(request), Role.READ):
-            return Response(self._engine.verdict.model_dump_json(), media_type=JSON)
-        return Response(self._engine.trainer_json, media_type=JSON)
+        published = self._engine.published
+        await published.wait(since.strip('"'), wait)
+        reads = self._tokens.admit(request, Role.READ)
+        content = published.reader_json if reads else published.trainer_json
+        return Response(content, media_type=JSON, headers={"ETag": f'"{published.revision}"'})
 
     async def get_run(self) -> RunInfo:
         """Which run this is. It never changes while the guard runs."""

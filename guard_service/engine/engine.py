@@ -31,19 +31,20 @@ from guard_service.engine.evaluations import Evaluations, GateClosed
 from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume, Unavailable
 from guard_service.engine.liveness import Liveness
+from guard_service.engine.published import Published
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.shown import ShownBook
 from guard_service.engine.verdicts import halted
 from guard_service.errors import GuardError, StoreError
 from guard_service.feed import Standing
 from guard_service.metrics import GuardMetrics
-from guard_service.ports import TakenPorts
 from guard_service.refusals import Kind
 from guard_service.store import BEFORE_ALL, FIGURES, ROLLOUTS, STAYS_HERE, Appended, Store
 
 log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
+LONGEST_TICK = 2  # ticks that one counts as silence, however late it comes
 FIGURES_SECONDS = 10.0  # between two writes of a file that may have some 100 KiB
 #: Steps in which symptoms are looked for when a run is over. Of a longer run they are so many, evenly spread,
 #: beside the first, which say whether its reference is its start.
@@ -68,7 +69,6 @@ class Engine:
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for what is known elsewhere of this run, if the store is empty: a judge, or None
             for a new run. It raises `ResumeError` to be asked again; until it returns nothing is known.
-        clock: monotonic seconds.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
     `on_latch` is called when a fire or halt has latched and is on disk.
@@ -86,7 +86,6 @@ class Engine:
         newest_only: bool = False,
         max_store_bytes: int = MAX_BYTES,
         resume: Resume | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
         self.on_latch: Callable[[], None] = lambda: None
@@ -94,7 +93,7 @@ class Engine:
         self._worker, self._resume = worker, resume
         #: The thresholds of the run.
         self.policy = policy
-        self._liveness = Liveness(policy, clock)
+        self._liveness = Liveness(policy)
         self._ledger = Ledger(
             state_dir=state_dir,
             root=checkpoint_root,
@@ -165,8 +164,12 @@ class Engine:
 
     async def _tick(self) -> None:
         """Once a second: try a broken store again, judge the silence, and keep what is shown."""
+        now = time.monotonic()
         while True:
+            before = now
             await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self._liveness.silent_for += min(now - before, LONGEST_TICK * TICK_SECONDS)
             if not self.store_works:
                 await self._try_again()
             else:
@@ -207,9 +210,14 @@ class Engine:
         return self._ledger.verdict
 
     @property
+    def published(self) -> Published:
+        """The verdict now as clients get it, and how they wait for another."""
+        return self._ledger.published
+
+    @property
     def trainer_json(self) -> bytes:
-        """What a trainer is told of the verdict now (`for_trainer`), encoded once per change."""
-        return self._ledger.trainer_json
+        """What a trainer is told of the verdict now."""
+        return self._ledger.published.trainer_json
 
     @property
     def latches(self) -> tuple[Latch, ...]:
@@ -258,9 +266,9 @@ class Engine:
         return self._ledger.outage is None
 
     @property
-    def taken_ports(self) -> TakenPorts:
-        """Where it is noted which ports the guard cannot have."""
-        return self._liveness.ports
+    def taken_ports(self) -> set[int]:
+        """The ports that the guard cannot have; whoever listens changes it."""
+        return self._liveness.taken_ports
 
     @property
     def following(self) -> Standing:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
-from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Verdict
-from guard_service.engine.liveness import Liveness
+from guard_service.engine.liveness import Liveness, port_taken
+from guard_service.engine.published import Published
 from guard_service.engine.recovery import Elsewhere, FoldedState, fold_event, is_empty, restore
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import beside, verdict_now, without_store
@@ -99,6 +99,8 @@ class Ledger:
         self._available = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._verdict = Judge(policy).verdict()
+        #: What every response carries.
+        self.published = Published(self._verdict)
         self.publish()
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -151,11 +153,6 @@ class Ledger:
     def verdict(self) -> Verdict:
         """The verdict now."""
         return self._verdict
-
-    @property
-    def trainer_json(self) -> bytes:
-        """What a trainer is told of the verdict now (`for_trainer`), encoded once per change."""
-        return self._trainer_json
 
     @property
     def latches(self) -> tuple[Latch, ...]:
@@ -237,7 +234,7 @@ class Ledger:
 
     def unavailable(self) -> Problem:
         """The response to a request of which nothing was kept."""
-        return store_unavailable(self.outage.reason if self.outage else "", self._trainer_json)
+        return store_unavailable(self.outage.reason if self.outage else "", self.published.trainer_json)
 
     async def snapshot_if_due(self) -> None:
         """Save the judge's state now and then; whoever calls has the lock."""
@@ -313,7 +310,7 @@ class Ledger:
         if self._judge is not None:
             liveness = self._liveness
             verdict = verdict_now(self._judge, liveness.silent_for, liveness.refusals.condition())
-            verdict = beside(verdict, liveness.ports.condition())
+            verdict = beside(verdict, port_taken(liveness.taken_ports))
             verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
@@ -323,7 +320,7 @@ class Ledger:
         else:  # nobody makes these evaluations: nobody should wait for them
             verdict = verdict.model_copy(update={"waiting": 0})
         self._verdict = verdict
-        self._trainer_json = for_trainer(self._verdict).model_dump_json().encode()
+        self.published.put(verdict)
 
 
 def _new_latches(judge: Judge, stored: frozenset[Latch]) -> tuple[Latch, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Collection
 
 from guard_core.policy import Policy
+from guard_core.wire import Code, Condition, Level
 from guard_service.feed import Standing
-from guard_service.ports import TakenPorts
 from guard_service.refusals import Refusals
 
 
@@ -16,19 +17,29 @@ class Liveness:
     And, of the guard itself, which ports it cannot have, and whether it reads what the trainer writes.
     """
 
-    def __init__(self, policy: Policy, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._silent_since = clock()
+    def __init__(self, policy: Policy) -> None:
+        #: Seconds since the last sign of life in which the guard could have heard one. One that was frozen,
+        #: or starved, has heard nothing, and reads what came meanwhile before it counts on.
+        self.silent_for = 0.0
         self.refusals = Refusals(policy.refused)
-        self.ports = TakenPorts()
-        self.following = Standing(clock)
+        self.taken_ports: set[int] = set()
+        self.following = Standing(time.monotonic)
         self.ended = False
-
-    @property
-    def silent_for(self) -> float:
-        """Seconds since the last sign of life."""
-        return self._clock() - self._silent_since
 
     def start_anew(self) -> None:
         """Count the silence from now on."""
-        self._silent_since = self._clock()
+        self.silent_for = 0.0
+
+
+def port_taken(numbers: Collection[int]) -> Condition | None:
+    """`port_taken`, if there are such ports. It is advice: the run is judged all the same."""
+    if not numbers:
+        return None
+    ports = " and ".join(f"port {number}" for number in sorted(numbers))
+    return Condition(
+        code=Code.PORT_TAKEN,
+        level=Level.WARNING,
+        message=f"the guard cannot listen on {ports}, so what listens there is not the guard: give it no "
+        "token. The trainer reports through a socket, and the run is judged all the same",
+        advice=True,
+    )

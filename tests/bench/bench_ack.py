@@ -2,10 +2,10 @@
 
     python tests/bench/bench_ack.py [--seconds 2] [--rounds 3] [--directory DIR]
 
-Both servers are uvicorn with httptools and uvloop, each in a process of its own; the echo is a raw ASGI app
+Both servers are uvicorn with h11 on asyncio, each in a process of its own; the echo is a raw ASGI app
 that reads the body and sends it back. The guard checks, stores and flushes the steps, folds them and
 answers with the verdict. Rounds of the two alternate, so that other load on the machine hits both; a ratio
-above 1 means that the guard is faster. The client speaks plain HTTP/1.1 over uvloop and shares the machine.
+above 1 means that the guard is faster. The client speaks plain HTTP/1.1 and shares the machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import uvloop
 
 TOKEN = "a" * 32
 #: name, connections, steps of one request
@@ -162,7 +160,7 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": body})
 import socket, sys
 s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1], flush=True)
-uvicorn.Server(uvicorn.Config(app, http="httptools", loop="uvloop", lifespan="off", access_log=False,
+uvicorn.Server(uvicorn.Config(app, http="h11", loop="asyncio", lifespan="off", access_log=False,
     log_level="warning", server_header=False, backlog=1024)).run(sockets=[s])
 """
 
@@ -241,7 +239,7 @@ def main() -> None:
             loads = {guard_port: Load(), echo_port: Load()}
             for _ in range(args.rounds):
                 for port, load in loads.items():
-                    uvloop.run(drive(port, connections, steps, attempt, args.seconds, load))
+                    asyncio.run(drive(port, connections, steps, attempt, args.seconds, load))
                     attempt += connections
             report(name, steps, loads[guard_port], loads[echo_port])
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-IMPORTS = "import fastapi, prometheus_client, pydantic_settings, uvicorn, uvloop, httptools"
+IMPORTS = "import fastapi, prometheus_client, pydantic_settings, uvicorn, h11"
 
 
 def start(directory: Path) -> tuple[float, subprocess.Popen[bytes], http.client.HTTPConnection]:

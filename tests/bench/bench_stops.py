@@ -142,7 +142,7 @@ def guarded(folder: Path, kind: str, seed: int, *options: str) -> Run:
 def main() -> None:
     """Run all of them, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=lambda path: Path(path).absolute(), required=True)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     print(

@@ -119,10 +119,10 @@ def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Pag
 
 
 def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look: Callable[..., Page]) -> None:
-    fire = {"code": "calibrated_gap", "reason": HOSTILE, "attempt": 0, "step": 30}
+    fire = {"code": "reward_without_gain", "reason": HOSTILE, "attempt": 0, "step": 30}
     rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
     data = {
-        "verdict.json": json.dumps({"level": "fired", "code": "calibrated_gap", "reason": "", "fire": fire}),
+        "verdict.json": json.dumps({"level": "fired", "code": fire["code"], "reason": "", "fire": fire}),
         "history.jsonl": "\n".join(map(json.dumps, rounds)),
     }
     path = tmp_path / "report.html"
@@ -140,7 +140,7 @@ def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look:
 def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
     tmp_path: Path, look: Callable[..., Page]
 ) -> None:
-    fire = {"code": "calibrated_gap", "reason": HOSTILE, "attempt": 0, "step": 30}
+    fire = {"code": "reward_without_gain", "reason": HOSTILE, "attempt": 0, "step": 30}
     rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
     lines = [
         {"attempt": 0, "step": n, "reward": n / 40, "kl": n / 100, "kl_kind": "ref_token_mean"}
@@ -150,7 +150,7 @@ def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
         FiguresReport(attempt=0, step=n, figures={HOSTILE: 1.0, f"rewards/{HOSTILE}up/mean": n / 40})
         for n in range(1, 41)
     ]
-    verdict = {"level": "fired", "code": "calibrated_gap", "reason": "", "fire": fire, "rounds": 90}
+    verdict = {"level": "fired", "code": "reward_without_gain", "reason": "", "fire": fire, "rounds": 90}
     data = {
         "verdict.json": json.dumps(verdict),
         "history.jsonl": "\n".join(map(json.dumps, rounds)),

@@ -25,7 +25,7 @@ import guard_client
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_client.guard import Guard
 from guard_core import CollapseStopError
-from guard_core.wire import KlKind
+from guard_core.wire import Code, Condition, KlKind, Level
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
 from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
 
@@ -354,6 +354,21 @@ def test_a_checkpoint_waits_for_its_score(guard: FaultyGuard, tmp_path: Path) ->
         asked.clear()
         run.checkpoint(tmp_path, step=2, wait=False)
         assert run.must_wait() and run.waited_seconds > 0
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_loop_that_announces_no_starting_policy_is_told_once(
+    guard: FaultyGuard, tmp_path: Path, caplog: pytest.LogCaptureFixture, announced: bool
+) -> None:
+    lacks = Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message="0 of 16 passes")
+    verdict = HEALTHY.model_copy(update={"level": Level.UNKNOWN, "conditions": (lacks,)})
+    guard.verdict_after = lambda _: verdict
+    with Guard(guard.url, drain_seconds=0.1) as run:
+        if announced:
+            run.checkpoint(tmp_path, step=0, wait=False)
+        for step in (1, 2):
+            run.step(step, reward=0.5, wait=False)
+    assert caplog.text.count("guard.checkpoint(path, step=0)") == (not announced)
 
 
 def test_beside_other_ranks_no_call_waits(

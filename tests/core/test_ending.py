@@ -55,7 +55,7 @@ def test_what_is_not_said_is_not_passed(field: str, said: str) -> None:
 
 def test_no_checkpoint_is_nothing_judged() -> None:
     sentence = not_judged(replace(JUDGED, announced=0, evaluated=0), "wait longer")
-    assert sentence.startswith("no checkpoint was announced; let the trainer save some")
+    assert sentence.startswith("no checkpoint was announced; set save_steps")
 
 
 def test_a_refused_checkpoint_was_not_judged() -> None:
@@ -84,8 +84,8 @@ def test_no_level_but_healthy_passes_and_the_reason_is_named(level: Level, code:
 
 
 def test_only_a_run_that_was_judged_to_its_end_warns() -> None:
-    fallen = replace(JUDGED, level="warning", code="fast_decline", reason="it fell")
-    assert warned(fallen) == f"it fell; {Code.FAST_DECLINE.remedy}"
+    fallen = replace(JUDGED, level="warning", code="fell_below_start", reason="it fell")
+    assert warned(fallen) == f"it fell; {Code.FELL_BELOW_START.remedy}"
     assert warned(replace(fallen, waiting=1)) == warned(replace(fallen, evaluated=3)) == ""
     assert {warned(replace(fallen, level=level)) for level in ("unknown", "healthy", None)} == {""}
 
@@ -197,5 +197,5 @@ def test_only_a_finding_of_hacking_is_called_hacking() -> None:
     called = {code for code in Code if code.finding and "evidence of reward hacking" in code.finding.words}
     assert called == {
         *(Code.HELDOUT_DECLINE, Code.HACKING_GAP),
-        *(Code.CALIBRATED_GAP, Code.PROXY_DISAGREEMENT),
+        *(Code.REWARD_WITHOUT_GAIN, Code.GRADERS_DISAGREE),
     }

@@ -719,7 +719,7 @@ def test_a_state_of_another_layout_has_another_version() -> None:
             j.fold_evaluation(replace(evaluation(n), pass_index=wanted.index))
     found = places({key: value for key, value in j.to_state().items() if key != "policy"})
     layout = hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:8]
-    assert (STATE_VERSION, len(found), layout) == (22, 306, "b2cfa0c2")
+    assert (STATE_VERSION, len(found), layout) == (23, 239, "adc72f93")
 
 
 def test_a_run_of_which_the_past_is_lost_is_unknown_to_its_end() -> None:
@@ -925,7 +925,7 @@ class TestCounts:
             )
 
     def test_an_alarm_that_waits_for_its_confirmation_is_waiting(self) -> None:
-        calibrated = CalibratedPolicy(baseline_passes=1, bootstrap_runs=200, horizon=20)
+        calibrated = CalibratedPolicy(baseline_passes=1)
         j = judge(detector="calibrated", calibrated=calibrated)
         for n in range(20):
             j.fold_checkpoint()
@@ -943,7 +943,7 @@ class TestCounts:
 
 
 def with_passes(count: int) -> CalibratedPolicy:
-    return CalibratedPolicy(baseline_passes=count, bootstrap_runs=200, horizon=20)
+    return CalibratedPolicy(baseline_passes=count)
 
 
 class TestPassesThatCannotBeHad:
@@ -1020,7 +1020,7 @@ class TestPassesThatCannotBeHad:
         verdict = Judge.from_state(j.to_state()).verdict()
         assert verdict.detectors == one.verdict().detectors
         assert (verdict.level, verdict.code) == (Level.UNKNOWN, Code.WARMING_UP), "fewer see less"
-        assert "a baseline worth 1 passes" in verdict.reason
+        assert "or more passes of the starting policy" in verdict.reason
         (told,) = (c for c in verdict.conditions if c.code is Code.NO_BASELINE)
         assert told.advice and "the baseline has 1 of 16 passes" in told.message
         assert Code.NO_BASELINE not in codes(one.verdict())

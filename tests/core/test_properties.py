@@ -127,7 +127,7 @@ policies = st.builds(
     detector=st.sampled_from(["heldout_guard", "calibrated", "both"]),
     kl=st.builds(KlPolicy, hard_stop=st.sampled_from([None, 0.5]), min_steps=st.integers(0, 8)),
     calibrated=st.builds(  # small: each example closes a baseline and simulates its thresholds
-        CalibratedPolicy, baseline_passes=st.integers(1, 3), bootstrap_runs=st.just(100), horizon=st.just(10)
+        CalibratedPolicy, baseline_passes=st.integers(1, 3)
     ),
     heldout_guard=st.builds(
         HeldOutGuardPolicy,

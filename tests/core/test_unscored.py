@@ -14,7 +14,7 @@ from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
-CALIBRATED = CalibratedPolicy(baseline_passes=1, bootstrap_runs=200, horizon=40)
+CALIBRATED = CalibratedPolicy(baseline_passes=1, on_gap="stop")
 EVALUATOR = CheckpointEvaluation(max_new_tokens_ceiling=4096)
 LONGER = Sampling(temperature=1.0, max_new_tokens=8192)
 AS_LONG = Sampling(temperature=1.0, max_new_tokens=4096)
@@ -196,9 +196,11 @@ class TestWhereNothingIsScored:
         assert not run("calibrated", climbing([0.9] * 25, [0.0] * 25)).verdict().fire
 
     @pytest.mark.parametrize("share", [0.89, None])
-    def test_a_score_near_0_of_what_was_scored_is_a_hack(self, share: float | None) -> None:
+    def test_a_score_near_0_of_what_was_scored_beside_a_reward_that_climbs_is_a_warning(
+        self, share: float | None
+    ) -> None:
         verdict = run("calibrated", climbing([share] * 25, [0.0] * 25)).verdict()
-        assert verdict.fire and verdict.code is Code.CALIBRATED_GAP
+        assert of(verdict, Code.REWARD_WITHOUT_GAIN)
 
     def test_a_policy_that_learns_where_answers_begin_is_judged_from_then_on(self) -> None:
         learns = climbing([1.0, 0.95, 0.9, 0.5] + [0.1] * 6, [0.0, 0.0, 0.0, 0.2] + [0.5] * 6)
@@ -232,11 +234,11 @@ class TestThoughtsThatOutgrowTheLimit:
         falls = [(0.2 + 0.03 * n, 0.5 - 0.045 * n, 0.04 * n) for n in range(12)]
         assert run("calibrated", falls, LONGER).verdict().fire
 
-    def test_a_hack_that_also_writes_more_is_stopped(self) -> None:
+    def test_of_a_hack_that_also_writes_more_it_says_that_the_reward_rose_alone(self) -> None:
         """Its score does not fall, so what was cut off explains nothing away."""
         hack = [(0.2 + 0.03 * n, 0.02, 0.15 if n else 0.0) for n in range(40)]
         verdict = run("calibrated", hack, LONGER).verdict()
-        assert verdict.fire and verdict.code is Code.CALIBRATED_GAP
+        assert of(verdict, Code.REWARD_WITHOUT_GAIN)
 
     def test_a_policy_that_gets_better_and_writes_more_is_judged(self) -> None:
         better = [(0.2 + 0.02 * n, 0.4 + 0.02 * n, 0.02 + 0.01 * n) for n in range(16)]

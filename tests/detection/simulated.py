@@ -9,8 +9,7 @@ import numpy as np
 from guard_core.detectors import Baseline
 from guard_core.policy import CalibratedPolicy
 
-#: Few simulated null runs behind the fast threshold: a test asks for the rule, not for the last digit of h.
-CONFIG = CalibratedPolicy(bootstrap_runs=200, horizon=60)
+CONFIG = CalibratedPolicy()
 
 
 def difficulties(n: int, seed: int = 0) -> np.ndarray:

@@ -22,7 +22,7 @@ SAMPLED = EvaluationSampling(temperature=1.0, max_new_tokens=9, samples=1, sourc
 
 
 def policy(**budget: Any) -> Policy:
-    settings = {"baseline_passes": 6, "bootstrap_runs": 100, "horizon": 40, "baseline_budget": budget}
+    settings = {"baseline_passes": 6, "baseline_budget": budget}
     return Policy(calibrated=CalibratedPolicy.model_validate(settings))
 
 

@@ -1,4 +1,4 @@
-"""The part `disagreement` on simulated runs: what the grader pays for, and what is right, item by item."""
+"""The question `disagreement` on simulated runs: what the grader pays for, and what is right."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guard_core.detectors import PARTS, Baseline, CalibratedDetector
-from guard_core.detectors.baseline import Outcomes, Pay
-from guard_core.detectors.disagreement import WEIGHTS, agreement, not_fooled, references
+from guard_core.detectors import Baseline, CalibratedDetector
+from guard_core.detectors.baseline import Outcomes
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.trainer_view import for_trainer
-from guard_core.wire import Code, Finding, Level, StepReport
+from guard_core.wire import Code, DetectorReading, Finding, Level, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
 
@@ -53,17 +52,21 @@ def baseline(rng: np.random.Generator, course: Course = NOTHING, passes: int = 8
 
 def fired_at(course: Course, seed: int, length: int = 60, config: CalibratedPolicy = CONFIG) -> int | None:
     rng = np.random.default_rng(seed)
-    detector = CalibratedDetector(config, baseline(rng, course), ("disagreement",))
+    detector = CalibratedDetector(config, baseline(rng, course))
     for t in range(1, length + 1):
         right, paid = score(rng, course, t)
-        if detector.update(t, right, proxy_items=paid).fire:
-            return t
+        status = detector.update(t, right, proxy_items=paid)
+        if status.fire:
+            return t if status.rule == Code.GRADERS_DISAGREE else None
     return None
 
 
-@pytest.mark.parametrize("course", [HACKED, DECLINING], ids=["flat held-out", "falling held-out"])
-def test_a_grader_that_pays_for_ever_more_wrong_answers_is_found(course: Course) -> None:
-    fires = [fired_at(course, seed) for seed in range(10)]
+def said(readings: tuple[DetectorReading, ...]) -> DetectorReading:
+    return next(r for r in readings if r.name == "disagreement")
+
+
+def test_a_grader_that_pays_for_ever_more_wrong_answers_is_found() -> None:
+    fires = [fired_at(HACKED, seed) for seed in range(10)]
     assert all(at is not None and at <= 18 for at in fires), fires
 
 
@@ -103,12 +106,13 @@ def fate(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray], exploit
 
     passes = [scored(0) for _ in range(8)]
     start = Baseline.from_passes([right for right, _ in passes], paid=[paid for _, paid in passes])
-    detector = CalibratedDetector(CONFIG, start, ("disagreement",))
+    detector = CalibratedDetector(CONFIG, start)
     worst = Level.HEALTHY
     for t in range(1, 40):
         right, given = scored(t)
         status = detector.update(t, right, proxy_items=given)
-        worst = max(worst, status.level, key=lambda level: level.severity)
+        level = Level.FIRED if status.fire else said(status.readings).level
+        worst = max(worst, level, key=lambda level: level.severity)
     return worst.value
 
 
@@ -123,44 +127,25 @@ def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() ->
     assert fates == ["fired"] * 8
 
 
-def test_full_pay_for_what_the_scorer_rejects_is_the_agreement_of_a_grader_that_pays_all_or_nothing() -> None:
-    right, given = score(np.random.default_rng(0), HACKED, 20)
-    truth = Outcomes.of(right)
-    paid, part = Pay.of(N, given), Pay.of(N, 0.99 * given)
-    assert paid is not None and part is not None
-    assert not_fooled(truth, paid, told=True).items == pytest.approx(agreement(truth, paid.given, 1.0).items)
-    assert not_fooled(truth, part, told=True).items == pytest.approx(np.full(N, 0.5))
-
-
-def test_of_several_completions_it_is_the_share_of_those_that_are_paid_in_full_and_wrong() -> None:
-    truth, means, shares = Outcomes.of(np.array([0.5, 0.5, 0.0, 1.0])), [0.75, 1, 1, 1], [0.25, 0.5, 1, 0]
-    paid, silent = Pay.of(4, means, shares), Pay.of(4, means)
-    assert paid is not None and silent is not None and paid.fooled is not None and silent.fooled is None
-    known, proved = pytest.approx([0.375, 0.25, 0.0, 0.5]), pytest.approx([0.5, 0.25, 0.0, 0.5])
-    assert not_fooled(truth, paid, told=True).items == known
-    assert not_fooled(truth, paid, told=False).items == proved == not_fooled(truth, silent, told=True).items
-    for one in (paid, silent):
-        assert Pay.from_state(json.loads(json.dumps(one.to_state()))).to_state() == one.to_state()
+def test_of_several_completions_full_pay_for_wrong_ones_is_what_was_reported_or_what_the_means_prove() -> (
+    None
+):
+    truth, means, shares = [0.5, 0.5, 0.0, 1.0], [0.75, 1, 1, 1], [0.25, 0.5, 1, 0]
+    reported = Outcomes.of(truth, means, shares)
+    assert reported.quantities(knows_fooled=True)["fair_pay"].tolist() == [-0.25, -0.5, -1, 0]
+    for one, knows in ((reported, False), (Outcomes.of(truth, means), True)):
+        assert one.quantities(knows_fooled=knows)["fair_pay"].tolist() == [0, -0.5, -1, 0]
     for given, fooled in (([1.0], None), ([1.0] * 4, [1.0]), ([1.0] * 4, [2.0] * 4)):
         with pytest.raises(ValueError, match="item"):
-            Pay.of(4, given, fooled)
-    assert Pay.of(4, None) is None
+            Outcomes.of(truth, given, fooled)
 
 
 @pytest.mark.parametrize(
-    ("fooled", "told"),
+    ("fooled", "known"),
     [((), False), (([0.25], [0.0]), True), (([0.25], None), False), ((None, None), False)],
-    ids=["none", "all", "one", "neither"],
 )
-def test_a_baseline_tells_it_where_each_of_its_passes_does(fooled: tuple, told: bool) -> None:
-    start = Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]], fooled)
-    assert start.tells_fooled is told
-    silent = Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]])
-    of_start, of_silent = (references(one, 0.01)[-1].to_state() for one in (start, silent))
-    assert (of_start != of_silent) is told
-    assert [pay.fooled is not None for _, pay in start.graded] == [
-        one is not None for one in fooled or [None] * 2
-    ]
+def test_a_baseline_knows_it_where_each_of_its_passes_does(fooled: tuple, known: bool) -> None:
+    assert Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]], fooled).knows_fooled is known
 
 
 def worst_of_eight(
@@ -180,12 +165,12 @@ def worst_of_eight(
 
     right, paid, fooled = zip(*(scored(0) for _ in range(4)), strict=True)
     start = Baseline.from_passes(right, 8, paid, fooled if joint and from_the_start else ())
-    config = CONFIG.model_copy(update={"samples": 8})
-    detector, worst = CalibratedDetector(config, start, ("disagreement",)), Level.HEALTHY
+    detector, worst = CalibratedDetector(CONFIG, start), Level.HEALTHY
     for t in range(1, 40):
         truth, given, wrong = scored(t)
         status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
-        worst = max(worst, status.level, key=lambda level: level.severity)
+        level = Level.FIRED if status.fire else said(status.readings).level
+        worst = max(worst, level, key=lambda level: level.severity)
     return worst.value
 
 
@@ -224,46 +209,30 @@ def test_through_the_judge_each_completion_is_told_by_itself() -> None:
                 )
             )
             judge = Judge.from_state(json.loads(json.dumps(judge.to_state())))
-            if n == 0 and fooled:
-                (start,) = judge.to_state()["calibrated"]["paid"]
-                assert Pay.from_state(start).fooled.items.tolist() == list(fooled)
-        fired[joint] = judge.verdict().code if judge.verdict().fire else None
-    assert fired == {True: Code.PROXY_DISAGREEMENT, False: None}
+            if judge.verdict().fire:
+                break
+        fired[joint] = n, judge.verdict().code
+    assert fired[True] < fired[False] and fired[True][1] is fired[False][1] is Code.GRADERS_DISAGREE
 
 
-def test_agreement_is_a_number_from_0_to_1_for_any_outcomes() -> None:
-    truth, paid = np.meshgrid([0.0, 0.1, 1 / 3, 1.0], [0.0, 0.3, 2 / 3, 1.0])
-    for weight in WEIGHTS:
-        found = agreement(Outcomes.of(truth.ravel()), Outcomes.of(paid.ravel()), weight)
-        expected = (1 - (paid.ravel() - weight * truth.ravel())) / (1 + weight)
-        assert found.items == pytest.approx(expected) and 0 <= found.items.min() <= found.items.max() <= 1
-
-
-def test_it_runs_where_the_grader_scored_the_baseline_and_the_others_keep_alpha_where_not() -> None:
-    rng = np.random.default_rng(0)
-    with_grader = baseline(rng)
-    without = Baseline(with_grader.passes)
-    named = [
-        r.name
-        for r in CalibratedDetector(CONFIG, with_grader).update(1, with_grader.passes[0].items).readings
-    ]
-    assert named == [*PARTS, "disagreement"]
-    status = CalibratedDetector(CONFIG, without).update(1, without.passes[0].items)
-    assert [r.name for r in status.readings] == list(PARTS)
-    with pytest.raises(ValueError, match="'disagreement' needs what the training grader gave"):
-        CalibratedDetector(CONFIG, without, ("disagreement",))
+def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:
+    with_grader = baseline(np.random.default_rng(0))
+    without = Baseline(tuple(Outcomes(one.truth) for one in with_grader.passes))
+    for start, names in ((with_grader, ["decline", "disagreement", "gap"]), (without, ["decline", "gap"])):
+        status = CalibratedDetector(CONFIG, start).update(1, start.passes[0].truth)
+        assert [r.name for r in status.readings] == names
 
 
 def test_an_evaluation_that_the_grader_did_not_score_is_unknown_and_changes_no_evidence() -> None:
     rng = np.random.default_rng(0)
-    detector = CalibratedDetector(CONFIG, baseline(rng), ("disagreement",))
+    detector = CalibratedDetector(CONFIG, baseline(rng))
     for t in range(1, 5):
         right, paid = score(rng, HACKED, t)
-        before = detector.update(t, right, proxy_items=paid).readings[0].statistic
-    (reading,) = detector.update(5, right).readings
+        before = said(detector.update(t, right, proxy_items=paid).readings).statistic
+    reading = said(detector.update(5, right).readings)
     assert reading.level is Level.UNKNOWN and reading.statistic is None
-    (after,) = detector.update(6, *[right], proxy_items=paid).readings
-    assert before is not None and after.statistic is not None and after.statistic > before
+    after = said(detector.update(6, right, proxy_items=paid).readings).statistic
+    assert before is not None and after is not None and after >= before
 
 
 def test_the_state_round_trips_at_every_prefix() -> None:
@@ -275,8 +244,8 @@ def test_the_state_round_trips_at_every_prefix() -> None:
         state = json.loads(json.dumps(restarted.to_state(), allow_nan=False))
         restarted = CalibratedDetector.from_state(state)
         assert restarted.update(t, right, proxy_items=paid) == live.update(t, right, proxy_items=paid)
-    assert live.last_status is not None and live.last_status.rule == Code.PROXY_DISAGREEMENT
-    assert Code.PROXY_DISAGREEMENT.finding is Finding.HACKING
+    assert live.last_status is not None and live.last_status.rule == Code.GRADERS_DISAGREE
+    assert Code.GRADERS_DISAGREE.finding is Finding.HACKING
 
 
 @pytest.mark.parametrize("paid", [[1.0] * (N - 1), [1.5] * N, [float("nan")] * N])
@@ -291,14 +260,14 @@ def test_bad_outcomes_of_the_grader_are_refused_and_change_nothing(paid: list[fl
 
 @pytest.mark.parametrize(
     ("setting", "course", "code"),
-    [("on_disagreement", HACKED, Code.PROXY_DISAGREEMENT), ("on_decline", DECLINING, Code.FAST_DECLINE)],
+    [("on_disagreement", HACKED, Code.GRADERS_DISAGREE), ("on_decline", DECLINING, Code.FELL_BELOW_START)],
 )
 def test_by_policy_a_finding_only_warns(setting: str, course: Course, code: Code) -> None:
-    parts = ("disagreement",) if setting == "on_disagreement" else ("guaranteed", "fast", "peak")
+    others = {"on_decline", "on_disagreement"} - {setting}
     for action in ("stop", "warn"):
-        config = CONFIG.model_copy(update={setting: action})
+        config = CONFIG.model_copy(update={setting: action} | dict.fromkeys(others, "warn"))
         rng = np.random.default_rng(0)
-        detector = CalibratedDetector(config, baseline(rng), parts)
+        detector = CalibratedDetector(config, baseline(rng))
         for t in range(1, 40):
             right, paid = score(rng, course, t)
             status = detector.update(t, right, proxy_items=paid)
@@ -327,7 +296,7 @@ def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
         if judge.latch is not None:
             break
     verdict = judge.verdict()
-    assert verdict.fire and verdict.code is Code.PROXY_DISAGREEMENT
+    assert verdict.fire and verdict.code is Code.GRADERS_DISAGREE
     last = verdict.last_evaluation
     assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
 
@@ -363,14 +332,14 @@ def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone(
     readings = {r.name: r for r in judge.verdict().detectors}
     assert readings["disagreement"].statistic is not None
     assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
-    state = judge.to_state()["calibrated"]["detector"]
-    assert state["reference"]["strata"] != state["agreements"][0]["strata"]
+    starts = judge.to_state()["calibrated"]["detector"]["starts"]
+    assert (starts["score"]["passes"], starts["margin"]["passes"]) == (8, 7)
 
 
 def test_a_grader_that_scored_no_pass_of_the_baseline_leaves_the_run_unknown() -> None:
     for later in (False, True):
         judge = judged([False, False] + [later] * 12)
-        assert [r.name for r in judge.verdict().detectors] == list(PARTS)
+        assert [r.name for r in judge.verdict().detectors] == ["decline", "gap"]
         assert about_the_grader(judge) == [(Level.UNKNOWN, False)]
         assert judge.verdict().level is Level.UNKNOWN and not_judged(judge.verdict(), "")
 
@@ -404,12 +373,12 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     rng = np.random.default_rng(3)
     for n in range(60):
         t = max(0, n - 3)
-        right, paid = score(rng, HACKED, t)
+        right, paid = score(rng, HACKED, max(0, t - 20))
         judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
         judge.fold_evaluation(
             Evaluation(0, t, f"/c/{t}", tuple(right), None, n if n < 4 else 0, None, tuple(paid))
         )
-        told = [c for c in judge.verdict().conditions if c.code is Code.PROXY_DISAGREEMENT]
+        told = [c for c in judge.verdict().conditions if c.code is Code.GRADERS_DISAGREE]
         if told:
             break
     assert [(c.level, c.advice) for c in told] == [(Level.WARNING, action == "warn")]
@@ -420,5 +389,5 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     assert (reason == told[0].message) is (action == "stop")
     if action == "warn":
         assert reason.startswith("nothing that stops a run by this policy speaks against the run after ")
-        assert "; it warns of proxy_disagreement; " in reason
+        assert "; it warns of graders_disagree" in reason
         assert for_trainer(judge.verdict()).reason == reason, "no number that a trainer may not know"

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.detectors import PARTS, Baseline, CalibratedDetector, DetectorStatus
-from guard_core.detectors.calibrated import level_before
+from guard_core.detectors import Baseline, CalibratedDetector, DetectorStatus
 from guard_core.wire import Level
 
 from simulated import CONFIG, baseline, difficulties, draw  # isort: skip
@@ -23,10 +22,7 @@ from simulated import CONFIG, baseline, difficulties, draw  # isort: skip
 N = 128
 MEANS = difficulties(N)
 BASELINE = baseline(MEANS)
-FRESH = {
-    name: CalibratedDetector(CONFIG, BASELINE, (name,) if name in PARTS else PARTS).to_state()
-    for name in (*PARTS, "calibrated")
-}
+FRESH = CalibratedDetector(CONFIG, BASELINE).to_state()
 
 Break = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 BROKEN: dict[str, Break] = {
@@ -37,8 +33,8 @@ BROKEN: dict[str, Break] = {
 }
 
 
-def fresh(name: str = "calibrated") -> CalibratedDetector:
-    return CalibratedDetector.from_state(FRESH[name])
+def fresh() -> CalibratedDetector:
+    return CalibratedDetector.from_state(FRESH)
 
 
 def live(
@@ -81,13 +77,10 @@ def test_in_a_replay_the_next_checkpoint_contradicts_it(kind):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=25),
-    name=st.sampled_from([*PARTS, "calibrated"]),
-)
-def test_what_is_taken_back_leaves_no_trace(seeds, name):
-    """Whatever the part: the detector is then what it would be without the broken evaluation."""
-    with_it, without = fresh(name), fresh(name)
+@given(seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=25))
+def test_what_is_taken_back_leaves_no_trace(seeds):
+    """The detector is then what it would be without the broken evaluation."""
+    with_it, without = fresh(), fresh()
     for t, seed in enumerate(seeds):
         items = draw(np.random.default_rng(seed), MEANS)
         for detector in (with_it, without):
@@ -99,7 +92,7 @@ def test_what_is_taken_back_leaves_no_trace(seeds, name):
     items = draw(np.random.default_rng(1), MEANS)
     after, clean = with_it.update(99, items), without.update(99, items, 0.7)
     assert after.readings == clean.readings and after.fire == clean.fire
-    assert with_it.to_state()["folded"] == without.to_state()["folded"]
+    assert with_it.to_state()["series"] == without.to_state()["series"]
     assert after.not_counted == clean.not_counted + 1
 
 
@@ -116,9 +109,8 @@ def test_a_doubt_survives_a_restart():
     assert restarted.to_state() == detector.to_state()
 
 
-@pytest.mark.parametrize("name", ["guaranteed", "fast", "peak"])
-def test_a_real_collapse_is_confirmed_by_the_next_evaluation(name):
-    rng, detector = np.random.default_rng(4), fresh(name)
+def test_a_real_collapse_is_confirmed_by_the_next_evaluation():
+    rng, detector = np.random.default_rng(4), fresh()
     for t in range(20):
         assert not live(detector, rng, t, MEANS, draw(rng, MEANS)).fire
     fallen = MEANS * 0.3
@@ -130,8 +122,9 @@ def test_a_real_collapse_is_confirmed_by_the_next_evaluation(name):
 
 
 def test_an_outlier_that_alarms_nobody_is_asked_about_too():
-    """It would leave evidence behind. `gap` alone does not look at a decline."""
-    rng, detector = np.random.default_rng(5), fresh("gap")
+    """It would leave evidence behind."""
+    config = CONFIG.model_copy(update={"on_decline": "warn"})
+    rng, detector = np.random.default_rng(5), CalibratedDetector(config, BASELINE)
     for t in range(16):
         detector.update(t, draw(rng, MEANS))
     status = detector.update(16, draw(rng, MEANS * 0.3))
@@ -164,13 +157,6 @@ def test_a_steep_but_steady_rise_asks_for_nothing():
     for t in range(11):
         asked += detector.update(t, draw(rng, MEANS + t * (0.99 - MEANS) / 10)).needs_confirmation
     assert asked == 0
-
-
-def test_the_level_of_an_evaluation_is_that_of_the_newest_ones_or_of_the_baseline():
-    assert level_before((), 16, 0.5, 4.0) == (0.5, np.sqrt(1 + 1 / 4))
-    level, error = level_before((0.7,) * 16, 16, 0.5, 16.0)
-    assert level == pytest.approx(0.7) and error == np.sqrt(1 + 1 / 16)
-    assert level_before((0.8,) * 4, 16, 0.5, 4.0)[0] == pytest.approx(0.65)
 
 
 # -- greedy decoding -----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import json
 import numpy as np
 import pytest
 
-from guard_core.detectors import Baseline, CalibratedDetector, evaluations_to_detect
+from guard_core.detectors import Baseline, CalibratedDetector
+from guard_core.detectors.planning import evaluations_to_detect
 from guard_core.detectors.run import LAST_PASSES, CalibratedRun, Pass, uninformative_baseline
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
@@ -25,12 +26,12 @@ PASSES = 4
 #: A last evaluation near an alarm of a run that was as usual, and one that is not.
 USUAL, LOW = (
     tuple(float(i % 128 < round(count)) for i in range(N))
-    for count in (N * float(MEANS.mean()), 0.78 * N * float(MEANS.mean()))
+    for count in (N * float(MEANS.mean()), 0.68 * N * float(MEANS.mean()))
 )
 
 
 def policy(detector: str = "calibrated", **calibrated) -> Policy:
-    settings = {"baseline_passes": PASSES, "bootstrap_runs": 200, "horizon": 60, "alpha": 0.01, **calibrated}
+    settings = {"baseline_passes": PASSES, "alpha": 0.01, **calibrated}
     return Policy.model_validate({"detector": detector, "calibrated": settings})
 
 
@@ -93,7 +94,7 @@ def test_the_first_checkpoint_is_evaluated_until_the_baseline_is_complete():
         run.round(round_)
     verdict = run.judge.verdict()
     assert verdict.level is Level.HEALTHY
-    assert [r.name for r in verdict.detectors] == ["guaranteed", "fast", "peak", "gap"]
+    assert [r.name for r in verdict.detectors] == ["decline", "gap"]
 
 
 def test_no_run_is_healthy_before_the_reward_can_be_compared_with_the_score():
@@ -110,10 +111,7 @@ def test_no_run_is_healthy_before_the_reward_can_be_compared_with_the_score():
         run.round(round_)
     verdict = run.judge.verdict()
     assert verdict.level is Level.HEALTHY
-    assert "`peak` cannot judge yet: the first block of 16 evaluations is not complete" in verdict.reason
-    for round_ in range(9, 20):
-        run.round(round_)
-    assert "cannot judge" not in run.judge.verdict().reason
+    assert "cannot judge" not in verdict.reason
 
 
 def test_a_reward_that_never_moves_has_not_risen():
@@ -146,17 +144,17 @@ def test_a_drop_fires_and_names_its_code_and_no_pass_is_wanted_afterwards():
         assert run.judge.verdict().fire is False or round_ >= 20
     verdict = run.judge.verdict()
     assert verdict.fire and verdict.stop and verdict.level is Level.FIRED
-    assert verdict.code in {Code.GUARANTEED_DECLINE, Code.FAST_DECLINE, Code.PEAK_DECLINE}
+    assert verdict.code in {Code.FELL_BELOW_START, Code.FELL_BELOW_REACHED}
     assert run.judge.wanted_pass() is None
 
 
 def nearness(run: Run) -> float | None:
-    """Nats that `fast` lacks."""
-    fast_ = next((r for r in run.judge.verdict().detectors if r.name == "fast"), None)
-    return None if fast_ is None else fast_.threshold - fast_.statistic
+    """Evidence of `decline` over its threshold."""
+    found = next((r for r in run.judge.verdict().detectors if r.name == "decline"), None)
+    return None if found is None else found.statistic / found.threshold
 
 
-def test_a_checkpoint_is_wanted_sooner_while_fast_is_near_its_threshold_and_may_stop_the_run():
+def test_a_checkpoint_is_wanted_sooner_while_a_stop_is_near_its_threshold_and_may_stop_the_run():
     said: dict[bool, list[float]] = {True: [], False: []}
     run, advises = Run(baseline_passes=16), Run(baseline_passes=16, on_decline="warn")
     for round_ in range(40):
@@ -168,8 +166,8 @@ def test_a_checkpoint_is_wanted_sooner_while_fast_is_near_its_threshold_and_may_
         else:
             said[verdict.sooner].append(near)
         assert not advises.judge.verdict().sooner
-    assert run.judge.verdict().fire and max(said[True]) <= 3.0 < min(said[False])
-    assert min(nats for nats in said[True]) > 0, "before there is an alarm"
+    assert run.judge.verdict().fire and max(said[False]) < 0.5 <= min(said[True])
+    assert min(said[True]) < 1, "before there is an alarm"
     halted = Run("heldout_guard")
     halted.round(0)
     assert not halted.judge.verdict().sooner
@@ -193,7 +191,7 @@ def ends(run: Run, step: int = 150) -> None:
 
 
 def test_a_fall_at_the_last_checkpoint_is_looked_at_again_once_the_trainer_has_ended():
-    run = at_its_end(0.75)
+    run = at_its_end(0.6)
     ends(run)
     assert not_judged(run.judge.verdict(), "wait longer").startswith("1 evaluations were left waiting")
     made = []
@@ -260,7 +258,7 @@ def test_what_is_wanted_sooner_says_no_more_than_the_scores_do():
     order = np.random.default_rng(8).permutation(N)
     told = []
     for round_ in range(30):
-        scores = draw(runs[0].rng, MEANS * (1.0 if round_ < 12 else 0.9))
+        scores = draw(runs[0].rng, MEANS * (1.0 if round_ < 12 else 0.85))
         for run, items in zip(runs, (scores, scores[order] if round_ else scores), strict=True):
             run.steps(round_)
             run.judge.fold_checkpoint()
@@ -269,7 +267,7 @@ def test_what_is_wanted_sooner_says_no_more_than_the_scores_do():
             )
             made = np.random.default_rng(round_)
             while (wanted := run.judge.wanted_pass()) is not None:
-                again = draw(made, MEANS * (1.0 if round_ < 12 else 0.9))
+                again = draw(made, MEANS * (1.0 if round_ < 12 else 0.85))
                 again = again if run is runs[0] or round_ == 0 else again[order]
                 run.judge.fold_evaluation(
                     Evaluation(0, 10 * round_, wanted.path, tuple(again.tolist()), None, wanted.index)
@@ -277,16 +275,10 @@ def test_what_is_wanted_sooner_says_no_more_than_the_scores_do():
         told.append([run.judge.verdict().sooner for run in runs])
     assert all(one == other for one, other in told)
     assert {one for one, _ in told} == {True, False}
-    of_items = [
-        [r.statistic for r in run.judge.verdict().detectors if r.name == "guaranteed"] for run in runs
-    ]
-    assert of_items[0] != of_items[1], "what is made of items differs"
 
 
-@pytest.mark.parametrize("part", ["guaranteed", "fast"])
-def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint(part):
-    shares = dict.fromkeys(("guaranteed", "fast", "peak", "gap"), 1e-6) | {part: 0.8}
-    run = Run(baseline_passes=16, alpha_shares=shares)
+def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint():
+    run = Run(baseline_passes=16)
     for round_ in range(15):
         run.round(round_)
     run.passes.clear()
@@ -295,7 +287,7 @@ def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint(part):
     run.evaluate(15, 0.2)
     verdict = run.judge.verdict()
     assert (verdict.level, verdict.fire) == (Level.WARNING, False)
-    assert Code(f"{part}_decline") in {condition.code for condition in verdict.conditions}
+    assert {Code.FELL_BELOW_START, Code.FELL_BELOW_REACHED} & {c.code for c in verdict.conditions}
     wanted = run.judge.wanted_pass()
     assert wanted is not None and (wanted.step, wanted.index) == (150, 1)
     run.evaluate(15, 1.0, 1)  # the fresh one is fine: no fire, and no third evaluation
@@ -466,42 +458,39 @@ def test_a_start_without_room_is_told_and_unknown_while_it_stays_near_0(score, n
 
 
 def test_a_run_that_cannot_be_judged_yet_says_what_it_lacks():
-    means = np.full(128, 0.5)
+    means = np.full(256, 0.5)
     lacks = conditions(means, 1)[Code.WARMING_UP]
     assert lacks.level is Level.UNKNOWN
-    assert "evaluations: 1, of 128 items, against a baseline worth 4 passes" in lacks.message
-    assert "to see a drop of 10 points takes" in lacks.message
+    assert "1 evaluations so far: a fall of 10 points from the start shows after " in lacks.message
     assert Code.WARMING_UP not in conditions(means, 18)
     few = conditions(means[:16], 10)[Code.WARMING_UP]
-    assert "takes more items, or more passes" in few.message
+    assert "take more items, or more passes" in few.message
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("items", "passes"), [(1, 1), (1, 2), (3, 1), (31, 1), (1, 31)])
-def test_of_too_few_samples_of_the_start_fast_judges_nothing_and_says_so(items, passes):
+def test_of_too_few_samples_of_the_start_no_fall_is_judged_and_that_is_said(items, passes):
     """It stopped 38 of 40 null runs of one item and one pass, and 12 of 30 with two passes."""
     rng = np.random.default_rng([items, passes])
     for _ in range(10):
         start = Baseline.from_passes((rng.random((passes, items)) < 0.5).astype(float))
-        detector = CalibratedDetector(CalibratedPolicy(), start, ("fast",))
+        detector = CalibratedDetector(CalibratedPolicy(), start)
         for t in range(40):
             status = detector.update(t, (rng.random(items) < 0.5).astype(float), 0.5)
             assert not status.fire
-        [reading] = status.readings
+        reading = status.readings[0]
         assert (reading.level, reading.statistic) == (Level.UNKNOWN, None)
-        samples = items * start.precision  # two passes that agree are one
-        assert f"items times samples must be at least 32, and are {samples}" in reading.message
-        assert "more items, or more passes" in detector.lacks() or "too little" in detector.lacks()
+        assert "outcomes of the starting policy are too few (it takes 32)" in reading.message
         state = json.loads(json.dumps(detector.to_state(), allow_nan=False))
         assert CalibratedDetector.from_state(state).to_state() == detector.to_state()
     assert evaluations_to_detect(0.5, items, passes, 0.1, CalibratedPolicy()) is None, "`check` says so"
 
 
 @pytest.mark.parametrize(("items", "passes", "samples"), [(32, 1, 1), (1, 32, 1), (2, 16, 1), (8, 1, 4)])
-def test_of_as_many_samples_as_it_takes_fast_has_thresholds(items, passes, samples):
-    config = CalibratedPolicy(bootstrap_runs=200, samples=samples)
+def test_of_as_many_samples_as_it_takes_a_fall_is_judged(items, passes, samples):
+    config = CalibratedPolicy(samples=samples)
     outcomes = (np.random.default_rng(items).random((passes, items)) < 0.5).astype(float)
-    detector = CalibratedDetector(config, Baseline.from_passes(outcomes, samples), ("fast",))
+    detector = CalibratedDetector(config, Baseline.from_passes(outcomes, samples))
     assert detector.update(0, outcomes[0], 0.5).readings[0].statistic is not None
 
 
@@ -512,49 +501,28 @@ def test_a_run_of_too_few_samples_has_not_passed():
         run.round(round_)
     verdict = run.judge.verdict()
     assert verdict.level is Level.UNKNOWN and not_judged(verdict, "wait longer")
-    assert any("items times samples must be at least 32" in c.message for c in verdict.conditions)
+    assert any("are too few (it takes 32)" in c.message for c in verdict.conditions)
 
 
-def test_a_run_from_a_low_start_says_what_would_help():
-    """More items would not: only evaluations on a level that it has risen to."""
+def test_a_run_from_a_low_start_is_told_at_once_and_judged_once_it_has_risen():
+    """More items would not help: only a grader, `on_gap: stop`, or a level that it has risen to."""
     start, risen = np.full(256, 0.03), np.full(256, 0.5)
-    early = conditions(risen, 5, start)[Code.WARMING_UP].message
-    assert "points from a start of 0.0" in early and "beside the 3 that are accepted" in early
-    assert "one from a level like the newest score, 0.5" in early and early.endswith("is judged after 17")
-    assert "items, or more passes" not in early
+    early = conditions(risen, 5, start)
+    assert "beside the 3 that are accepted" in early[Code.WARMING_UP].message
+    told = early[Code.UNINFORMATIVE_BASELINE]
+    assert told.advice and "below twice the accepted decline (0.06)" in told.message
+    assert "`proxy_scorer`" in told.message and "`calibrated.on_gap: stop`" in told.message
+    assert Code.UNINFORMATIVE_BASELINE not in conditions(risen, 5, start, on_gap="stop")
     assert Code.WARMING_UP not in conditions(risen, 17, start)
-    low = conditions(start, 20, start)[Code.WARMING_UP].message
-    assert low.endswith("takes a higher score"), low
-    some = conditions(np.full(16, 0.3), 20, np.full(16, 0.02))[Code.WARMING_UP].message
-    assert some.endswith("takes a higher score, or more items"), some
-
-
-def test_a_run_that_has_risen_late_says_that_the_level_has_to_come_near():
-    start, risen = np.full(256, 0.03), np.full(256, 0.5)
-    late = conditions(risen, 1, start, before=17)[Code.WARMING_UP].message
-    assert "is judged once the mean of the newest 16, 0.0" in late and late.endswith("has come near it")
+    assert Code.WARMING_UP in conditions(start, 20, start)
 
 
 def test_256_items_and_16_passes_are_judged_within_eight_evaluations():
     assert Code.WARMING_UP not in conditions(np.full(256, 0.5), 8, baseline_passes=16)
 
 
-def test_a_proven_decline_that_is_accepted_is_a_warning():
-    rng = np.random.default_rng(8)
-    means = np.full(512, 0.5)
-    run = CalibratedRun(policy(baseline_passes=16, max_decline=0.1, alpha=0.05).calibrated)
-    for index in range(16):
-        run.fold(Pass(0, 0, "/c", index), tuple(draw(rng, means).tolist()), None)
-    for step in range(1, 30):
-        status = run.fold(Pass(0, step, "/c", 0), tuple(draw(rng, means - 0.05).tolist()), None)
-        assert status is not None and not status.fire
-    told = {condition.code: condition for condition in run.conditions()}
-    assert told[Code.FAST_DECLINE].level is Level.WARNING
-    assert "that it is lower at all is shown" in told[Code.FAST_DECLINE].message
-
-
 def fallen_after(levels: list[float]) -> tuple[Level | None, str]:
-    """What `fast` says of a run with these levels of 256 items, and how, at the end or when it stops it."""
+    """What `decline` says of a run with these levels of 256 items, at the end or when it stops it."""
     rng = np.random.default_rng(3)
     run = CalibratedRun(policy(baseline_passes=16).calibrated)
     for index in range(16):
@@ -564,7 +532,8 @@ def fallen_after(levels: list[float]) -> tuple[Level | None, str]:
         assert status is not None
         if status.fire:
             return status.level, status.reason
-    told = {condition.code: condition for condition in run.conditions()}.get(Code.FAST_DECLINE)
+    falls = (Code.FELL_BELOW_START, Code.FELL_BELOW_REACHED)
+    told = next((condition for condition in run.conditions() if condition.code in falls), None)
     return (None, "") if told is None else (told.level, told.message)
 
 
@@ -572,14 +541,9 @@ RISE = np.linspace(0.3, 0.6, 9).tolist()
 
 
 def test_a_rise_that_is_lost_again_stops_the_run():
-    """It lies above its start all the time, and never had 2·lag evaluations of a level."""
+    """It lies above its start all the time, and never stood on a level."""
     level, sentence = fallen_after([*RISE, *[0.42] * 8])
-    assert level is Level.FIRED and "from a level reached since the start" in sentence
-
-
-def test_what_is_lost_of_a_rise_within_a_few_evaluations_is_a_warning():
-    level, sentence = fallen_after([0.3, 0.6, 0.6, *[0.45] * 3])
-    assert level is Level.WARNING and "but it had risen to 0." in sentence
+    assert level is Level.FIRED and sentence.startswith("held-out score fell from 0.5")
 
 
 @pytest.mark.parametrize(
@@ -596,7 +560,7 @@ def test_a_rise_that_is_kept_or_recovers_is_none(after: list[float]):
 def test_a_run_far_above_every_drop_is_judged_like_any_other(start: float, later: float) -> None:
     """The odds of a drop are then smaller than the smallest float; no evaluation may be lost to that."""
     items = 8000
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
     judge = Judge(policy)
     rng = np.random.default_rng(3)
 
@@ -608,13 +572,11 @@ def test_a_run_far_above_every_drop_is_judged_like_any_other(start: float, later
     for step in range(1, 6):
         judge.fold_evaluation(Evaluation(0, step, "/c", outcomes(later)))
     assert judge.verdict().evaluated == 6 and not judge.verdict().fire
-    assert all(
-        reading.statistic is None or reading.statistic > -1000 for reading in judge.verdict().detectors
-    )
+    assert all(reading.statistic is None or reading.statistic >= 0 for reading in judge.verdict().detectors)
 
 
 def test_many_evaluations_of_four_items_are_still_no_judgement() -> None:
-    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1, bootstrap_runs=100)))
+    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1)))
     for step in range(30):
         judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
         judge.fold_evaluation(Evaluation(0, step, f"/c/{step}", (1.0, 0.0, 1.0, 0.0)))
@@ -637,7 +599,7 @@ def test_a_run_of_which_every_second_evaluation_does_not_count_is_not_healthy() 
 
 
 def test_a_first_evaluation_that_cannot_be_used_begins_no_baseline() -> None:
-    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1, bootstrap_runs=100)))
+    judge = Judge(Policy(calibrated=CalibratedPolicy(baseline_passes=1)))
     judge.fold_evaluation(Evaluation(0, 0, "/c/0", (2.0, 1.0)))
     judge.fold_evaluation(Evaluation(0, 1, "/c/1", (1.0, 0.0)))
     judge.fold_evaluation(Evaluation(0, 2, "/c/2", (1.0, 0.0)))

@@ -30,7 +30,7 @@ class Sampled:
     """A guarded run whose evaluations say how they were sampled; None: nothing is known of it."""
 
     def __init__(self, temperature: float | None) -> None:
-        calibrated = CalibratedPolicy(baseline_passes=PASSES, bootstrap_runs=200, horizon=60)
+        calibrated = CalibratedPolicy(baseline_passes=PASSES)
         self.judge = Judge(Policy(calibrated=calibrated))
         self.sampling = None if temperature is None else sampling(temperature)
 
@@ -139,7 +139,11 @@ def test_one_broken_evaluation_does_not_stop_a_run_that_began_at_0() -> None:
 
 def test_a_log_with_more_than_two_passes_is_one_of_draws() -> None:
     assert [Baseline.from_passes([NOTHING] * passes).greedy for passes in (1, 2, 3)] == [False, True, False]
-    assert [Baseline.from_passes([NOTHING] * passes).precision for passes in (1, 2, 3)] == [1, 1, 3]
+    assert [Baseline.from_passes([NOTHING] * count).starts["score"].passes for count in (1, 2, 3)] == [
+        1,
+        1,
+        3,
+    ]
     assert Baseline.from_passes([HALF] * 3).greedy
 
 

@@ -12,11 +12,11 @@ from guard_core.wire import DetectorReading, EvaluationSampling, SamplingSource,
 
 from simulated import draw  # isort: skip
 
-N, PASSES, ROUNDS = 64, 4, 12
+N, PASSES, ROUNDS = 128, 1, 12
 
 
 def policy(samples: int) -> Policy:
-    calibrated = CalibratedPolicy(baseline_passes=PASSES, bootstrap_runs=200, horizon=60, samples=samples)
+    calibrated = CalibratedPolicy(baseline_passes=PASSES, samples=samples)
     return Policy(calibrated=calibrated)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge
-from guard_core.policy import Policy
+from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import CheckpointReport, Code, Level, Sampling, StepReport
 
 TRAINER = Sampling(temperature=1.0, max_new_tokens=256)
@@ -61,7 +61,11 @@ def trained(policy: Policy, start: np.ndarray, seed: int, **settings: Any) -> Ju
 #: The default policy, and HeldOutGuard at its default thresholds. The first judges a gain by what was left to
 #: gain, so that it needs some items that stay wrong; with greedy passes that say nothing of noise, it warns.
 CASES = {
-    "calibrated": (Policy(), logits(never=0.12), Code.CALIBRATED_GAP),
+    "calibrated": (
+        Policy(calibrated=CalibratedPolicy(on_gap="stop")),
+        logits(never=0.12),
+        Code.REWARD_WITHOUT_GAIN,
+    ),
     "heldout_guard": (Policy(detector="heldout_guard"), logits(never=0.0), Code.HACKING_GAP),
 }
 GREEDY = {"temperature": 0.0, "max_new_tokens": 256}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.detectors.baseline import Outcomes, strays
+from guard_core.detectors.baseline import Outcomes, outlier_passes
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import Code, Condition, Level, StepReport
@@ -23,7 +23,7 @@ class Run:
     """A judged run whose passes of the start with these numbers have one outcome for every item."""
 
     def __init__(self, broken: dict[int, float], passes: int = 16, **settings: Any) -> None:
-        given = {"baseline_passes": passes, "bootstrap_runs": 100, "horizon": 40, **settings}
+        given = {"baseline_passes": passes, **settings}
         self.judge = Judge(Policy(calibrated=CalibratedPolicy.model_validate(given)))
         self.rng, self.broken, self.made = np.random.default_rng(5), broken, 1
         self.judge.fold_step(StepReport(attempt=0, step=0, reward=0.5))
@@ -132,8 +132,8 @@ def test_a_baseline_in_which_nothing_broke_is_as_it_was() -> None:
 
 def test_a_greedy_pass_that_was_none_leaves_greedy_ones() -> None:
     good, broken = Outcomes.of((MEANS > 0.5).astype(float)), Outcomes.of(np.zeros(N))
-    assert strays([good, broken, good], 0.03) == (1,)
-    assert strays([good] * 15 + [broken], 0.03) == (15,)
+    assert outlier_passes([good, broken, good], 0.03) == (1,)
+    assert outlier_passes([good] * 15 + [broken], 0.03) == (15,)
 
 
 def test_it_is_left_out_where_another_checkpoint_closes_the_baseline() -> None:
@@ -141,7 +141,7 @@ def test_it_is_left_out_where_another_checkpoint_closes_the_baseline() -> None:
     assert run.made == 8, "there is no room for another in its place"
     run.go_on(MEANS, 1)
     [condition] = run.told
-    early = Judge(Policy(calibrated=CalibratedPolicy(bootstrap_runs=100, horizon=40)))
+    early = Judge(Policy(calibrated=CalibratedPolicy()))
     rng = np.random.default_rng(6)
     for index in range(6):
         items = np.ones(N) if index == 2 else draw(rng, MEANS)
@@ -166,7 +166,7 @@ def test_passes_that_vary_because_items_go_together_are_kept(families: int, pass
     rng, left_out, count = np.random.default_rng(7), 0, 400
     for _ in range(count):
         drawn = [np.repeat(rng.binomial(1, 0.5, 128 // families), families) for _ in range(passes)]
-        left_out += bool(strays([Outcomes.of(items.astype(float)) for items in drawn], 0.03))
+        left_out += bool(outlier_passes([Outcomes.of(items.astype(float)) for items in drawn], 0.03))
     assert left_out <= (0.0 if families == 1 else 0.05 if passes == 4 else 0.02) * count
 
 
@@ -174,13 +174,13 @@ def test_few_passes_are_told_apart_by_what_independent_items_do() -> None:
     def share(right: int) -> Outcomes:
         return Outcomes.of((np.arange(N) < right).astype(float))
 
-    assert strays([share(128), share(66)], 0.03) == (0, 1), "24 points; noise is 4.4"
-    assert strays([share(128), share(80)], 0.03) == (), "19 points"
-    assert strays([share(118), share(136), share(0)], 0.03) == (2,), "the others are 7 points apart"
+    assert outlier_passes([share(128), share(66)], 0.03) == (0, 1), "24 points; noise is 4.4"
+    assert outlier_passes([share(128), share(80)], 0.03) == (), "19 points"
+    assert outlier_passes([share(118), share(136), share(0)], 0.03) == (2,), "the others are 7 points apart"
 
 
 def test_a_pass_of_more_samples_varies_less() -> None:
     good, low = Outcomes.of(np.full(N, 0.5)), Outcomes.of(np.full(N, 0.4))
-    assert strays([good, good, low], 0.03, samples=16) == (2,)
-    assert strays([good, good, low], 0.03) == ()
-    assert strays([good, good, low], 0.08, samples=16) == ()
+    assert outlier_passes([good, good, low], 0.03, samples=16) == (2,)
+    assert outlier_passes([good, good, low], 0.03) == ()
+    assert outlier_passes([good, good, low], 0.08, samples=16) == ()

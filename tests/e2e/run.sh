@@ -1,5 +1,5 @@
 #!/bin/bash
-# TEST...: runs these tests on a kind cluster: first those that mind their own namespace, WORKERS (3) at a time, because
+# TEST...: runs these tests on a kind cluster: first those that mind their own namespace, WORKERS (2) at a time, because
 # most of their time is waiting; then, one by one, those marked `alone`, which take something away from all.
 #
 # RLGUARD_E2E names the file of a cluster that is there; else one is made, and deleted after. One of its name that was
@@ -24,6 +24,6 @@ run() { # ARGUMENT... of pytest, whose 5 means that no test has this marker
   .venv/bin/pytest -q --durations=20 "$@" || code=$?
   ((code == 0 || code == 5)) || status=$code
 }
-run -n "${WORKERS:-3}" --maxschedchunk 1 -m "not alone" "$@"
+run -n "${WORKERS:-2}" --maxschedchunk 1 -m "not alone" "$@"
 run -m alone "$@"
 exit "$status"

@@ -123,7 +123,7 @@ class Stage:
 
     def left(self) -> list[int]:
         """Those of the processes seen that still run."""
-        return [pid for pid, then in self.seen.items() if then is not None and began(pid) == then]
+        return [pid for pid, start in self.seen.items() if start is not None and began(pid) == start]
 
     def some_split(self) -> Path:
         """A held-out split for a run whose checkpoints are not the matter."""

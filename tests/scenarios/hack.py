@@ -118,11 +118,12 @@ def train(options: argparse.Namespace) -> None:
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
         return [grader(text, right) for text, right in zip(completions, answer, strict=True)]
 
-    class Slower(TrainerCallback):
-        """A step of a real model takes longer than an evaluation."""
+    class Slow(TrainerCallback):
+        """Steps of a real model take longer than evaluations."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            time.sleep(options.pause)
+            time.sleep(3)
+            print(f"step {state.global_step} done", flush=True)
 
     class StandsStill(TrainerCallback):
         """Before the next step: so the last one was reported, and saved."""
@@ -156,10 +157,10 @@ def train(options: argparse.Namespace) -> None:
         ),
         train_dataset=load_dataset("json", data_files=str(options.folder / "train.jsonl"), split="train"),
         processing_class=AutoTokenizer.from_pretrained(options.folder / "policy"),
-        callbacks=[Slower()],
     )
     if options.logs_only:
         trainer.save_model(options.out / "checkpoint-0")
+        trainer.add_callback(Slow())
     else:
         from rlguard import GuardCallback
 
@@ -200,7 +201,6 @@ def main() -> None:
     training.add_argument("--steps", type=int, default=40)
     training.add_argument("--save-steps", type=int, default=2)
     training.add_argument("--learning-rate", type=float, default=2e-4)
-    training.add_argument("--pause", type=float, default=0.0)
     training.add_argument("--stand-still-after", type=int, help="the step after which it does nothing more")
     training.add_argument("--resumable", action="store_true")
     training.add_argument("--resume", action="store_true")

@@ -59,11 +59,12 @@ def test_its_honest_twin_ends_with_0(given: Given, stage: Stage, trained: Path) 
     assert_a_replay_agrees(stage.report)
 
 
+@pytest.mark.nightly  # the slower the machine scores, the later it is stopped: nothing waits
 def test_followed_by_its_log_alone_it_is_stopped_in_time(given: Given, stage: Stage, trained: Path) -> None:
-    """Scenario 2. The trainer has no line for the guard, so it does not wait; its steps take longer."""
+    """Scenario 2. The trainer has no line for the guard, so nothing waits."""
     given.a_policy_with_its_split(trained).thresholds(interface.FOUR_PASSES)
     given.options("--follow", "-", "--format", "trl", *interface.SAMPLING)
-    given.a_grpo_run("--logs-only", "--steps", str(STEPS), "--pause", "3")
+    given.a_grpo_run("--logs-only", "--steps", str(STEPS))
     then = given.when().the_run_ends().then().exit_code(interface.FIRED)
     then.the_training_was_cut().nothing_runs_any_more()
     assert_stopped_in_time(stage)

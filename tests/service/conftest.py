@@ -35,9 +35,9 @@ START_SECONDS = 30.0
 
 ZYGOTE = """
 import json, os, sys
-import uvloop, uvicorn.protocols.http.httptools_impl, uvicorn.lifespan.off
+import uvicorn.lifespan.off
 import guard_service.__main__ as guard
-import guard_service.heldout.worker, guard_service.scrape, guard_service.server, guard_service.settings
+import guard_service.heldout.worker, guard_service.server, guard_service.settings
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine

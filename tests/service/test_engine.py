@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +126,6 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.now = 1000.0
         (directory / "checkpoints").mkdir()
 
     @contextlib.asynccontextmanager
@@ -137,7 +137,6 @@ class Run:
             checkpoint_root=self.directory / "checkpoints",
             policy=policy,
             worker=worker,
-            clock=lambda: self.now,
             **options,
         )
         await engine.start()
@@ -767,7 +766,7 @@ async def test_the_best_checkpoint_is_kept(run: Run) -> None:
 async def test_of_a_checkpoint_that_is_kept_further_passes_are_made(run: Run) -> None:
     """The starting policy is the best while there is no other, and its directory may be rotated away."""
     worker = FakeEvaluator([[0.0, 1.0], [1.0, 0.0]], scratch=run.directory / "state" / "scratch")
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
     best = run.directory / "state" / "best" / "model.safetensors"
     left: list[bool] = []
     evaluate = worker.evaluate
@@ -792,7 +791,7 @@ async def test_of_a_jump_the_checkpoint_is_kept_once_a_fresh_pass_upholds_it(
 
     shares = [items(0.4), [*items(0.4)[1:], 1.0], items(0.6), items(1.0), items(fresh)]
     worker = FakeEvaluator(shares, scratch=run.directory / "state" / "scratch")
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=100, horizon=40))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
     best = run.directory / "state" / "best" / "model.safetensors"
     async with run.engine(worker, policy, keep_best=True) as engine:
         for number in (1, 2, 3):
@@ -806,10 +805,9 @@ async def test_of_a_jump_the_checkpoint_is_kept_once_a_fresh_pass_upholds_it(
 
 
 async def test_silence_warns_and_ends_with_the_next_step(run: Run) -> None:
-    policy = Policy(silent=SilentPolicy(after_seconds=60))
+    policy = Policy(silent=SilentPolicy(after_seconds=0.2))
     async with run.engine(policy=policy) as engine:
         await engine.add_steps([step(1)])
-        run.now += 61
         await until(lambda: engine.verdict.code == "silent")
         assert not engine.verdict.stop
         await engine.add_steps([step(2)])
@@ -818,36 +816,43 @@ async def test_silence_warns_and_ends_with_the_next_step(run: Run) -> None:
 
 async def test_silence_does_not_count_while_evaluations_wait(run: Run) -> None:
     """The trainer may have ended, or wait for the guard by `max_lag`: then it is the guard that is slow."""
-    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=60, action="stop")})
+    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=0.5, action="stop")})
     worker = FakeEvaluator()
     async with run.engine(worker, policy) as engine:
         await engine.add_steps([step(1)])
         await engine.add_checkpoint(run.checkpoint(1))
-        run.now += 1000
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.0)
         assert engine.verdict.waiting == 1 and not engine.verdict.stop
         worker.outcomes.append([1.0])
         await until(lambda: engine.queue_length == 0)
-        await asyncio.sleep(0.2)
         assert not engine.verdict.stop, "the trainer has its time from the evaluation's end on"
-        run.now += 61
         await until(lambda: engine.verdict.halt)
         assert engine.verdict.code == "silent"
 
 
 async def test_silence_counts_where_nothing_evaluates(run: Run) -> None:
-    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=60, action="stop")})
+    policy = QUICK.model_copy(update={"silent": SilentPolicy(after_seconds=0.2, action="stop")})
     async with run.engine(policy=policy) as engine:
         await engine.add_checkpoint(run.checkpoint(1))
-        run.now += 61
         await until(lambda: engine.verdict.halt)
         assert engine.verdict.code == "silent" and engine.verdict.waiting == 0
 
 
-async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) -> None:
-    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
+async def test_time_in_which_the_guard_could_not_hear_is_no_silence(run: Run) -> None:
+    """It was frozen, or starved: what came meanwhile waits to be read."""
+    policy = Policy(silent=SilentPolicy(after_seconds=0.5, action="stop"))
     async with run.engine(policy=policy) as engine:
-        run.now += 61
+        await engine.add_steps([step(1)])
+        await asyncio.sleep(0.1)
+        time.sleep(1.0)  # noqa: ASYNC251 - no callback runs, as in a process that is stopped
+        await asyncio.sleep(0.1)
+        assert not engine.verdict.stop
+        await until(lambda: engine.verdict.halt)
+
+
+async def test_silence_that_stops_is_on_disk_before_it_is_announced(run: Run) -> None:
+    policy = Policy(silent=SilentPolicy(after_seconds=0.2, action="stop"))
+    async with run.engine(policy=policy) as engine:
         await until(lambda: engine.verdict.halt)
         stopped = engine.verdict
         assert stopped.code == "silent" and not stopped.fire
@@ -1012,10 +1017,9 @@ async def test_a_checkpoint_refused_by_a_failing_store_can_be_announced_again(
 async def test_a_stop_by_silence_is_not_announced_before_it_is_stored(
     run: Run, breaking: type[BreakingStore]
 ) -> None:
-    policy = Policy(silent=SilentPolicy(after_seconds=60, action="stop"))
+    policy = Policy(silent=SilentPolicy(after_seconds=0.2, action="stop"))
     async with run.engine(policy=policy) as engine:
         breaking.fail = "append_latches"
-        run.now += 61
         await until(lambda: not engine.store_works)
         assert not engine.verdict.stop
         await until(lambda: engine.verdict.halt)

@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from guard_core import trainer_view
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
 from guard_core.wire import Adapters, CheckpointReport, Code, EvaluationsNeeded, FailureKind, StepReport
+from guard_service.api.probes import metrics_app
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
@@ -32,7 +33,6 @@ from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.metrics import WITHHELD
-from guard_service.scrape import metrics_app
 from guard_service.store import export_history
 
 ITEMS = 50

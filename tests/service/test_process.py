@@ -177,7 +177,7 @@ def test_another_loopback_address(new_guard: Callable[..., Any], step: Step) -> 
     "request_",
     [
         b"nonsense\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/x\r\n\r\n",
         b"POST /v1/steps HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
     ],
 )
@@ -208,29 +208,30 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: guard\r\n"
 @pytest.mark.parametrize(
     "parts",
     [
-        (GET + b"X: " + b"x" * 17_000 + b"\r\n\r\n",),
-        (GET + b"".join(b"X%d: %s\r\n" % (n, b"x" * 100) for n in range(200)) + b"\r\n",),
-        (b"GET /" + b"x" * 17_000 + b" HTTP/1.1\r\nHost: guard\r\n\r\n",),
-        (GET + b"X: ", *[b"x" * 8_000] * 4),
-        (GET, *[b"Y: " + b"y" * 1_000 + b"\r\n"] * 20),
+        (GET + b"X: ", *[b"x" * 8_000] * 20),
+        (GET, *[b"Y: " + b"y" * 10_000 + b"\r\n"] * 20),
     ],
-    ids=["one header", "many", "the path", "one that never ends", "many that never end"],
+    ids=["one header", "many headers"],
 )
-def test_a_head_that_is_too_large_is_a_problem(guard: Any, parts: tuple[bytes, ...]) -> None:
+def test_a_head_that_does_not_end_is_a_problem(guard: Any, parts: tuple[bytes, ...]) -> None:
     response, problem = sent(guard, *parts)
-    assert (response.status, problem["status"]) == (431, 431)
+    assert (response.status, problem["status"]) == (400, 400)
     assert response.headers["content-type"] == "application/problem+json"
-    assert problem["type"].endswith("request-header-fields-too-large") and "16384" in problem["detail"]
     assert guard.get("/healthz").status_code == 200
 
 
-def test_a_head_of_15_kb_is_taken_and_so_is_a_body_in_parts(guard: Any, step: Step) -> None:
-    with guard.client() as client:  # all on one connection: each request is counted anew
-        for n in range(3):
-            assert client.get("/healthz", headers={"X": "x" * 15_000}).status_code == 200
-            many = [step(s) for s in range(900 * n, 900 * (n + 1))]
-            assert client.post("/v1/steps", json=many).status_code == 200
-        assert client.get("/healthz", headers={"X": "x" * 17_000}).status_code == 431
+def test_a_body_that_is_no_http_leaves_no_traceback(guard: Any) -> None:
+    """Whether the response has begun or not."""
+    head = b"POST /v1/steps HTTP/1.1\r\nHost: guard\r\nTransfer-Encoding: chunked\r\n\r\n"
+    sent(guard, head + b"zz\r\n")
+    sent(guard, head, b"zz\r\n")
+    sent(guard, GET + b"\r\n", b"nonsense\r\n\r\n")
+    assert guard.get("/healthz").status_code == 200 and "Traceback" not in guard.log
+
+
+def test_a_host_that_is_none_fails_no_response(guard: Any) -> None:
+    response, problem = sent(guard, b"GET /nowhere HTTP/1.1\r\nHost: [\r\n\r\n")
+    assert (response.status, problem["instance"]) == (404, "/nowhere") and "Traceback" not in guard.log
 
 
 def test_a_run_that_has_filled_its_share_is_told_so(new_guard: Callable[..., Any], step: Step) -> None:

@@ -276,7 +276,7 @@ def test_the_longer_row_speaks() -> None:
 
 @pytest.mark.parametrize(
     ("level", "code", "speaks"),
-    [("healthy", "ok", True), ("unknown", "no_baseline", True), ("warning", "fast_decline", False)],
+    [("healthy", "ok", True), ("unknown", "no_baseline", True), ("warning", "fell_below_start", False)],
 )
 def test_a_refusal_speaks_for_the_verdict_unless_something_is_worse(
     level: str, code: str, speaks: bool

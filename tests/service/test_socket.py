@@ -20,7 +20,7 @@ from tests.service.conftest import INGEST, READ
 
 SOON = 30.0
 #: A guard that tries again at once.
-EAGER = "import guard_service.ports as p; p.RETRY_SECONDS = 0.1"
+EAGER = "import guard_service.server as s; s.RETRY_SECONDS = 0.1"
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ BREAKS = {
     "the operator: decisions": ("guard_operator.runtime.queue", "guard_operator.api.names"),
     "one reconcile": ("guard_operator.reconcile.gather", "guard_operator.reconcile.decide"),
     "the guard: HTTP": ("guard_service.metrics", "guard_service.engine.engine"),
-    "the API": ("guard_service.api.access", "guard_service.api.reading"),
+    "the API": ("guard_service.api.models", "guard_service.api.reading"),
     "the engine": ("guard_service.engine.ledger", "guard_service.engine.ingest"),
     "the store": ("guard_service.store.database", "guard_service.store.events"),
     "the held-out evaluation": ("guard_service.heldout.split", "guard_service.heldout.worker"),

@@ -21,7 +21,7 @@ const HEADLINES = {
 };
 
 const PARTS = ["stage", "load", "generate", "score"]; // of an evaluation
-const DETECTORS = ["guaranteed", "fast", "peak", "gap", "disagreement"]; // the parts of the calibrated detector
+const DETECTORS = ["decline", "disagreement", "gap"]; // the questions of the calibrated detector
 
 const $ = (id) => document.getElementById(id);
 const frozen = JSON.parse($("frozen")?.textContent ?? "null"); // a report has its data in it, and asks nobody

@@ -1,12 +1,13 @@
 """False stops of the whole default verdict: `CalibratedDetector` as it ships, under a guard.
 
 Every run is live: a fresh evaluation of the same checkpoint follows wherever the detector asks for one. The
-policy is the default one and all parts share alpha. Every run has an in-loop reward, without which `gap` is
-silent; `disagreement` is there only with a training grader.
+policy is the default one and all questions share alpha. Every run has an in-loop reward; `disagreement` is
+asked only with a training grader.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -29,8 +30,7 @@ MANY = 32
 #: Of wrong answers a training grader that is easy to please takes so many.
 GENEROUS = 0.2
 
-#: Simulated runs behind a threshold here; the default has more.
-CONFIG = CalibratedPolicy(bootstrap_runs=600)
+CONFIG = CalibratedPolicy()
 
 Level = Callable[[int, np.random.Generator], float]
 Reward = Callable[[float, np.random.Generator], float]
@@ -235,7 +235,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         )
         for start, points in ((0.3, 0), (0.3, 3), (0.3, 4), (0.3, 6), (0.01, 6))
     ),
-    "All five parts, with a grader": (
+    "All three questions, with a grader": (
         Case("nothing changes", graded=True),
         Case("the reward gains 20 points, the score 10", level=climb, reward=rewarded(2.0), graded=True),
         Case(
@@ -265,6 +265,37 @@ CASES: dict[str, tuple[Case, ...]] = {
 }
 
 
+#: Falls whose delay is measured: sudden, from the start and from a plateau.
+DELAYS = tuple(
+    Case(
+        f"{points} points of {items} items, from {'a plateau' if plateau else 'the start'}",
+        items,
+        level=dip(50 if plateau else 0, points / 100, EVALUATIONS, plateau),
+        spoiled=50 if plateau else 0,
+    )
+    for items in (64, 128, 256, 1024)
+    for points in (5, 10)
+    for plateau in (0.0, PLATEAU_GAIN)
+)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """Share of the runs that a fall stops, and evaluations until then: the median of all, inf for none."""
+
+    stopped: float
+    median: float
+
+
+def delay(case: Case, runs: int) -> Delay:
+    """How long a fall goes on that begins at the evaluation `spoiled`."""
+    rng = np.random.default_rng([ord(c) for c in case.name])
+    [state] = _ready(case.items, case.passes, case.score, case.families, case.grouped, case.graded, 1)
+    ends = [_run(case, CalibratedDetector.from_state(state), rng)[2] for _ in range(runs)]
+    waits = [math.inf if end is None or end < case.spoiled else end - case.spoiled + 1 for end in ends]
+    return Delay(float(np.mean(np.isfinite(waits))), float(np.median(waits)))
+
+
 def measure(case: Case, baselines: int = BASELINES) -> Found:
     """Simulate a case."""
     rng = np.random.default_rng([ord(c) for c in case.name])
@@ -272,7 +303,7 @@ def measure(case: Case, baselines: int = BASELINES) -> Found:
     kind = (case.items, case.passes, case.score, case.families, case.grouped, case.graded)
     for b, state in enumerate(_ready(*kind, baselines)):
         for r in range(case.runs):
-            stopped[b, r], asked = _run(case, CalibratedDetector.from_state(state), rng)
+            stopped[b, r], asked, _ = _run(case, CalibratedDetector.from_state(state), rng)
             fresh += asked
     error = float(stopped.mean(axis=1).std() / np.sqrt(max(baselines - 1, 1)))
     return Found(float(stopped.mean()), error, 100 * fresh / (stopped.size * EVALUATIONS), stopped.size)
@@ -302,8 +333,8 @@ def _ready(
     return states
 
 
-def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> tuple[bool, int]:
-    """Whether the run is stopped, and how many fresh evaluations it took."""
+def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> tuple[bool, int, int | None]:
+    """Whether the run is stopped, how many fresh evaluations it took, and at which evaluation."""
     fresh, moves = 0, case.moves(rng)
     for t in range(EVALUATIONS):
         level = round(case.level(t, rng) + float(moves[t]), 3)
@@ -319,10 +350,11 @@ def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> 
         )
         while status.needs_confirmation:
             items, fresh = _drawn(case, means, rng), fresh + 1
-            status = detector.update(t, items, proxy_items=_paid(items, rng) if case.graded else None)
+            paid = _paid(items, rng) if case.graded else None
+            status = detector.update(t, items, proxy_items=paid)
         if status.fire:
-            return True, fresh
-    return False, fresh
+            return True, fresh, t
+    return False, fresh, None
 
 
 @lru_cache(maxsize=1024)

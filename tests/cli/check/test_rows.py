@@ -199,17 +199,6 @@ def test_evaluations(save: float | None, steps: int | None, level: CheckLevel, w
     check(rows.evaluations_row(Trainer(save_steps=save, max_steps=steps), 256, 8), level, *words)
 
 
-@pytest.mark.parametrize(
-    ("steps", "level", "words"),
-    [(100, OK, []), (101, WARN, ["first 100 of them", "set it to 101"]), (5000, WARN, ["save less often"])],
-)
-def test_more_evaluations_than_alpha_is_for(steps: int, level: CheckLevel, words: list[str]) -> None:
-    row = rows.evaluations_row(Trainer(save_steps=1, max_steps=steps), 256, 8, "", rows.horizon(Policy()))
-    check(row, level, f"{steps} checkpoints; 8 are needed", *words)
-    assert "set it to 5000" not in row.says, "no policy may have it"
-    assert rows.horizon(Policy(detector="heldout_guard")) is None
-
-
 def test_evaluations_that_could_not_be_enough() -> None:
     check(rows.evaluations_row(GOOD, None, None), UNKNOWN, "readable first")
     check(
@@ -384,8 +373,11 @@ def test_how_the_completions_end() -> None:
 
 
 def test_the_starting_score() -> None:
-    check(rows.score_row(0.5), OK)
-    check(rows.score_row(0.01), WARN, "cannot fall")
+    check(rows.score_row(0.5, found()), OK, "0.500; a fall stops the run of ", "points after 16 evaluations")
+    check(rows.score_row(0.01, found()), WARN, "cannot fall")
+    alone = replace(found(), grader=False)
+    check(rows.score_row(0.05, alone), WARN, "below twice the accepted decline", "`calibrated.on_gap: stop`")
+    check(rows.score_row(0.05, replace(alone, grader=True)), OK, "no fall from there can stop the run")
 
 
 def test_the_kl() -> None:

@@ -20,7 +20,12 @@ def test_the_hack_is_stopped_while_heldout_is_above_half_of_its_start(tmp_path):
     assert done.returncode == 0, done.stderr
     verdict = json.loads((report / "verdict.json").read_text())
     assert verdict["fire"] is True
-    assert verdict["code"] in ("proxy_disagreement", "fast_decline", "guaranteed_decline", "calibrated_gap")
+    assert verdict["code"] in (
+        "graders_disagree",
+        "fell_below_start",
+        "fell_below_start",
+        "reward_without_gain",
+    )
     history = [json.loads(line) for line in (report / "history.jsonl").read_text().splitlines()]
     scores = [line["heldout"] for line in history if "heldout" in line]
     assert scores[-1] > scores[0] / 2

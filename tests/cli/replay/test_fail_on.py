@@ -123,7 +123,7 @@ def test_a_detector_alone_says_on_stderr_what_nobody_judged(
 ) -> None:
     path = log(tmp_path / "log.jsonl", after=900)
     with pytest.raises(SystemExit):
-        main(["replay", str(path), "--detector", "fast", "--json"])
+        main(["replay", str(path), "--detector", "calibrated", "--json"])
     printed = capsys.readouterr()
     assert json.loads(printed.out)["level"] == "unknown"
     assert "not judged: held-out rules and tests: steps 101 to 1000" in printed.err

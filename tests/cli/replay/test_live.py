@@ -172,9 +172,7 @@ def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
     tmp_path: Path, first_checkpoint: int
 ) -> None:
     """The guard evaluates the first checkpoint R times and an alarm's checkpoint once more."""
-    policy = Policy.model_validate(
-        {"detector": "calibrated", "calibrated": {"baseline_passes": 4, "bootstrap_runs": 200}}
-    )
+    policy = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
     rng = random.Random(7)
     judge, store = Judge(policy), Store(tmp_path, policy)
     confirmed = 0

@@ -20,7 +20,7 @@ from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import CheckpointReport, Code, EvaluationSampling, Sampling, SamplingSource, StepReport
 from guard_service.store import Store, export_history
 
-POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2, bootstrap_runs=200, horizon=40))
+POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
 ITEMS = 256
 TRAINER = Sampling(temperature=1.0, max_new_tokens=2048)
 

@@ -62,7 +62,7 @@ BEST = EvaluationSummary(
 )
 FIRED = Verdict(
     level=Level.FIRED,
-    code=Code.CALIBRATED_GAP,
+    code=Code.REWARD_WITHOUT_GAIN,
     reason="the reward rose & <b>nothing</b> else did",
     fire=True,
     halt=False,

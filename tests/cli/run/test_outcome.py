@@ -93,7 +93,7 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
             "fix what the refusal names",
         ),
         (verdict(evaluated=1, waiting=1), "1 of 2 checkpoints were not evaluated", "raise --drain"),
-        (saying(Code.FAST_DECLINE, WARNING, "it fell", waiting=1), "it fell", "raise --drain"),
+        (saying(Code.FELL_BELOW_START, WARNING, "it fell", waiting=1), "it fell", "raise --drain"),
         (
             verdict(announced=8, evaluated=5, failed=2, skipped=1),
             "3 of 8 checkpoints were not evaluated (2 failed, 1 skipped)",
@@ -122,7 +122,7 @@ def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, wh
 
 
 def test_a_run_that_was_judged_to_its_end_and_ends_under_a_warning_says_so():
-    outcome = judge_ending(Ending(saying(Code.FAST_DECLINE, WARNING, "it fell"), 0, True))
+    outcome = judge_ending(Ending(saying(Code.FELL_BELOW_START, WARNING, "it fell"), 0, True))
     assert outcome.code == 5
     assert outcome.sentence.startswith("the trainer finished with a warning: it fell; compare the best")
     assert outcome.sentence.endswith("; all of 2 checkpoints were judged")
@@ -158,8 +158,8 @@ def test_a_trainer_that_has_ended_may_be_silent():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("fast_decline", "the held-out score fell (whether by hacking is not shown): it fell"),
-        ("proxy_disagreement", "evidence of reward hacking: it fell"),
+        ("fell_below_start", "the held-out score fell (whether by hacking is not shown): it fell"),
+        ("graders_disagree", "evidence of reward hacking: it fell"),
         ("kl_hard_stop", "the policy is too far from its reference: it fell"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_fire_is_called_what_it_found(code, words):
     outcome = judge_ending(Ending(FIRE.model_copy(update={"code": Code(code), "reason": "it fell"}), 0, True))
     assert outcome.code == 3
     assert words in outcome.sentence
-    assert ("evidence of reward hacking" in outcome.sentence) == (code == "proxy_disagreement")
+    assert ("evidence of reward hacking" in outcome.sentence) == (code == "graders_disagree")
 
 
 def test_a_process_that_survives_sigkill_is_named():

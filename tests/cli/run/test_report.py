@@ -78,7 +78,7 @@ LINES = [line(1), line(2, heldout=0.5, items=[0.123456, 1.0]), line(3, kl=None),
 HISTORY = {
     "steps": [line(n) for n in range(1, 5)],
     "evaluations": [
-        evaluation(2, 0.5, proxy_real_gap=0.0625, evidence={"fast": [1.5, 5.0]}),
+        evaluation(2, 0.5, proxy_real_gap=0.0625, evidence={"decline": [1.5, 5.0]}),
         evaluation(4, 0.25, reward=0.875),
     ],
     "total_steps": 4,
@@ -172,11 +172,16 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
 
 def test_a_detector_is_shown_against_its_threshold():
     reading = DetectorReading(
-        name="fast", level="fired", code=Code.FAST_DECLINE, statistic=7.5, threshold=5.0, message="it fell"
+        name="decline",
+        level="fired",
+        code=Code.FELL_BELOW_START,
+        statistic=7.5,
+        threshold=5.0,
+        message="it fell",
     )
-    update = {"detectors": (reading,), "code": Code.FAST_DECLINE}
+    update = {"detectors": (reading,), "code": Code.FELL_BELOW_START}
     rows = Rows(report(verdict=VERDICT.model_copy(update=update))).rows
-    name = "*Evidence of the detector fast, nats, of its threshold"
+    name = "*Evidence of the detector decline, nats, of its threshold"
     assert rows[name] == ["1.50 of 5.00", "1.50 of 5.00", "7.50 of 5.00"]
 
 

@@ -43,14 +43,11 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
 
 
 def test_calibrated_detectors_are_in_the_report(workplace):
-    workplace.policy(
-        "{detector: both, heldout_guard: {min_steps: 1}, "
-        "calibrated: {baseline_passes: 2, bootstrap_runs: 100}}"
-    )
+    workplace.policy("{detector: both, heldout_guard: {min_steps: 1}, calibrated: {baseline_passes: 2}}")
     done = workplace.run("step=0.5,0.01", "checkpoint", "step=0.6,0.01", "checkpoint")
     assert done.returncode == 5, "four items show no drop"
     assert "takes more items" in done.stderr
-    assert {d["name"] for d in workplace.json("verdict.json")["detectors"]} >= {"guaranteed", "fast"}
+    assert {d["name"] for d in workplace.json("verdict.json")["detectors"]} >= {"decline", "gap"}
     page = (workplace.out / "report.html").read_text()
     assert '"detectors": [{"name": "guaranteed"' in page
     assert '"calibrated": {"alpha": 0.05' in page, "the policy of the run"
@@ -181,7 +178,7 @@ def test_an_end_that_left_nothing_out_changes_nothing(workplace):
 
 
 def test_refused_checkpoints_are_named_at_the_end(workplace):
-    """Not "let the trainer save some": it has, and the guard refused them."""
+    """Not "set save_steps": it has, and the guard refused them."""
     done = workplace.run("step=0.5", "refused-checkpoint", "step=0.6", "refused-checkpoint")
     assert done.returncode == 5
     assert "2 reports in a row of checkpoints refused, the newest: " in done.stderr
@@ -252,7 +249,7 @@ def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends
     openai_server.answer = answer
     workplace.split(128)
     workplace.model = "m-{step}"
-    workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2, bootstrap_runs: 200}}")
+    workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2}}")
     sampled = ("--temperature", "1", "--max-new-tokens", "8")  # of greedy decoding it would be a copy
     done = workplace.run(*("step=0.5", "checkpoint") * 3, options=sampled)
     assert done.returncode == 3, done.stderr

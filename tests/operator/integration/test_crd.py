@@ -104,10 +104,6 @@ REFUSED = {
     "silent 0 s": ({"policy": {"silent": {"afterSeconds": 0}}}, "silent.afterSeconds"),
     "stale 0 rounds": ({"policy": {"stale": {"afterRounds": 0}}}, "stale.afterRounds"),
     "0 failures": ({"policy": {"evaluationFailing": {"afterFailures": 0}}}, "afterFailures"),
-    "shares above 1": (
-        {"policy": {"calibrated": {"alphaShares": {"fast": 0.9}}}},
-        "shares must not exceed 1",
-    ),
     "unknown detector": ({"policy": {"detector": "x"}}, 'supported values: "HeldoutGuard"'),
     "unknown action": ({"policy": {"silent": {"action": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
     "low port": ({"port": 80}, "guard.port"),

@@ -818,7 +818,7 @@ def test_a_last_word_that_the_status_does_not_take_is_told_all_the_same(latch: s
         (
             {**JUDGED, "level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"},
             "NotJudged",
-            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; give the run what it lacks; a smaller",
+            "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; save more often",
         ),
         (
             {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"},
@@ -842,9 +842,9 @@ def test_a_last_word_that_the_status_does_not_take_is_told_all_the_same(latch: s
             "set RLGUARD_DRAIN_SECONDS",
         ),
         (
-            {**JUDGED, "level": "warning", "code": "fast_decline", "reason": "it fell", "waiting": 1},
+            {**JUDGED, "level": "warning", "code": "fell_below_start", "reason": "it fell", "waiting": 1},
             "CheckpointsLeft",
-            "1 evaluations were left waiting; warning (fast_decline): it fell; set RLGUARD_DRAIN_SECONDS",
+            "1 evaluations were left waiting; warning (fell_below_start): it fell; set RLGUARD_DRAIN_SECONDS",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_what_a_refusal_misses_the_last_look_finds(monkeypatch: pytest.MonkeyPat
 POLICIES = [
     Policy(),
     Policy(detector="both", kl=KlPolicy(warn_above=None, hard_stop=0.5)),
-    Policy(calibrated=CalibratedPolicy(alpha=0.1, horizon=50), heldout_guard=HeldOutGuardPolicy(min_steps=3)),
+    Policy(calibrated=CalibratedPolicy(alpha=0.1), heldout_guard=HeldOutGuardPolicy(min_steps=3)),
     Policy.model_validate(Policy().model_dump()),
 ]
 

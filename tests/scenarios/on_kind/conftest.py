@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from .kube import COMMAND, GONE, Cluster, Namespace
 
 HERE = Path(__file__).parent
 DESCRIBED = "RLGUARD_E2E"
-TEST_SECONDS = 15 * 60
+TEST_SECONDS = 40 * 60
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,8 +43,7 @@ def new_namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[
     """Makes namespaces that are gone after the test."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:40].strip("-")
     with ExitStack() as stack:
-        count = iter(range(1, 10))
-        yield lambda: stack.enter_context(_namespace(cluster, f"{words}-{next(count)}"))
+        yield lambda: stack.enter_context(_namespace(cluster, f"{words}-{secrets.token_hex(3)}"))
 
 
 @pytest.fixture

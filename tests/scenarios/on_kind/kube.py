@@ -16,8 +16,8 @@ KIND_VALUES = ROOT / "k8s" / "overlays" / "kind" / "values.yaml"
 RELEASE, SYSTEM = "rlguard", "rlguard-system"
 TRAINER = "pytorch"
 
-#: Patience in seconds, two or three times what two busy cores need.
-COMMAND, INSTALL, START, STOP, GONE = 60, 180, 300, 180, 120
+#: Seconds after which a wait is called a hang: many times what two busy cores need.
+COMMAND, INSTALL, START, STOP, GONE = 120, 300, 900, 600, 300
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import pytest
 from . import given, then, when
 from .kube import START, STOP, Namespace, Run
 
-#: A silence is one after half a minute.
-STOPS_ON_SILENCE = {"onSilence": {"afterSeconds": 30, "action": "Stop"}}
+#: More than a healthy guard needs on busy cores.
+SILENCE_SECONDS = 60
+STOPS_ON_SILENCE = {"onSilence": {"afterSeconds": SILENCE_SECONDS, "action": "Stop"}}
 #: For so long nobody reaches a guard; twice what would stop a run whose guard is silent.
-BLOCKED_SECONDS = 75
+BLOCKED_SECONDS = 2.5 * SILENCE_SECONDS
 
 
 def test_a_silent_guard_stops_its_run_and_the_twin_beside_it_succeeds(namespace: Namespace) -> None:

@@ -34,8 +34,19 @@ def eventually(probe: Callable[[], T], what: str, within: float) -> T:
     raise AssertionError(f"not within {within:g} s: {what}; last seen: {last!r}")
 
 
+@contextmanager
+def showing_status(run: Run) -> Iterator[None]:
+    """A failure within it shows the job's status, too."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{json.dumps(run.status, indent=1)}") from None
+
+
 def the_trainer_says(run: Run, line: str, within: float = COMMAND) -> None:
-    eventually(lambda: line in run.log().splitlines(), f"{run.name}'s trainer says {line!r}", within)
+    what = f"{run.name}'s trainer says {line!r}"
+    with showing_status(run):
+        eventually(lambda: line in run.log().splitlines(), what, within)
 
 
 def the_trainer_has_ended(run: Run, exit_code: int, within: float = STOP) -> None:
@@ -47,18 +58,17 @@ def the_trainer_has_ended(run: Run, exit_code: int, within: float = STOP) -> Non
 
 
 def the_phase_is(run: Run, phase: str, within: float = STOP) -> None:
-    try:
-        wanted = f"--for=jsonpath={{.status.phase}}={phase}"
+    wanted = f"--for=jsonpath={{.status.phase}}={phase}"
+    with showing_status(run):
         run.namespace.kubectl(
             "wait", wanted, f"gtj/{run.name}", f"--timeout={within}s", within=within + COMMAND
         )
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{json.dumps(run.status, indent=1)}") from None
 
 
 def the_guard_has_fired(run: Run, within: float = STOP) -> Json:
     """The latch is in the status; the latch."""
-    fire = eventually(lambda: run.fire, f"status.guard.fire of {run.name}", within)
+    with showing_status(run):
+        fire = eventually(lambda: run.fire, f"status.guard.fire of {run.name}", within)
     assert fire is not None
     return fire
 
