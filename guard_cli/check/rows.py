@@ -497,14 +497,14 @@ def completions_row(measured: TriedEvaluation) -> Row:
 
 def score_row(score: float, found: Found) -> Row:
     """Whether the starting score leaves room to move, and which falls from it stop the run."""
-    from guard_core.detectors.run import low_start, uninformative_baseline
+    from guard_core.detectors.run import cannot_fall_from, uninformative_baseline
 
     name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):
         return Row(name, CheckLevel.WARN, said.message)
     if policy.detector == "heldout_guard" or not found.split.counted:
         return Row(name, CheckLevel.OK, f"{score:.3f}")
-    if low := low_start(score, policy.calibrated, has_grader=found.grader):
+    if low := cannot_fall_from(score, policy.calibrated, has_grader=found.grader):
         return Row(name, CheckLevel.WARN, low)
     falls = preflight.about_falls(score, found.split.counted, found.affordable, found.sampling)
     return Row(name, CheckLevel.OK, f"{score:.3f}; {falls}")

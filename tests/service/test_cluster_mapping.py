@@ -399,7 +399,6 @@ def test_no_outcome_of_an_item_travels(policy: Policy) -> None:
             judge.fold_step(StepReport(attempt=0, step=step, reward=0.5))
             items = tuple(float(i % 2 == wrong) for i in range(64))
             judge.fold_evaluation(Evaluation(0, step, "/ckpt", items))
-    assert one.to_state() != other.to_state() or policy.detector == "heldout_guard"
     assert detector_state(one.to_state()) == detector_state(other.to_state())
 
 
