@@ -14,7 +14,7 @@ from guard_cli.errors import CliError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from guard_service.heldout.config import NearDuplicates
+    from guard_core.evaluation import NearDuplicates
     from guard_service.heldout.split import HeldoutItem
 
 NOT_DISJOINT = 1
@@ -166,7 +166,7 @@ def near_duplicates(
     Raises:
         CliError: a threshold outside (0, 1], or thresholds of a rule that is switched off.
     """
-    from guard_service.heldout.config import NearDuplicates
+    from guard_core.evaluation import NearDuplicates
 
     given = {n: v for n, v in (("containment", containment), ("jaccard", jaccard)) if v is not None}
     for name, value in given.items():

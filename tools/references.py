@@ -6,11 +6,8 @@ route, metric, setting or code has no description.
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,12 +124,9 @@ LEVELS = {
 def outputs() -> dict[Path, str]:
     """Every generated page, relative to the root of the project, with its text."""
     made = {
-        "command-line.md": command_line(),
         "frameworks.md": frameworks(),
-        "guard-api.md": guard_api(),
         "isolation.md": isolation(),
         "metrics.md": metrics(),
-        "operator-flags.md": operator_flags(),
         "problems.md": problems_page(),
         "settings.md": settings(),
         "trainer-config.md": trainer_config(),
@@ -142,47 +136,6 @@ def outputs() -> dict[Path, str]:
 
 
 # -- pages -----------------------------------------------------------------------------------------------
-
-
-def guard_api() -> Iterator[str]:
-    """The HTTP API, from the OpenAPI document of the app."""
-    document = openapi()
-    schemas = document["components"]["schemas"]
-    yield "# Guard API"
-    yield ""
-    yield str(document["info"]["description"]).strip()
-    yield "The guard serves the whole document, with every response, at `/openapi.json`."
-    yield ""
-    yield from table(
-        ("Route", "Token", "Body", "What it does"),
-        [
-            (
-                f"`{method.upper()} {path}`",
-                " or ".join(
-                    sorted(token.removesuffix("Token") for one in route.get("security", ()) for token in one)
-                )
-                or "none",
-                _body(route),
-                first_sentence(route["description"]),
-            )
-            for method, path, route in operations(document)
-        ],
-    )
-    yield "A response that is not a success is [a problem](problems.md). That of every report carries"
-    yield "[the verdict](verdict.md)."
-    yield ""
-    yield "## Bodies"
-    yield ""
-    bodies = {name for _, _, route in operations(document) for name in re.findall(r"`(\w+)`", _body(route))}
-    for name in sorted(bodies):
-        yield f"### {name}"
-        yield ""
-        yield from field_table({**schemas[name], "$defs": schemas})
-
-
-def _body(route: Schema) -> str:
-    contents = route.get("requestBody", {}).get("content", {}).values()
-    return ", ".join(type_of(content["schema"]) for content in contents) or "-"
 
 
 _ISOLATION = {
@@ -308,18 +261,6 @@ def _layout(layout: Layout | None) -> tuple[str, str, str]:
     return _names([*places, *beside]), layout.complete_when, layout.advice or "-"
 
 
-def command_line() -> Iterator[str]:
-    """The commands."""
-    yield "# Command line"
-    yield ""
-    yield "`rlguard COMMAND --help` shows the options of a command, examples and [exit codes](problems.md)."
-    yield ""
-    yield from table(
-        ("Command", "What it does"),
-        [(f"`rlguard {name}`", command.summary) for name, command in COMMANDS.items()],
-    )
-
-
 def _exit_codes_of_a_run() -> Iterator[tuple[str, str, str]]:
     for code in ExitCode:
         yield str(code.value), f"`{code.name.lower()}`", code.meaning
@@ -388,22 +329,6 @@ def exit_codes(docstring: str) -> list[tuple[str, str]]:
     listed = docstring.partition("Exit codes:\n")[2]
     found = re.findall(r"^    (\d+)  (.+(?:\n {6,}\S.*)*)", listed, re.MULTILINE)
     return [(code, " ".join(meaning.split())) for code, meaning in found]
-
-
-def operator_flags() -> Iterator[str]:
-    """What the operator's process is told, as its `--help` prints it."""
-    os.environ.pop("POD_NAMESPACE", None)  # a default comes from it, and the page is for everybody
-    parser = operator_process.parser()
-    parser.usage = argparse.SUPPRESS
-    parser.formatter_class = partial(argparse.HelpFormatter, width=110)
-    yield "# Flags of the operator"
-    yield ""
-    yield "`python -m guard_operator` takes flags; the chart sets them from"
-    yield "[its values](../../charts/rlguard/README.md)."
-    yield ""
-    yield "```text"
-    yield parser.format_help().strip()
-    yield "```"
 
 
 def trainer_config() -> Iterator[str]:

@@ -83,7 +83,8 @@ def look_at_model(path: Path, base: Path | None) -> Model:
         problem = None
     except EvaluationError as error:
         problem = str(error)
-    return Model(path, problem, no_tokenizer or None, adapter)
+    weights = sum(file.stat().st_size for file in (base or path if adapter else path).glob("*.safetensors"))
+    return Model(path, problem, no_tokenizer or None, adapter, weights)
 
 
 def look_at_split(settings: HeldoutSettings) -> tuple[Split, bool]:

@@ -22,6 +22,9 @@ from guard_core.unscored import (
 )
 from guard_core.wire import EvaluationSampling, SamplingSource
 
+#: Bytes of the evaluation process beside the weights, with a model of 1.3 MB: torch, and what it works with.
+LEAST_MEMORY = 800 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
@@ -87,13 +90,15 @@ class Followed:
 @dataclass(frozen=True, slots=True)
 class Model:
     """A checkpoint as it lies on disk. `problem`: why the guard cannot take it, None if it can;
-    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model.
+    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model; `weights`:
+    bytes of the weights that are loaded, as saved.
     """
 
     path: Path
     problem: str | None
     no_tokenizer: str | None
     adapter: bool = False
+    weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,7 @@ def _model_rows(found: Found) -> Iterator[Row]:
     if not found.remote:
         yield layout_row(found.model)
         yield tokenizer_row(found.model)
+        yield memory_row(found.model)
 
 
 def _measured_rows(found: Found) -> Iterator[Row]:
@@ -311,6 +317,18 @@ def tokenizer_row(model: Model | None) -> Row:
         name,
         CheckLevel.OK,
         "saved with the model, or with its base model" if model.adapter else "saved with the model",
+    )
+
+
+def memory_row(model: Model | None) -> Row:
+    """How much memory an evaluation needs at least."""
+    if model is None:
+        return Row("memory", CheckLevel.UNKNOWN, "give --model DIR")
+    needed = f"{(LEAST_MEMORY + model.weights) / 2**30:.1f} GiB"
+    return Row(
+        "memory",
+        CheckLevel.OK,
+        f"an evaluation needs at least {needed}; more for its batches, and where it loads in another dtype",
     )
 
 
@@ -479,14 +497,14 @@ def completions_row(measured: TriedEvaluation) -> Row:
 
 def score_row(score: float, found: Found) -> Row:
     """Whether the starting score leaves room to move, and which falls from it stop the run."""
-    from guard_core.detectors.run import low_start, uninformative_baseline
+    from guard_core.detectors.run import cannot_fall_from, uninformative_baseline
 
     name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):
         return Row(name, CheckLevel.WARN, said.message)
     if policy.detector == "heldout_guard" or not found.split.counted:
         return Row(name, CheckLevel.OK, f"{score:.3f}")
-    if low := low_start(score, policy.calibrated, has_grader=found.grader):
+    if low := cannot_fall_from(score, policy.calibrated, has_grader=found.grader):
         return Row(name, CheckLevel.WARN, low)
     falls = preflight.about_falls(score, found.split.counted, found.affordable, found.sampling)
     return Row(name, CheckLevel.OK, f"{score:.3f}; {falls}")

@@ -271,7 +271,7 @@ def _by_policy(reading: DetectorReading, config: CalibratedPolicy) -> DetectorRe
     """A question at its threshold that only warns by the policy."""
     if reading.level is not Level.FIRED or action(reading.code, config) == "stop":
         return reading
-    message = f"{reading.message}; the policy's {ACTIONS[reading.code]} is warn"
+    message = f"{reading.message.removesuffix('.')}; the policy's {ACTIONS[reading.code]} is warn"
     return reading.model_copy(update={"level": Level.WARNING, "message": message})
 
 
@@ -279,7 +279,7 @@ def _unconfirmed(reading: DetectorReading) -> DetectorReading:
     """A question at its threshold that no further evaluation has upheld: it only alarms."""
     if reading.level is not Level.FIRED:
         return reading
-    message = f"{reading.message}; a fresh evaluation has to confirm it"
+    message = f"{reading.message.removesuffix('.')}; a fresh evaluation has to confirm it"
     return reading.model_copy(update={"level": Level.WARNING, "message": message})
 
 

@@ -31,7 +31,7 @@ def expected_start(score: float, items: int, passes: int, samples: int = 1) -> S
     return Start(score, spread / (items * samples), passes, spread, outcomes)
 
 
-def limit_of(start: Start, config: CalibratedPolicy) -> float:
+def decline_limit(start: Start, config: CalibratedPolicy) -> float:
     """Threshold for a decline within the first 100 evaluations, nats."""
     return threshold(start, config.max_decline, config.alpha * SHARES[DECLINE], 1)
 
@@ -45,7 +45,7 @@ def evaluations_to_detect(
         None if no number of them is enough, or if the drop is accepted.
     """
     start = expected_start(score, items, passes, config.samples)
-    return to_see(start, score, passes, drop, config.max_decline, limit_of(start, config))
+    return to_see(start, score, passes, drop, config.max_decline, decline_limit(start, config))
 
 
 def evaluations_once_risen(items: int, passes: int, config: CalibratedPolicy) -> int | None:
@@ -54,13 +54,13 @@ def evaluations_once_risen(items: int, passes: int, config: CalibratedPolicy) ->
     None: a drop from there would not be seen.
     """
     start = expected_start(0.5, items, passes, config.samples)
-    return TO_STAND if _sees_from(0.5, start, limit_of(start, config), config) else None
+    return TO_STAND if _sees_from(0.5, start, decline_limit(start, config), config) else None
 
 
 def least_drop(score: float, items: int, passes: int, since: int, config: CalibratedPolicy) -> float:
     """The smallest sudden drop from the start that alarms after `since` evaluations, fraction of 1."""
     start = expected_start(score, items, passes, config.samples)
-    excess = math.sqrt(2 * limit_of(start, config) * start.variance * (1 / since + 1 / passes))
+    excess = math.sqrt(2 * decline_limit(start, config) * start.variance * (1 / since + 1 / passes))
     return config.max_decline + excess
 
 

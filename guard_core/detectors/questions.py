@@ -201,7 +201,7 @@ def _reward_gain(series: Series, fall: Fall) -> str:
         return ""
     deviate = (high - low) / math.sqrt(known[0] * (1 / len(before) + 1 / len(after)))
     return (
-        f"reward rose from {number(low)} to {number(high)}" if as_normal(deviate, known[1]) > GAINED else ""
+        f"reward rose from {amount(low)} to {amount(high)}" if as_normal(deviate, known[1]) > GAINED else ""
     )
 
 
@@ -280,7 +280,7 @@ def gap(series: Series) -> DetectorReading:
     newest = series.scores()[-WINDOW:]
     gained = float(newest.mean()) - start.level
     message = (
-        f"reward went from {number(rise.low)} to {number(rise.high)}, the held-out score from "
+        f"reward went from {amount(rise.low)} to {amount(rise.high)}, the held-out score from "
         f"{points(start.level)} to {points(float(newest.mean()))}"
     )
     level = Level.HEALTHY
@@ -332,7 +332,7 @@ def points(score: float) -> str:
     return f"{score:.2f}" if score >= 0.1 else f"{score:.3f}"
 
 
-def number(value: float) -> str:
+def amount(value: float) -> str:
     """A reward, in any units."""
     return f"{value:.2f}" if 0.1 <= abs(value) < 1000 else f"{value:.3g}"
 

@@ -360,7 +360,7 @@ class CalibratedRun:
         score = detector.start.level
         if uninformative := uninformative_baseline(score, detector.newest):
             yield uninformative
-        elif low := low_start(score, self._config, has_grader=detector.has_grader):
+        elif low := cannot_fall_from(score, self._config, has_grader=detector.has_grader):
             yield Condition(code=Code.UNINFORMATIVE_BASELINE, level=Level.WARNING, advice=True, message=low)
         if detector.greedy:
             yield Condition(
@@ -532,7 +532,7 @@ def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy
     )
 
 
-def low_start(score: float, config: CalibratedPolicy, *, has_grader: bool) -> str:
+def cannot_fall_from(score: float, config: CalibratedPolicy, *, has_grader: bool) -> str:
     """That a fall cannot stop a run that starts so low, and what can; "" if something does."""
     if not cannot_fall(score, config) or has_grader or config.on_gap == "stop":
         return ""

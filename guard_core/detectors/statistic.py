@@ -130,8 +130,9 @@ def shortfall(scores: Array, start: Start, due: float) -> float:
 
 def evidence(scores: Array, start: Start, accepted: float) -> Array:
     """Evidence of the largest fall in each of many series, nats: shape (..., t) gives (...)."""
-    found = [one.evidence.max(-1) for one in _candidates(scores, start, accepted, None)]
-    most: Array = np.maximum.reduce(found)
+    most: Array = np.maximum.reduce(
+        [one.evidence.max(-1) for one in _candidates(scores, start, accepted, None)]
+    )
     return most
 
 

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -31,7 +32,7 @@ from guard_service.heldout.config import (
 )
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import (
-    CheckpointGoneError,
+    KINDS,
     EngineLostError,
     EvaluationError,
     HeldoutError,
@@ -41,12 +42,12 @@ from guard_service.heldout.errors import (
 from guard_service.heldout.evaluators import Completion, Completions, Evaluator, timed
 from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
-from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Limits
+from guard_service.heldout.processes import open_channel, supervise
 from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import pins_of
-from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest
+from guard_service.heldout.worker import NUMBER, PINS, STAGE_PREFIX, EvaluationRequest
 
 NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.
@@ -135,7 +136,7 @@ class HeldoutEvaluation:
             right, paid = self._right(completions), self._paid(completions)
         return {
             **self._outcomes(completions, right, paid),
-            "seconds": seconds,
+            "parts": seconds,
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
             "unscored": fmean(self._answer(made) is None for row in completions.made for made in row),
@@ -217,26 +218,28 @@ def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None
     Or until only the end of this process gives memory back.
     """
     first = json.loads(lines.get())
+    send = partial(_send, responses, first[NUMBER])
     try:
         settings = HeldoutSettings.model_validate(first["settings"])
         evaluation = HeldoutEvaluation(settings, Path(first["scratch"]), first=first["first"])
     except Exception as error:
-        _send(responses, _told(error, over=True))
+        send(_told(error, over=True))
         raise SystemExit(1) from error
-    _send(responses, evaluation.ready())
+    send(evaluation.ready())
     evaluation.warm_up()
     while True:
         message = json.loads(lines.get())
+        send = partial(_send, responses, message[NUMBER])
         respond = evaluation.pins if message.get(PINS) else evaluation.run
         try:
             response = respond(EvaluationRequest.from_json(message))
         except Exception as error:
             over = isinstance(error, _LAST) or not isinstance(error, HeldoutError) or evaluation.over
-            _send(responses, _told(error, over=over))
+            send(_told(error, over=over))
             if over:
                 raise SystemExit(1) from error
         else:
-            _send(responses, response | {"over": evaluation.over})
+            send(response | {"over": evaluation.over})
             if evaluation.over:
                 return
 
@@ -247,19 +250,15 @@ def _told(error: Exception, *, over: bool) -> dict[str, Any]:
     `over`: this process ends, and takes no further request.
     """
     traceback.print_exception(error)
-    kinds = (
-        *((SplitError, "split"), (CheckpointGoneError, "gone")),
-        *((StartAgainError, "again"), (Exception, "evaluation")),
-    )
-    kind = next(name for error_type, name in kinds if isinstance(error, error_type))
+    kind = next((name for name, known in KINDS.items() if isinstance(error, known)), "evaluation")
     foreseen = isinstance(error, HeldoutError)
     message = str(error) if foreseen else f"the evaluation process failed with {type(error).__name__}"
     failure = error.kind if isinstance(error, EvaluationError) else FailureKind.UNDERWAY
     return {"error": {"kind": kind, "message": message, "failure": failure.value, "over": over}}
 
 
-def _send(responses: BinaryIO, response: dict[str, Any]) -> None:
-    responses.write(json.dumps(response).encode() + b"\n")
+def _send(responses: BinaryIO, number: int, response: dict[str, Any]) -> None:
+    responses.write(json.dumps(response | {NUMBER: number}).encode() + b"\n")
     responses.flush()
 
 
@@ -277,9 +276,9 @@ def _yield_to_ingest() -> None:
 
 def main() -> None:
     """Run the evaluation process."""
-    die_with_parent()
+    supervise()
     _yield_to_ingest()
-    requests, responses = channel()
+    requests, responses = open_channel()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the guard, which ends this process
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_until_the_guard_ends, args=(requests, lines), daemon=True).start()

@@ -17,21 +17,11 @@ from pydantic import Field, field_validator, model_validator
 from guard_core.evaluation import (
     CheckpointEvaluation,
     LocalEvaluation,
-    NearDuplicates,
     OpenAIEvaluation,
     Scoring,
     VllmEvaluation,
 )
 from guard_core.loopback import is_loopback
-
-__all__ = [
-    "CheckpointEvaluatorSettings",
-    "EvaluatorSettings",
-    "HeldoutSettings",
-    "NearDuplicates",
-    "OpenAIEvaluatorSettings",
-    "VllmEvaluatorSettings",
-]
 
 
 class CheckpointEvaluatorSettings(CheckpointEvaluation):

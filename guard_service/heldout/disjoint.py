@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from guard_service.heldout.config import NearDuplicates
+from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.text import Prompt, asked, normalised, prompt_text, tokens, whole_text
 

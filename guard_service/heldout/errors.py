@@ -53,6 +53,15 @@ class EngineLostError(EvaluationError):
     """What the evaluation process has loaded is not to be trusted any more: it ends, and gives all back."""
 
 
+#: How errors are called that cross from the evaluation process, the more special before what they are, too.
+KINDS = {
+    "split": SplitError,
+    "gone": CheckpointGoneError,
+    "again": StartAgainError,
+    "evaluation": EvaluationError,
+}
+
+
 @contextmanager
 def failing_as(kind: FailureKind) -> Iterator[None]:
     """Give what fails here this kind, unless it has one that says more."""

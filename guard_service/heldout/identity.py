@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
@@ -77,7 +77,6 @@ _OF_TEXT = frozenset(
 #: Its keys that transformers takes for the configuration of texts, if they are there.
 _TEXT_CONFIGS = frozenset({"text_config", "text_encoder", "decoder", "generator"})
 _NONE = ""  # instead of a digest: there is no such file
-_ONE_DIGEST = 64  # characters of a manifest of the first form, which was one digest for all files
 _ALL = "*"  # stands for all pinned files: not the beginning of a pinned name, nor its end
 MAX_SHOWN = 3  # names in a message: they are the checkpoint's
 
@@ -94,16 +93,6 @@ class Expected:
     manifest: str | None = None
     pins: Mapping[str, str] | None = None
     before: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As the child gets it."""
-        pins = None if self.pins is None else dict(self.pins)
-        return {"manifest": self.manifest, "pins": pins, "before": self.before}
-
-    @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> Self:
-        """Rebuild from `to_json`."""
-        return cls(message["manifest"], message["pins"], message["before"])
 
 
 def manifest(directory: Path) -> str | None:
@@ -157,7 +146,7 @@ def refuse_changed(source: Path, directory: int, announced: str | None) -> None:
         EvaluationError: they were changed since.
         OSError: they cannot be listed.
     """
-    if announced is None or len(announced) == _ONE_DIGEST:
+    if announced is None:
         return
     before, now = set(announced.splitlines(keepends=True)), _lines(directory)
     if now == before:

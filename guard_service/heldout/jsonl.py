@@ -16,7 +16,8 @@ from guard_service.heldout.errors import SplitError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-MAX_REPORTED = 20
+#: Bad lines that a refusal names.
+MAX_REPORTED = 3
 _SHOWABLE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
@@ -108,8 +109,8 @@ def _counted(problems: int) -> str:
 
 
 def refuse(path: Path, problems: list[str]) -> None:
-    """Raise SplitError if there are problems, listing up to 20."""
+    """Raise SplitError, in one line, if there are problems; it names the first MAX_REPORTED."""
     if problems:
         more = len(problems) - MAX_REPORTED
-        listed = problems[:MAX_REPORTED] + ([f"and {more} more"] if more > 0 else [])
-        raise SplitError("\n  ".join([f"{path}: {_counted(len(problems))}:", *listed]))
+        listed = "; ".join(problems[:MAX_REPORTED]) + (f"; and {more} more" if more > 0 else "")
+        raise SplitError(f"{path}: {_counted(len(problems))}: {listed}")

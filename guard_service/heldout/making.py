@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_service.heldout.config import NearDuplicates
+from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.disjoint import DEFAULT_RULE, disjoint_part, families
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import lines, parse_object, read_file, refuse, validate

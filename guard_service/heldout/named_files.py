@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from guard_service.heldout.errors import EvaluationError
+
 _ARGUMENTS = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
 _TOKENIZER = "tokenizer.json"
 #: What keys end with that name files or directories: `vocab_file`, `source_spm`, `sudachi_config_path`.
@@ -24,11 +26,18 @@ _THINGS = frozenset(
 )
 
 
-def drop_named_files(copy: Path) -> None:
-    """Drop from the copy of a checkpoint what names a file; its own files are found by their names."""
-    for name in _ARGUMENTS:
-        _rewrite(copy / name, without_files)
-    _rewrite(copy / _TOKENIZER, _with_its_own_vocabulary)
+def drop_named_files(copy: Path, shown: str) -> None:
+    """Drop from the copy of a checkpoint what names a file; its own files are found by their names.
+
+    Raises:
+        EvaluationError: a file is nested too deeply; `shown`: the checkpoint in its message.
+    """
+    changes = dict.fromkeys(_ARGUMENTS, without_files) | {_TOKENIZER: _with_its_own_vocabulary}
+    for name, change in changes.items():
+        try:
+            _rewrite(copy / name, change)
+        except RecursionError:
+            raise EvaluationError(f"{shown}: {name} is nested too deeply: save the tokenizer again") from None
 
 
 def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Self
 
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.parent import ENDING_SECONDS, end_with_its_group, ended_within
+from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
 
 PROGRAM = "guard_service.heldout.scoring_process"
 #: How much later than its limit an async scorer may be cancelled before its event loop is taken for blocked.
@@ -252,7 +252,7 @@ class _ScoringProcess:
 
     async def how_it_ended(self) -> str:
         """With which status, or by which signal, as words."""
-        await ended_within(self._process, ENDING_SECONDS)
+        await wait_for_end(self._process, ENDING_SECONDS)
         status = self._process.returncode
         if status is None:
             return "it closed its pipes, or wrote into them"
@@ -263,4 +263,4 @@ class _ScoringProcess:
 
     async def end(self) -> None:
         """Kill it, and what it started in its group."""
-        await end_with_its_group(self._process)
+        await end_process(self._process)

@@ -24,10 +24,12 @@ import hashlib
 import importlib
 import inspect
 import math
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -216,6 +218,17 @@ def _raised(error: Exception) -> Said:
     return Said(None, f"raised {known} on", "fix it, or the item")
 
 
+@contextmanager
+def _no_copies() -> Iterator[None]:
+    """End a copy of this process that is forked meanwhile: it would go on, and answer in our place."""
+    own = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            os._exit(1)
+
+
 class NamedScorer(NamedTuple):
     """A scorer by its name, and what is looked up of it once: what it takes, and whether it is async."""
 
@@ -247,17 +260,19 @@ class NamedScorer(NamedTuple):
 
     def ask(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
         """Call it, here and now."""
-        try:
-            return _valid(self.function(completion, answer, meta, **self._more(whole)))
-        except Exception as error:
-            return _raised(error)
+        with _no_copies():
+            try:
+                return _valid(self.function(completion, answer, meta, **self._more(whole)))
+            except Exception as error:
+                return _raised(error)
 
     async def ask_async(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
         """Await it."""
-        try:
-            return _valid(await self.function(completion, answer, meta, **self._more(whole)))
-        except Exception as error:
-            return _raised(error)
+        with _no_copies():
+            try:
+                return _valid(await self.function(completion, answer, meta, **self._more(whole)))
+            except Exception as error:
+                return _raised(error)
 
     def _more(self, whole: str) -> dict[str, str]:
         return {WHOLE: whole} if self.takes_whole else {}

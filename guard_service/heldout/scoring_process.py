@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from guard_service.heldout.parent import channel, die_with_parent
 from guard_service.heldout.pool import Said, late
+from guard_service.heldout.processes import open_channel, supervise
 from guard_service.heldout.scorers import NamedScorer
 
 MAX_LINE = 1 << 28  # bytes
@@ -32,12 +31,9 @@ def _told(question: Mapping[str, Any]) -> tuple[str, str, dict[str, Any], str]:
 
 
 def _one_by_one(scorers: Mapping[str, NamedScorer], requests: BinaryIO, responses: BinaryIO) -> None:
-    own = os.getpid()
     for line in requests:
         question = json.loads(line)
         said = scorers[question["scorer"]].ask(*_told(question))
-        if os.getpid() != own:  # a copy that what was scored has forked
-            os._exit(1)
         _send(responses, {"place": question["place"], "said": said})
 
 
@@ -74,9 +70,9 @@ async def _within(seconds: float | None, scorer: NamedScorer, question: Mapping[
 
 def main() -> None:
     """Run the process."""
-    die_with_parent()
+    supervise()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as tools expect it that a scorer starts
-    requests, responses = channel()
+    requests, responses = open_channel()
     setup = json.loads(requests.readline())
     scorers = {name: NamedScorer.of(name) for name in setup["scorers"]}
     _send(responses, {"ready": True})

@@ -132,8 +132,8 @@ class HeldoutSplit:
         """Read and check a JSONL file.
 
         Raises:
-            SplitError: the file cannot be read, or holds bad lines, duplicates or nothing; lists up to 20 of
-                them by line number.
+            SplitError: the file cannot be read, or holds bad lines, duplicates or nothing; it names
+                the first three by line number.
         """
         data = read_file(path)
         items: list[HeldoutItem] = []

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from guard_core import adapter
 from guard_core.adapter import AdapterError
+from guard_core.wire import FailureKind
 from guard_service.heldout.adapter_files import Adapter, read_adapter
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.fitness import INDEX, NEEDED_SUFFIXES, WEIGHTS, instead, is_adapter, why_unfit
@@ -34,6 +35,9 @@ MAX_SMALL_BYTES_IN_ALL = 256 << 20
 MAX_SMALL_FILES = 1_000
 #: Of JSON that is no vocabulary: read, it takes up to thirty times as much memory. The largest have 2 MB.
 MAX_CONFIG_BYTES = 8 << 20
+#: Room that no copy takes: the guard's store lies on the same disk, and may grow to as much.
+RESERVED_BYTES = 1 << 30
+RESERVED_SHARE = 0.25  # of a disk on which that would be more
 MAX_TOLD = 200  # characters of a name in a file, in a message
 #: How JSON begins to be called that is a vocabulary, or has an entry for each tensor, and names no code.
 _LARGE = ("tokenizer.json", "vocab", "tekken", INDEX)
@@ -144,6 +148,11 @@ def _with_directory(source: Path, target: Path, act: Callable[[Path, int, Path],
                 f"checkpoint {source}: {error.filename} may not be read by the guard (user {os.getuid()}): "
                 "make it readable before the checkpoint is announced; GuardCallback does"
             ) from error
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            raise EvaluationError(
+                f"checkpoint {source}: the guard ran out of memory while it copied its files: give it more",
+                FailureKind.OUT_OF_MEMORY,
+            ) from error
         if isinstance(error, OSError):
             what = "a symbolic link" if error.errno == errno.ELOOP else f"not copied ({error.strerror})"
             raise EvaluationError(
@@ -223,16 +232,17 @@ def _refuse_too_large(source: Path, target: Path, what: str, sizes: Mapping[str,
 
 
 def refuse_without_room(folder: Path, what: str, needed: int) -> None:
-    """Refuse to write so many bytes into the folder, where the guard's store lies, too, if they do not fit.
+    """Refuse to write so many bytes into the folder if they do not fit beside the reserve.
 
     Raises:
-        EvaluationError: `what`, which ends with a verb, and both numbers.
+        EvaluationError: `what`, which ends with a verb, and the numbers.
     """
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    disk = shutil.disk_usage(folder)
+    reserve = int(min(RESERVED_BYTES, RESERVED_SHARE * disk.total))
+    if disk.free < needed + reserve:
         raise EvaluationError(
-            f"{what} {needed} bytes in {folder}, which has {free}: free some, or move the guard's state "
-            "directory"
+            f"{what} {needed} bytes in {folder}, which has {disk.free} and keeps {reserve} for the guard's "
+            "store: free some, or move the guard's state directory"
         )
 
 

@@ -25,7 +25,9 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from guard_core.policy import Policy
 from guard_core.preflight import about_the_budget, evaluations_needed
@@ -33,40 +35,23 @@ from guard_core.service_links import is_service_link
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
-    CheckpointGoneError,
+    KINDS,
     EvaluationError,
-    HeldoutError,
     SplitError,
     StartAgainError,
     failing_as,
 )
 from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
-from guard_service.heldout.parent import ENDING_SECONDS, end_with_its_group, ended_within
-
-__all__ = [
-    "CheckpointGoneError",
-    "EvaluationError",
-    "EvaluationRequest",
-    "EvaluationResult",
-    "EvaluationWorker",
-    "HeldoutError",
-    "SplitError",
-]
+from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
 
 log = logging.getLogger("rlguard.guard")
 
 MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 STAGE_PREFIX = "stage-"
+NUMBER = "number"  # of a request, and of the response to it
 PINS = "pins"  # asks the child for them, and names them in its response
-#: What the child calls its errors.
-_KINDS = {
-    "split": SplitError,
-    "gone": CheckpointGoneError,
-    "again": StartAgainError,
-    "evaluation": EvaluationError,
-}
 #: Attempt, step and directory of a checkpoint.
 CheckpointAt = tuple[int, int, Path]
 _OWN_SETTINGS = ("RLGUARD_GUARD_", "RLGUARD_TOKEN")
@@ -95,29 +80,13 @@ class EvaluationRequest:
 
     def to_json(self) -> dict[str, Any]:
         """As the child gets it."""
-        said = None if self.sampling is None else self.sampling.model_dump(mode="json")
-        return {
-            "attempt": self.attempt,
-            "step": self.step,
-            "path": str(self.path),
-            "pass_index": self.pass_index,
-            "sampling": said,
-            "expected": self.expected.to_json(),
-        }
+        message: dict[str, Any] = TypeAdapter(EvaluationRequest).dump_python(self, mode="json")
+        return message
 
     @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> Self:
+    def from_json(cls, message: Mapping[str, Any]) -> EvaluationRequest:
         """Rebuild from `to_json`."""
-        said = message["sampling"]
-        sampling = None if said is None else Sampling.model_validate(said)
-        return cls(
-            message["attempt"],
-            message["step"],
-            Path(message["path"]),
-            message["pass_index"],
-            sampling,
-            Expected.from_json(message["expected"]),
-        )
+        return TypeAdapter(EvaluationRequest).validate_python(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +144,7 @@ class EvaluationWorker:
         self._child: Process | None = None
         self._copied: CheckpointAt | None = None  # the checkpoint that the child has staged
         self._lock = asyncio.Lock()
+        self._asked = 0  # requests
         self.split_items: int | None = None
         self._prompts = 0
         #: Items whose own answer was tried with their scorer; None before `start`.
@@ -250,7 +220,8 @@ class EvaluationWorker:
             return None
         async with self._lock:
             with failing_as(FailureKind.CHECKPOINT):
-                response = await self._ask(await self._running(), request.to_json() | {PINS: True})
+                message = request.to_json() | {PINS: True}
+                response = await self._ask(await self._running(), message, FailureKind.OUT_OF_MEMORY)
         return dict(response[PINS])
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
@@ -270,28 +241,12 @@ class EvaluationWorker:
                 self._clear_stages()
                 response = await self._ask(await self._running(), request.to_json())
             self._copied = request.checkpoint
-            paid = response["proxy_items"]
-            if paid == []:
+            if response["proxy_items"] == []:
                 log.warning(
                     "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
                 )
-            staged = response["staged"]
-            return EvaluationResult(
-                items=tuple(response["items"]),
-                sha256=response["sha256"],
-                seconds=time.monotonic() - started,
-                staged=None if staged is None else Path(staged),
-                truncated=response["truncated"],
-                proxy_items=None if paid is None else tuple(paid),
-                fooled_items=None if response["fooled_items"] is None else tuple(response["fooled_items"]),
-                sampling=EvaluationSampling.model_validate(response["sampling"]),
-                unanswered=response["unanswered"],
-                unscored=response["unscored"],
-                timed_out=response["timed_out"],
-                parts=response["seconds"],
-                completions=response["completions"],
-                said=response["said"],
-            )
+            seconds = time.monotonic() - started
+            return TypeAdapter(EvaluationResult).validate_python(response | {"seconds": seconds})
 
     def _repeats(self, request: EvaluationRequest) -> bool:
         """Whether it is a further pass of what the child has a copy of, which may be rotated away since."""
@@ -345,69 +300,79 @@ class EvaluationWorker:
                 "scratch": str(self._scratch.absolute()),
                 "first": self.split_digest is None,
             },
+            FailureKind.OUT_OF_MEMORY,
         )
-        if self.split_digest not in (None, ready["digest"]):
-            await self._kill()
-            raise SplitError(
-                f"{self._settings.split} changed while the guard ran: its scores cannot be compared with the "
-                "earlier ones; restore the file, or start a new run"
-            )
-        if self._base_digest not in (None, ready["base_model"]):
-            await self._kill()
-            raise SplitError(
-                f"the base model in {self._settings.base_model} changed while the guard ran: its scores "
-                f"cannot be "
-                "compared with the earlier ones; restore it, or start a new run"
-            )
-        if self._scorer_code not in (None, ready["scorer_code"]):
-            await self._kill()
-            raise SplitError(
-                "the file of a scorer changed while the guard ran: its scores cannot be compared with the "
-                "earlier ones; restore it, or start a new run"
-            )
+        for what, before, now in (
+            (self._settings.split, self.split_digest, ready["digest"]),
+            (f"the base model in {self._settings.base_model}", self._base_digest, ready["base_model"]),
+            ("the file of a scorer", self._scorer_code, ready["scorer_code"]),
+        ):
+            if before not in (None, now):
+                await self._kill()
+                raise SplitError(
+                    f"{what} changed while the guard ran: its scores cannot be compared with the earlier "
+                    "ones; restore it, or start a new run"
+                )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
         self._prompts = ready["prompts"]
         if ready["answers"] is not None:
             self.answers_tried = ready["answers"]
         self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
 
-    async def _ask(self, child: Process, message: dict[str, Any]) -> dict[str, Any]:
-        """Send one line, await one line. Whatever goes wrong, no child is left half-way through."""
+    async def _ask(
+        self, child: Process, message: dict[str, Any], killed: FailureKind = FailureKind.UNDERWAY
+    ) -> dict[str, Any]:
+        """Send a request, await its response. Whatever goes wrong, no child is left half-way through.
+
+        `killed`: how a SIGKILL is told, which comes of too little memory: as that, unless an item may matter.
+        """
         assert child.stdin is not None and child.stdout is not None
         limit = self._settings.evaluator.timeout_seconds
-        line = b""
+        response = None
+        self._asked += 1
         try:
             with contextlib.suppress(ConnectionError):  # a dead child is told by its missing response
-                child.stdin.write(json.dumps(message).encode() + b"\n")
+                child.stdin.write(json.dumps(message | {NUMBER: self._asked}).encode() + b"\n")
                 await child.stdin.drain()
             async with asyncio.timeout(limit):
-                line = await child.stdout.readline()
-            if not line:  # it is ending: let it, so that the reason is its own and not our SIGKILL
-                await ended_within(child, ENDING_SECONDS)
+                response = await self._response(child.stdout, self._asked)
+            if response is None:  # it is ending: let it, so that the reason is its own and not our SIGKILL
+                await wait_for_end(child, ENDING_SECONDS)
         except TimeoutError:
             raise EvaluationError(
                 f"no response from the evaluation process within timeout_seconds={limit:g}: raise it, or "
                 "shorten the split, max_new_tokens or samples"
             ) from None
         finally:
-            if not line.endswith(b"\n"):
+            if response is None:
                 await self._kill()
-        if not line.endswith(b"\n"):
-            raise EvaluationError(f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}")
+        if response is None:
+            raise EvaluationError(
+                f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}",
+                killed if child.returncode == -signal.SIGKILL else FailureKind.UNDERWAY,
+            )
         self._trim_log()
-        response: dict[str, Any] = json.loads(line)
         if response.get("error", response).get("over"):
             await self._kill()
         if "error" in response:
             with failing_as(FailureKind(response["error"]["failure"])):
-                raise _KINDS[response["error"]["kind"]](response["error"]["message"])
+                raise KINDS[response["error"]["kind"]](response["error"]["message"])
         return response
+
+    async def _response(self, lines: asyncio.StreamReader, number: int) -> dict[str, Any] | None:
+        """The response of this number, after any others; None if the child ends before it is complete."""
+        while (line := await lines.readline()).endswith(b"\n"):
+            with contextlib.suppress(ValueError):
+                response = json.loads(line)
+                if isinstance(response, dict) and response.get(NUMBER) == number:
+                    return response
+        return None
 
     async def _kill(self) -> None:
         child, self._child = self._child, None
         if child is None:
             return
-        await end_with_its_group(child)
+        await end_process(child)
 
     def _trim_log(self) -> None:
         with contextlib.suppress(OSError):

@@ -148,4 +148,4 @@ def test_a_mistake_in_a_file_is_one_line_with_its_place(
     with pytest.raises((SettingsError, CliError, SplitError, GuardConfigError)) as caught:
         read(path)
     assert said in str(caught.value)
-    assert "\n" not in str(caught.value).removeprefix(f"{path}: 1 bad line:\n")
+    assert "\n" not in str(caught.value)

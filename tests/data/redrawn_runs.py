@@ -1,4 +1,4 @@
-"""What a guard would have said of the recorded runs, and what an oracle could.
+"""What a guard would have said of the recorded runs.
 
 In a replay the next checkpoint has to confirm an alarm, where a guard evaluates the same one again. So
 each recorded run is drawn anew, DRAWS times: its level at a checkpoint is the mean of five recorded ones
@@ -8,7 +8,6 @@ detector asks for is drawn too. What that level does is then known, so "late" ha
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from statistics import fmean
 from zlib import crc32
@@ -24,9 +23,6 @@ Array = npt.NDArray[np.float64]
 
 DRAWS = 10
 
-#: Runs behind the figures of an oracle.
-ORACLE_DRAWS = 20_000
-
 #: Recorded checkpoints around one whose mean is its level.
 AROUND = 5
 
@@ -40,16 +36,11 @@ class Redrawn:
     levels: Array
     items: Array
 
-    @property
-    def start(self) -> float:
-        """Mean of the baseline."""
-        return float(self.items.mean())
-
-    def stopped(self, fresh: CalibratedDetector) -> list[int | None]:
-        """The step at which a guard stops each draw; `fresh` is a detector with its baseline."""
+    def stopped(self, baseline: Baseline, policy: CalibratedPolicy) -> list[int | None]:
+        """The step at which a guard with this baseline stops each draw."""
         rng = np.random.default_rng(crc32(self.name.encode()))
         means = [moved(self.items, level) for level in self.levels]
-        return [self._stopped(copy.copy(fresh), means, rng) for _ in range(DRAWS)]
+        return [self._stopped(CalibratedDetector(policy, baseline), means, rng) for _ in range(DRAWS)]
 
     def _stopped(
         self, detector: CalibratedDetector, means: list[Array], rng: np.random.Generator
@@ -62,26 +53,6 @@ class Redrawn:
                 return step
         return None
 
-    def oracle_late(self, half: int, accepted: float, alpha: float) -> float:
-        """How often a rule that is told every level is late; `accepted` is the decline that it tolerates.
-
-        It is the likelihood ratio of these levels against the start less `accepted`, with the threshold that
-        `alpha` of runs reach that stay there for as long. It sees each checkpoint once and confirms nothing.
-        """
-        rng = np.random.default_rng(crc32(self.name.encode()))
-        noise = np.sqrt(self.start * (1 - self.start) / len(self.items))
-        null = self.start - accepted
-        drop = np.maximum(null - self.levels, 0.0)
-        error = noise * rng.standard_normal((ORACLE_DRAWS, len(drop)))
-
-        def evidence(fall: Array) -> Array:
-            return np.asarray(np.cumsum((drop * fall - drop**2 / 2) / noise**2, axis=1))
-
-        threshold = np.quantile(evidence(error).max(axis=1), 1 - alpha)
-        in_time = np.asarray(self.steps) < half
-        reached = evidence(null - self.levels + error)[:, in_time] >= threshold
-        return 1 - float(reached.any(axis=1).mean())
-
 
 def redraw(name: str, run: Run) -> Redrawn:
     """A recorded run, ready to be drawn anew."""
@@ -92,11 +63,6 @@ def redraw(name: str, run: Run) -> Redrawn:
     # As if there had been one more pass with every item at the mean: no item is certain.
     items = (passes.sum(axis=0) + passes.mean()) / (len(passes) + 1)
     return Redrawn(name, tuple(evaluation.step for evaluation in seen), np.asarray(levels), items)
-
-
-def fresh(run: Run, policy: CalibratedPolicy) -> CalibratedDetector:
-    """A detector that has the run's baseline and nothing else."""
-    return CalibratedDetector(policy, Baseline.from_passes(run.baseline))
 
 
 def moved(items: Array, target: float) -> Array:

@@ -208,8 +208,10 @@ def test_through_the_judge_each_completion_is_told_by_itself() -> None:
                 )
             )
             judge = judge.copy()
-        fired[joint] = judge.verdict().code if judge.verdict().fire else None
-    assert fired == {True: Code.GRADERS_DISAGREE, False: None}
+            if judge.verdict().fire:
+                break
+        fired[joint] = n, judge.verdict().code
+    assert fired[True] < fired[False] and fired[True][1] is fired[False][1] is Code.GRADERS_DISAGREE
 
 
 def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:
@@ -368,7 +370,7 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     rng = np.random.default_rng(3)
     for n in range(60):
         t = max(0, n - 3)
-        right, paid = score(rng, HACKED, t)
+        right, paid = score(rng, HACKED, max(0, t - 20))
         judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
         judge.fold_evaluation(
             Evaluation(0, t, f"/c/{t}", tuple(right), None, n if n < 4 else 0, None, tuple(paid))
@@ -384,5 +386,5 @@ def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> N
     assert (reason == told[0].message) is (action == "stop")
     if action == "warn":
         assert reason.startswith("nothing that stops a run by this policy speaks against the run after ")
-        assert "; it warns of graders_disagree; " in reason
+        assert "; it warns of graders_disagree" in reason
         assert for_trainer(judge.verdict()).reason == reason, "no number that a trainer may not know"

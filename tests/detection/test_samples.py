@@ -12,7 +12,7 @@ from guard_core.wire import DetectorReading, EvaluationSampling, SamplingSource,
 
 from simulated import draw  # isort: skip
 
-N, PASSES, ROUNDS = 64, 1, 12
+N, PASSES, ROUNDS = 128, 1, 12
 
 
 def policy(samples: int) -> Policy:

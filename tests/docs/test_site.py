@@ -140,7 +140,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
         ("install.md", "../charts/rlguard/README.md#values", "repository/chart.md#values"),
         ("repository/readme.md", "docs/run.md#exit-codes", "../run.md#exit-codes"),
         ("repository/readme.md", "CHANGELOG.md", "changelog.md"),
-        ("reference/operator-flags.md", "../../charts/rlguard/README.md", "../repository/chart.md"),
+        ("reference/metrics.md", "../../charts/rlguard/README.md", "../repository/chart.md"),
         ("run.md", "training.md", "training.md"),
         ("run.md", "https://example.com/a.md", "https://example.com/a.md"),
         ("run.md", "#here", "#here"),

@@ -49,6 +49,28 @@ def forks(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
 
 
+def forks_and_both_return(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Fork at each call; the copy is first to return, and is of no use."""
+    if pid := os.fork():
+        with Path(meta["once"]).open("a") as copies:
+            copies.write(f"{pid}\n")
+        time.sleep(0.3)
+    return float(completion == answer)
+
+
+def forks_away(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    """Leave a process in a session of its own, which no signal to a group reaches."""
+    if _first_time(meta) and not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        Path(meta["once"]).write_text(str(os.getpid()))
+        time.sleep(600)
+    while not Path(meta["once"]).read_text():
+        time.sleep(0.01)
+    return 1.0
+
+
 def raises_what_it_should_not(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     """Fail in a way that `except Exception` around a scorer does not see."""
     if _first_time(meta):
@@ -85,6 +107,8 @@ for _scorer in (
     killed_once,
     exits_once,
     stuck_once,
+    forks_and_both_return,
+    forks_away,
     raises_what_it_should_not,
     chatty,
     reports_its_process,

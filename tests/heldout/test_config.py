@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
     HeldoutSettings,
-    NearDuplicates,
     OpenAIEvaluatorSettings,
 )
 from guard_service.settings import load_settings

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from guard_core.evaluation import NearDuplicates
 from guard_service.heldout import disjoint
-from guard_service.heldout.config import NearDuplicates
 from guard_service.heldout.disjoint import DEFAULT_RULE, DisjointReport, check_disjoint
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.heldout.text import Prompt

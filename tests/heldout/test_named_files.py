@@ -162,12 +162,25 @@ def test_a_configuration_that_names_no_file_is_left_to_the_byte(tmp_path: Path) 
     assert (staged.path / "tokenizer_config.json").read_text() == text
 
 
-@pytest.mark.parametrize("content", ["{", "[" * 900 + "]" * 900, "[]", '{"a": ' * 300 + "1" + "}" * 300])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[" * 900 + "]" * 900,
+        "[]",
+        '{"a": ' * 300 + "1" + "}" * 300,
+        '{"model": ' * 5_000 + "1" + "}" * 5_000,
+    ],
+    ids=["cut", "list", "empty", "nested", "nested too deeply"],
+)
 @pytest.mark.parametrize("name", ["config", "tokenizer_config", "special_tokens_map", "tokenizer"])
-def test_a_configuration_that_is_none_ends_nothing(tmp_path: Path, name: str, content: str) -> None:
-    files = {"tokenizer": tokenizer_json(WORDS), name: content}
-    checkpoint = saved(tmp_path, **files)
+def test_a_configuration_that_is_none_is_refused_in_words_or_ends_nothing(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    checkpoint = saved(tmp_path, **{"tokenizer": tokenizer_json(WORDS), name: content})
     failed = failure(lambda: taken(EvaluationRequest(0, 10, checkpoint), tmp_path))
+    if "model" in content:
+        assert failed is not None and f"{name}.json is" in str(failed)
     assert failed is None or failed.kind is FailureKind.CHECKPOINT
 
 

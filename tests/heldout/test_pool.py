@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from guard_core.wire import EvaluationSampling, SamplingSource
-from guard_service.heldout import child, parent, pool
+from guard_service.heldout import child, pool
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators import Completion, Completions
@@ -169,15 +168,11 @@ def test_one_that_ends_its_process_or_raises_is_an_error_that_names_it(
     assert score(["right"]) == [Graded(1.0)]
 
 
-def test_what_left_its_group_is_not_waited_for(
-    score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_left_its_group_ends_with_it(score: Score, tmp_path: Path) -> None:
     """It holds the pipes of the process that forked it."""
-    monkeypatch.setattr(parent, "ENDING_SECONDS", AGES)
     assert score(["fork away", "right"]) == [Graded(0.0), Graded(1.0)]
-    [away] = the.noted({"room": tmp_path}, "away")
-    assert alive(away) and not the.noted({"room": tmp_path}, "back"), "the round was over before it"
-    os.kill(int(away), signal.SIGKILL)
+    assert all_end(the.noted({"room": tmp_path}, "away"))
+    assert not the.noted({"room": tmp_path}, "back")
 
 
 def test_a_copy_that_was_forked_answers_for_nobody(score: Score) -> None:

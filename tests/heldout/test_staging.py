@@ -255,15 +255,15 @@ def test_a_scratch_that_cannot_be_written_is_not_blamed_on_the_checkpoint(
 @pytest.mark.parametrize(
     ("room", "told"),
     [
-        (10, r"its configuration and tokenizer need \d+ bytes in .*, which has 10:"),
-        (6_999, r"its weights need 7000 bytes in .*, which has 6999:"),
+        (1_010, r"its configuration and tokenizer need \d+ bytes in .*, which has 1010 and keeps 1000 for"),
+        (7_999, r"its weights need 7000 bytes in .*, which has 7999 and keeps 1000 for the guard's store:"),
     ],
 )
 def test_a_full_disk_is_told_before_the_copy(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, told: str
 ) -> None:
     class Usage:
-        free = room
+        free, total = room, 4_000
 
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(EvaluationError, match=told):

@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from guard_core.extras import missing_vllm
 from guard_core.judge import MAY_PASS
 from guard_core.wire import EvaluationSampling, FailureKind, SamplingSource
-from guard_service.heldout import child, parent, staging
+from guard_service.heldout import child, processes, staging
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
@@ -266,7 +266,7 @@ def test_a_merged_model_for_which_there_is_no_room_is_not_written(
 ) -> None:
     """The guard's store is on that disk, too."""
     evaluator, staged = adapted
-    room = SimpleNamespace(free=50_000)
+    room = SimpleNamespace(free=50_000, total=0)
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: room)
     codec: Any = None
     with pytest.raises(
@@ -558,7 +558,7 @@ def test_what_an_attention_computes_with_beside_the_weights_would_be_lost_in_a_s
     """vLLM makes the slopes of ALiBi where it makes the weights, and nobody loads them again."""
     import torch
 
-    monkeypatch.setattr(parent, "die_with_parent", lambda: None)  # this process is no worker of vLLM
+    monkeypatch.setattr(processes, "die_with_parent", lambda: None)  # this process is no worker of vLLM
     from guard_service.heldout.evaluators.vllm_worker import keeps_tensors_of_its_own
 
     class Attention(torch.nn.Module):
@@ -581,7 +581,8 @@ def test_memory_is_kept_unless_it_is_wanted_back(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_process_that_says_it_is_over_is_waited_for_and_not_asked_again(tmp_path: Path) -> None:
-    says = "import sys, time; sys.stdin.readline(); print('{\"over\": true}', flush=True); time.sleep(600)"
+    line = json.dumps({"number": 1, "over": True})
+    says = f"import sys, time; sys.stdin.readline(); print({line!r}, flush=True); time.sleep(600)"
 
     async def act() -> None:
         worker = EvaluationWorker(HeldoutSettings(split=tmp_path / "split.jsonl"), tmp_path)
@@ -601,81 +602,44 @@ def test_a_process_that_says_it_is_over_is_waited_for_and_not_asked_again(tmp_pa
 @pytest.mark.parametrize(
     ("error", "kind", "over"),
     [
-        (StartAgainError("another frame"), "again", True),
-        (EngineLostError("it died"), "evaluation", True),
+        (StartAgainError("another frame"), "again", False),
+        (EngineLostError("it died"), "evaluation", False),
         (EvaluationError("no outcome"), "evaluation", False),
+        (EvaluationError("no outcome"), "evaluation", True),
+        (None, None, True),
     ],
 )
-def test_the_process_ends_where_the_engine_is_in_the_way_or_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, kind: str, over: bool
+def test_the_process_ends_where_the_engine_is_in_the_way_or_lost_or_only_that_gives_memory_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None, kind: str | None, over: bool
 ) -> None:
     def run(_: Any, __: EvaluationRequest) -> Any:
-        raise error
+        if error is not None:
+            raise error
+        return {}
 
-    monkeypatch.setattr(child.HeldoutEvaluation, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(child.HeldoutEvaluation, "ready", lambda _: {})
-    monkeypatch.setattr(child.HeldoutEvaluation, "warm_up", lambda _: None)
-    monkeypatch.setattr(child.HeldoutEvaluation, "run", run)
-    monkeypatch.setattr(child.HeldoutEvaluation, "over", False)
+    parts = {"__init__": lambda *_, **__: None, "ready": lambda _: {}, "warm_up": lambda _: None}
+    for name, part in {**parts, "run": run, "over": over}.items():
+        monkeypatch.setattr(child.HeldoutEvaluation, name, part)
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     settings = HeldoutSettings(split=tmp_path / "split.jsonl").model_dump(mode="json")
-    request = EvaluationRequest(0, 1, tmp_path).to_json()
-    for message in ({"settings": settings, "scratch": str(tmp_path), "first": True}, request):
+    start = {"settings": settings, "scratch": str(tmp_path), "first": True, "number": 0}
+    for message in (start, EvaluationRequest(0, 1, tmp_path).to_json() | {"number": 1}):
         lines.put(json.dumps(message).encode())
     lines.put(b"what is read only by a process that goes on")
     responses = io.BytesIO()
-    with pytest.raises(SystemExit if over else json.JSONDecodeError):
+    ends = over or kind == "again" or isinstance(error, EngineLostError)
+    how = SystemExit if ends else json.JSONDecodeError
+    with contextlib.nullcontext() if error is None else pytest.raises(how):
         child.serve_requests(lines, responses)
     _, told = map(json.loads, responses.getvalue().splitlines())
-    assert told["error"]["kind"] == kind and told["error"]["over"] is over
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_process_ends_where_nothing_else_gives_memory_back(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
-) -> None:
-    def run(_: Any, __: EvaluationRequest) -> Any:
-        if fails:
-            raise EvaluationError("no outcome")
-        return {"items": [1.0]}
-
-    monkeypatch.setattr(child.HeldoutEvaluation, "__init__", lambda *_, **__: None)
-    monkeypatch.setattr(child.HeldoutEvaluation, "ready", lambda _: {})
-    monkeypatch.setattr(child.HeldoutEvaluation, "warm_up", lambda _: None)
-    monkeypatch.setattr(child.HeldoutEvaluation, "run", run)
-    monkeypatch.setattr(child.HeldoutEvaluation, "over", True)
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    settings = HeldoutSettings(split=tmp_path / "split.jsonl").model_dump(mode="json")
-    lines.put(json.dumps({"settings": settings, "scratch": str(tmp_path), "first": True}).encode())
-    lines.put(json.dumps(EvaluationRequest(0, 1, tmp_path).to_json()).encode())
-    lines.put(b"what is read only by a process that goes on")
-    responses = io.BytesIO()
-    with pytest.raises(SystemExit) if fails else contextlib.nullcontext():
-        child.serve_requests(lines, responses)
-    _, told = map(json.loads, responses.getvalue().splitlines())
-    assert (told["error"] if fails else told)["over"] is True
+    assert told.get("error", told)["over"] is ends and told.get("error", {}).get("kind") == kind
 
 
 def test_a_request_that_needs_a_new_process_is_asked_once_more_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
-    nothing = dict.fromkeys(
-        (
-            "proxy_items",
-            "fooled_items",
-            "truncated",
-            "unanswered",
-            "unscored",
-            "timed_out",
-            "sha256",
-            "staged",
-            "completions",
-            "said",
-        )
-    )
-    sampling = VllmEvaluatorSettings().sampling_with(None).model_dump(mode="json")
-    response = nothing | {"seconds": {}, "items": [1.0], "sampling": sampling}
+    response = {"items": [1.0], "sha256": None, "staged": None, "proxy_items": None}
 
     async def running(_: EvaluationWorker) -> str:
         return f"process {len(asked)}"

@@ -24,13 +24,8 @@ from guard_core.wire import EvaluationsNeeded, FailureKind
 from guard_service.heldout import staging
 from guard_service.heldout import worker as worker_module
 from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.worker import (
-    EvaluationError,
-    EvaluationRequest,
-    EvaluationResult,
-    EvaluationWorker,
-    SplitError,
-)
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
 
 SECRET = "xyzzy"
@@ -377,6 +372,36 @@ def test_what_a_scorer_left_behind_holds_up_no_end_and_ends_with_it(settings, tm
     eventually(lambda: not alive(left))
 
 
+def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(settings, tmp_path: Path) -> None:
+    texts = ["1", "2", "3", "4"]
+
+    async def act(worker: EvaluationWorker) -> list[int]:
+        results = [await worker.evaluate(replace(REQUEST, step=step)) for step in range(len(texts))]
+        return [result.items.index(1.0) for result in results]
+
+    with endpoint(lambda body, n: says(texts[n // 4])) as server:
+        given = {"evaluator": {"kind": "openai", "base_url": server.url, "model": "m"}}
+        assert run(settings("forks_and_both_return", **given), tmp_path / "scratch", act) == [0, 1, 2, 3]
+    copies = (tmp_path / "once").read_text().split()
+    assert len(copies) == 16 and not any(alive(int(copy)) for copy in copies)
+
+
+@pytest.mark.parametrize("limit", [None, 600.0])
+@pytest.mark.parametrize("end", ["close", "dies"])
+def test_what_left_the_process_group_ends_with_the_evaluation_process(
+    settings, tmp_path: Path, end: str, limit: float | None
+) -> None:
+    async def act(worker: EvaluationWorker) -> None:
+        await worker.evaluate(REQUEST)
+        assert alive(int((tmp_path / "once").read_text())) or limit
+        if end == "dies":
+            for child in children():
+                os.kill(child, signal.SIGTERM)
+
+    run(settings("forks_away", scorer_timeout_seconds=limit), tmp_path / "scratch", act)
+    eventually(lambda: not alive(int((tmp_path / "once").read_text())))
+
+
 def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,6 +512,26 @@ def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path
     assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
     local = settings(evaluator={"kind": "checkpoint"})
     assert run(local, tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+
+
+def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory(
+    settings, tmp_path: Path, saved: Path
+) -> None:
+    """Which says more than that the checkpoint's files could not be taken, and depends on no item."""
+
+    async def kind(worker: EvaluationWorker) -> FailureKind:
+        for child in children():
+            os.kill(child, signal.SIGSTOP)
+        task = asyncio.create_task(worker.pins(replace(REQUEST, path=saved)))
+        await asyncio.sleep(0.1)
+        for child in children():
+            os.kill(child, signal.SIGKILL)
+        with pytest.raises(EvaluationError, match="SIGKILL \\(out of memory") as caught:
+            await task
+        return caught.value.kind
+
+    local = settings(evaluator={"kind": "checkpoint"})
+    assert run(local, tmp_path / "scratch", kind) is FailureKind.OUT_OF_MEMORY
 
 
 @pytest.fixture

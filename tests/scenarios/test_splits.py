@@ -54,7 +54,7 @@ def without_answers(folder: Path) -> Path:
 def test_it_is_refused_before_the_first_step(
     given: Given, stage: Stage, make: Callable[[Path], Path]
 ) -> None:
-    """One line names the file, one more each of its bad lines; no item is quoted, and no trainer starts."""
+    """One line names the file and its first bad lines; no item is quoted, and no trainer starts."""
     given.a_heldout_split(make(stage.folder)).a_trainer()
     train = stage.folder / "train.jsonl"
     if train.exists():

@@ -37,7 +37,8 @@ def taken(request: EvaluationRequest, scratch: Path, base: Path | None = None) -
         target = scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
         staged = stage(request.path, target, base, request.expected.manifest)
         refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
-        drop_named_files(staged.path)  # not before: the pins are of what the trainer has saved
+        # Not before: the pins are of what the trainer has saved.
+        drop_named_files(staged.path, f"checkpoint {request.path}")
     return staged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from guard_service.heldout.parent import die_with_parent
+from guard_service.heldout.processes import die_with_parent
 
 # With more than one GPU each worker is a process, which imports this first: one that hangs would else outlive
 # the evaluation process, with the memory of its GPU.

@@ -70,6 +70,7 @@ def test_a_good_run_is_ok_in_every_row() -> None:
             "training grader",
             "checkpoint layout",
             "tokenizer",
+            "memory",
             "checkpoints folder",
             "evaluations",
             "sampling",
@@ -102,7 +103,7 @@ def test_nothing_that_was_not_given_is_ok() -> None:
 
 def test_a_server_that_has_the_policy_needs_no_checkpoint() -> None:
     names = [row.name for row in rows.rows(found(remote=True, model=None))]
-    assert "checkpoint layout" not in names and "tokenizer" not in names
+    assert "checkpoint layout" not in names and not {"tokenizer", "memory"} & {*names}
 
 
 def test_a_split_that_cannot_be_used() -> None:
@@ -153,6 +154,10 @@ def test_a_checkpoint_that_cannot_be_scored() -> None:
     check(rows.layout_row(Model(PATH, "it holds a PEFT adapter", no_tokenizer=None)), REFUSE, "PEFT adapter")
     none = "no tokenizer; give it to the trainer (processing_class=tokenizer)"
     check(rows.tokenizer_row(Model(PATH, None, no_tokenizer=none)), REFUSE, none, str(PATH))
+
+
+def test_how_much_memory_an_evaluation_needs_at_least() -> None:
+    check(rows.memory_row(Model(PATH, None, no_tokenizer=None, weights=3 << 30)), OK, "at least 3.8 GiB")
 
 
 def test_a_folder_that_the_guard_or_the_trainer_cannot_use() -> None:

@@ -158,7 +158,7 @@ def test_a_trainer_that_has_ended_may_be_silent():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("fell_below_start", "the held-out score fell (whether by hacking is not shown): it fell"),
+        ("fell_below_start", "the held-out score fell: it fell"),
         ("graders_disagree", "evidence of reward hacking: it fell"),
         ("kl_hard_stop", "the policy is too far from its reference: it fell"),
     ],
