@@ -256,6 +256,7 @@ class Judge:
     def fold_steps(self, steps: Iterable[StepTuple]) -> None:
         """Fold new steps, oldest first: a run may have a million of them."""
         count, lineage, window, monitor = self._count, self._lineage, self._window, self._monitor
+        warms_up = monitor.rise is None
         for attempt, step, reward, kl, kind in steps:
             self._steps += 1
             count.fold_step(attempt, step)
@@ -265,7 +266,8 @@ class Judge:
             self._kl_lost = 0 if counting else self._kl_lost + 1
             for one in counting:
                 status = monitor.update(step, one)
-                if monitor.rise is None:
+                warms_up = warms_up and monitor.rise is None
+                if warms_up:
                     self._early_monitor.update(step, one)
                 if status.fire:
                     self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
@@ -466,10 +468,6 @@ class Judge:
             self._fire = self._fire or latch
         else:
             self._halt = self._halt or latch
-
-    def fold_lost(self, why: str) -> None:
-        """Fold that there was a run, and that what was folded of it is lost: such a run never passes."""
-        self._lost = self._lost or why
 
     def fold_end(self, report: EndReport) -> None:
         """Fold which step a trainer says was its last, and how many checkpoints it could not announce.

@@ -126,7 +126,7 @@ class StepMonitor:
         window, seen, start, kl_ema, fired_reason = self.memory
         window, seen = (*window[1 - MEDIAN_WINDOW :], kl), seen + 1
         if seen >= MEDIAN_WINDOW:
-            middle = median_of_last(window)
+            middle = sorted(window)[MEDIAN_WINDOW // 2]
             if seen == MEDIAN_WINDOW and starts_away(window):
                 start = middle
             prior = middle if kl_ema is None else kl_ema

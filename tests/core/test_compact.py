@@ -131,9 +131,3 @@ def test_a_baseline_that_is_not_complete_is_begun_anew_and_that_is_said() -> Non
     assert conditions[Code.NO_BASELINE] == BASELINE_LOST
     go_on(again, 1, 0.5)
     assert again.verdict().baseline_passes == 0 and again.compact().detector is not None
-
-
-def test_of_a_run_whose_past_is_lost_that_is_known() -> None:
-    judge = Judge(policy())
-    judge.fold_adopted(CompactState.unknown(judge.policy, "the status says nothing"))
-    assert judge.verdict().code is Code.PAST_UNKNOWN and judge.verdict().reason == "the status says nothing"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.compact import CompactState
 from guard_core.ending import not_judged
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
@@ -699,8 +700,7 @@ def test_no_answer_can_carry_items() -> None:
 def test_a_run_of_which_the_past_is_lost_is_unknown_to_its_end() -> None:
     j = judge()
     assert Code.PAST_UNKNOWN not in {c.code for c in j.verdict().conditions}
-    j.fold_lost("the status says nothing")
-    j.fold_lost("the newer one is not the reason")
+    j.fold_adopted(CompactState.unknown(j.policy, "the status says nothing"))
     for n in range(40):
         j.fold_step(step(n))
         j.fold_checkpoint()
