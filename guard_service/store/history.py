@@ -18,9 +18,9 @@ from guard_service.store.database import FILE_NAME, errors, open_ended
 from guard_service.store.records import (
     Begun,
     Conflict,
+    EventRow,
     Note,
     NoteKind,
-    Row,
     StepRun,
     StoredEvent,
     contradiction,
@@ -94,7 +94,7 @@ class StoredHistory:
         with errors(self.path, "read"):
             for seq, *row in self._db.execute(_OTHER_EVENTS, (after,)):
                 yield from self._steps_between(after, seq)
-                yield Row(*row).event()
+                yield EventRow(*row).event()
                 after = seq
             yield from self._steps_between(after, self.last_seq() + 1)
 

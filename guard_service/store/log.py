@@ -20,9 +20,9 @@ from guard_service.store.history import StoredHistory, step_report
 from guard_service.store.records import (
     Appended,
     Conflict,
+    EventRow,
     Note,
     NoteKind,
-    Row,
     StoredEvent,
     contradiction,
 )
@@ -52,7 +52,11 @@ class EventLog(StoredHistory):
         self._database = Database(state_dir)
         super().__init__(self._database.connection, self._database.path)
         try:
-            self._agree(NoteKind.POLICY, policy.model_dump(mode="json"), "a changed policy is a new run")
+            if changes := self._changes(NoteKind.POLICY, policy.model_dump(mode="json")):
+                raise ChangedRunError(
+                    f"the policy is not the one that {self.path} was written under ({changes}): a changed "
+                    "policy is a new run; restore the policy, or give another state_dir"
+                )
             with errors(self.path, "read"):
                 # Highest step on disk of each attempt: a step beyond it is new without looking it up.
                 self._newest: dict[int, int] = dict(
@@ -83,20 +87,19 @@ class EventLog(StoredHistory):
         Raises:
             ChangedRunError: the run began with another split, or was scored in another way.
         """
-        content = {"split": split_digest} | dict(measure)
-        self._agree(NoteKind.MEASURE, content, "its scores cannot be compared with the earlier ones")
+        if changes := self._changes(NoteKind.MEASURE, {"split": split_digest} | dict(measure)):
+            raise ChangedRunError(
+                f"the held-out evaluation is not the one that {self.path} was written under ({changes}): its "
+                "scores cannot be compared with the earlier ones; restore it, or give another state_dir"
+            )
 
-    def _agree(self, kind: NoteKind, content: Any, why: str) -> None:
+    def _changes(self, kind: NoteKind, content: Any) -> str:
+        """How this differs from what is remembered, in words; it is remembered if nothing is."""
         known = self.newest_note(kind)
         if known is None:
             self.append([Note(kind, content)])
-        elif known.content != content:
-            what = {NoteKind.POLICY: "policy", NoteKind.MEASURE: "held-out evaluation"}[kind]
-            changes = ", ".join(_differences(known.content, content, ""))
-            raise ChangedRunError(
-                f"the {what} is not the one that {self.path} was written under ({changes}): {why}; restore "
-                "it, or give another state_dir"
-            )
+            return ""
+        return ", ".join(_differences(known.content, content, "")) if known.content != content else ""
 
     def append(self, events: Sequence[StoredEvent], round_: Round | None = None) -> None:
         """Append events in one transaction.
@@ -157,7 +160,7 @@ def _insert(
             continue
         db.executemany(_INSERT_STEP, steps)
         steps.clear()
-        db.execute(_INSERT, Row.of(event, round_, now))
+        db.execute(_INSERT, EventRow.of(event, round_, now))
     db.executemany(_INSERT_STEP, steps)
 
 

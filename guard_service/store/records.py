@@ -119,7 +119,7 @@ StoredEvent = (
 """One event of a log. A step is appended as a `StepReport` and read in a `StepRun`."""
 
 
-class Row(NamedTuple):
+class EventRow(NamedTuple):
     """The columns of an event that is no step."""
 
     kind: str
