@@ -164,7 +164,7 @@ def describe(verdict: Verdict, pace: BaselinePace) -> str:
         left = pace.seconds_left(made, planned)
         rest = "" if left is None else f", about {_duration(left)} left"
         return f"baseline: {made} of {planned} passes{rest}"
-    parts = ["no step yet" if verdict.step is None else f"step {verdict.step}"]
+    parts = [] if verdict.step is None else [f"step {verdict.step}"]
     if verdict.last_evaluation is not None:
         parts.append(f"held-out {verdict.last_evaluation.score:.3f} at step {verdict.last_evaluation.step}")
     if verdict.in_loop_ema is not None:
