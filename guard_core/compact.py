@@ -88,6 +88,7 @@ class CompactDetector(_Compact):
     last: CompactPass
     #: As `CalibratedRun` counts them.
     has_grader: bool
+    odd_pay: str
     made: int
     ungraded: int
     graded: bool

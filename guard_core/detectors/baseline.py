@@ -248,3 +248,16 @@ def outlier_passes(passes: Sequence[Outcomes], accepted: float, samples: int = 1
         among = FAR_FOR_PASSES * _OF_A_MEDIAN * median(away) if len(means) > 3 else 0.0
         far = accepted + max(FAR * math.sqrt(variance * (1 + 1 / len(means))), among)
     return tuple(i for i, distance in enumerate(away) if distance > far)
+
+
+def pay_of_right_answers(passes: Sequence[Outcomes]) -> str:
+    """What the training grader pays for all that the scorer calls right: "nothing" or "less than 1".
+
+    "" if it pays 1 for some of it, where nothing was right, and where it scored no pass.
+    """
+    pays = [one.paid[one.truth >= 1.0] for one in passes if one.paid is not None]
+    right = np.concatenate(pays) if pays else np.empty(0)
+    most = float(right.max(initial=0.0))
+    if not right.size or most >= 1.0:
+        return ""
+    return "less than 1" if most > 0 else "nothing"

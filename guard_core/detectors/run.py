@@ -21,7 +21,13 @@ from guard_core.compact import (
     CompactStart,
     rounded,
 )
-from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes, outlier_passes
+from guard_core.detectors.baseline import (
+    Baseline,
+    BaselineSummary,
+    Outcomes,
+    outlier_passes,
+    pay_of_right_answers,
+)
 from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus, Doubt, action
 from guard_core.detectors.planning import cannot_fall, drop_to_see, evaluations_to_detect
 from guard_core.detectors.questions import DECLINE, DISAGREEMENT, Evaluated, Series, points
@@ -107,6 +113,7 @@ class CalibratedRun:
         self._outliers = 0  # passes that were left out
         self._sampled: bool | None = None  # of the newest pass, as in `Baseline`
         self._has_grader = False
+        self._odd_pay = ""  # of right answers, by the grader
         self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
         self._graded = True  # whether the newest one is none of them
         self._last: Pass | None = None
@@ -397,6 +404,15 @@ class CalibratedRun:
 
         One that failed now and then has failed now and then, as long as it scored the newest evaluation.
         """
+        if self._odd_pay:
+            yield Condition(
+                code=Code.UNINFORMATIVE_BASELINE,
+                level=Level.WARNING,
+                advice=True,
+                message=f"the training grader (`proxy_scorer`) pays {self._odd_pay} for every answer of the "
+                f"starting policy that the scorer calls right, so `{DISAGREEMENT}` cannot be trusted: is 1 "
+                "its full pay, and does it read the answer where the scorer does?",
+            )
         if self._has_grader and not detector.has_grader:
             yield Condition(
                 code=Code.EVALUATION_FAILING,
@@ -429,6 +445,7 @@ class CalibratedRun:
 
     def _close_baseline(self) -> CalibratedDetector:
         self._detector = CalibratedDetector(self._config, self._baseline)
+        self._odd_pay = pay_of_right_answers(self._passes)
         self._passes = ()
         return self._detector
 
@@ -459,6 +476,7 @@ class CalibratedRun:
             reason=detector.reason,
             last=CompactPass(*astuple(last)),
             has_grader=self._has_grader,
+            odd_pay=self._odd_pay,
             made=self._made,
             ungraded=self._ungraded,
             graded=self._graded,
@@ -480,7 +498,7 @@ class CalibratedRun:
         series = Series(self._config, starts, evaluations, state.earlier)
         self._detector.resume(series, doubt, state.not_counted, (state.rule, state.reason))
         self._last = Pass(*state.last)
-        self._has_grader, self._made = state.has_grader, state.made
+        self._has_grader, self._odd_pay, self._made = state.has_grader, state.odd_pay, state.made
         self._ungraded, self._graded = state.ungraded, state.graded
         self._afforded, self._outliers, self._sampled = state.afforded, state.outliers, state.sampled
 

@@ -297,6 +297,19 @@ def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
     assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
 
 
+@pytest.mark.parametrize(
+    ("pays", "said"), [(0.0, "pays nothing"), (0.8, "pays less than 1"), (1.0, "")], ids=str
+)
+def test_a_grader_that_never_pays_right_answers_in_full_is_told_at_the_start(pays: float, said: str) -> None:
+    judge = Judge(Policy(detector="calibrated", calibrated=CONFIG.model_copy(update={"baseline_passes": 2})))
+    right = tuple(float(i % 2) for i in range(64))
+    paid = tuple(pays * one for one in right)
+    for index in range(2):
+        judge.fold_evaluation(Evaluation(0, 0, "/c/0", right, None, index, None, paid))
+    told = [c for c in judge.verdict().conditions if "for every answer" in c.message]
+    assert [said in c.message and c.advice for c in told] == ([True] if said else [])
+
+
 def judged(grades: list[bool], baseline_passes: int = 2, **settings: str) -> Judge:
     """A judge after evaluations of the start and of later checkpoints: on which did the grader not fail?"""
     config = CONFIG.model_copy(update={"baseline_passes": baseline_passes, **settings})
