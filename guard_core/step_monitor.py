@@ -21,18 +21,6 @@ MEDIAN_WINDOW = 5
 STARTS_NEAR_ZERO = 0.05
 
 
-def median_of_last(values: Sequence[float]) -> float:
-    """Median of the last `MEDIAN_WINDOW` values; of an even number the lower middle, never a single spike.
-
-    Raises:
-        ValueError: there is no value.
-    """
-    window = sorted(values[-MEDIAN_WINDOW:])
-    if not window:
-        raise ValueError("a median needs at least one value")
-    return window[(len(window) - 1) // 2]
-
-
 def starts_away(first: Sequence[float]) -> bool:
     """Whether a run whose first KLs to the reference are these, nats/token, did not start near 0."""
     return len(first) == MEDIAN_WINDOW and min(first) > STARTS_NEAR_ZERO

@@ -7,7 +7,6 @@ import math
 import pytest
 
 from guard_core import StepMonitor
-from guard_core.step_monitor import median_of_last
 
 
 def test_a_true_drift_fires_when_most_of_the_window_has_drifted() -> None:
@@ -99,24 +98,3 @@ def test_a_bad_kl_is_refused_and_nothing_is_folded(bad: float) -> None:
 def test_a_bad_field_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         StepMonitor(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("values", "median"),
-    [
-        ((3.0,), 3.0),
-        ((0.1, 22_000.0), 0.1),
-        ((0.1, 22_000.0, 0.2), 0.2),
-        ((0.1, 22_000.0, 0.2, 0.3), 0.2),
-        ((9.0, 9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0), 3.0),
-    ],
-)
-def test_the_median_is_of_the_last_five_and_one_spike_is_never_it(
-    values: tuple[float, ...], median: float
-) -> None:
-    assert median_of_last(values) == median
-
-
-def test_the_median_of_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one value"):
-        median_of_last(())
