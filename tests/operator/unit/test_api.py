@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal
 
+from guard_core.evaluation import NearDuplicates
 from guard_core.policy import Policy
 from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
@@ -30,7 +31,6 @@ from guard_operator.api.types import (
 from guard_service.heldout.config import (
     CheckpointEvaluatorSettings,
     HeldoutSettings,
-    NearDuplicates,
     OpenAIEvaluatorSettings,
     VllmEvaluatorSettings,
 )
