@@ -50,6 +50,7 @@ READABLE = (
 KL_LIMIT = 1.0
 FIRES_ON_KL = {"kl": {"hard_stop": KL_LIMIT, "min_steps": 5}}
 STOPS_ON_FAILURE = {"evaluation_failing": {"after_failures": 1, "action": "stop"}}
+TELLS_EACH_FAILURE = {"evaluation_failing": {"after_failures": 1}}
 FEW_PASSES = {"calibrated": {"baseline_passes": 2}}
 FOUR_PASSES = {"calibrated": {"baseline_passes": 4}}
 

@@ -85,7 +85,7 @@ def test_nothing_about_an_item_reaches_the_trainer(
     bad = save_changed(trained / "policy", stage.checkpoints / "step-0", 0)
     change(bad / "tokenizer_config.json", chat_template=plain)
     spoil(bad)
-    given.a_heldout_split(split).thresholds(interface.FEW_PASSES)
+    given.a_heldout_split(split).thresholds(interface.FEW_PASSES | interface.TELLS_EACH_FAILURE)
     given.a_trainer("--until", str(stage.folder / "enough"), "--pause", "0.5")
     when = given.when().the_guard_starts().the_trainer_starts()
     when.a_checkpoint_is_announced(bad, 0).evaluations_are_made(1)
