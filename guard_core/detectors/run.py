@@ -349,32 +349,26 @@ class CalibratedRun:
     def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
         if self._afforded is not None:
             said = fewer_passes(self._afforded, detector.start.level, detector.items, self._config)
-            yield Condition(
-                code=Code.NO_BASELINE,
-                level=Level.WARNING,
-                advice=True,
-                message=f"baseline_budget had room for {said}",
+            yield _advice(
+                Code.NO_BASELINE,
+                f"baseline_budget had room for {said}",
             )
         if self._outliers:
             passes = "pass" if self._outliers == 1 else "passes"
-            yield Condition(
-                code=Code.EVALUATION_FAILING,
-                level=Level.WARNING,
-                advice=True,
-                message=f"{self._outliers} further {passes} of the starting policy did not count: far from "
+            yield _advice(
+                Code.EVALUATION_FAILING,
+                f"{self._outliers} further {passes} of the starting policy did not count: far from "
                 "the others (did the scorer or the server fail?)",
             )
         score = detector.start.level
         if uninformative := uninformative_baseline(score, detector.newest):
             yield uninformative
         elif low := cannot_fall_from(score, self._config, has_grader=detector.has_grader):
-            yield Condition(code=Code.UNINFORMATIVE_BASELINE, level=Level.WARNING, advice=True, message=low)
+            yield _advice(Code.UNINFORMATIVE_BASELINE, low)
         if detector.greedy:
-            yield Condition(
-                code=Code.UNINFORMATIVE_BASELINE,
-                level=Level.WARNING,
-                advice=True,
-                message=f"{_COPIES if self._sampled is False else _AGREE}: they say nothing about noise and "
+            yield _advice(
+                Code.UNINFORMATIVE_BASELINE,
+                f"{_COPIES if self._sampled is False else _AGREE}: they say nothing about noise and "
                 f"count as one. Sampled with a temperature above 0, {self._config.baseline_passes} passes "
                 "would be worth as many, and a fresh evaluation of one checkpoint could confirm an alarm",
             )
@@ -405,11 +399,9 @@ class CalibratedRun:
         One that failed now and then has failed now and then, as long as it scored the newest evaluation.
         """
         if self._odd_pay:
-            yield Condition(
-                code=Code.UNINFORMATIVE_BASELINE,
-                level=Level.WARNING,
-                advice=True,
-                message=f"the training grader (`proxy_scorer`) pays {self._odd_pay} for every answer of the "
+            yield _advice(
+                Code.UNINFORMATIVE_BASELINE,
+                f"the training grader (`proxy_scorer`) pays {self._odd_pay} for every answer of the "
                 f"starting policy that the scorer calls right, so `{DISAGREEMENT}` cannot be trusted: is 1 "
                 "its full pay, and does it read the answer where the scorer does?",
             )
@@ -505,6 +497,11 @@ class CalibratedRun:
     def adopt_nothing(self, why: str) -> None:
         """Note that evaluations were made which cannot be had; the next one begins a new baseline."""
         self._unusable = why
+
+
+def _advice(code: Code, message: str) -> Condition:
+    """What a reader should know, and no run is judged by."""
+    return Condition(code=code, level=Level.WARNING, advice=True, message=message)
 
 
 def _compact(one: Evaluated) -> CompactEvaluation:
