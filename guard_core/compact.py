@@ -120,6 +120,7 @@ class CompactState(_Compact):
     other_sampling: CheckpointReport | None = None
     last_kl: tuple[KlKind, float | None] | None = None
     kl_lost: int = 0
+    reward_lost: int = 0
     kl_gate: KlGate = KlGate()
     kl: KlMemory = KlMemory()
     early_kl: KlMemory = KlMemory()

@@ -51,8 +51,9 @@ BASELINE_LOST = (
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
 
-#: Steps in a row without a KL that counts before that is a finding: one overflow happens in good runs.
-KL_LOST_STEPS = 5
+#: Steps in a row without a KL that counts, or without a finite reward, before that is a finding: one overflow
+#: happens in good runs.
+KL_LOST_STEPS = REWARD_LOST_STEPS = 5
 
 #: What is known of an evaluation beside its outcomes, and what it is called in a guard's own history. The
 #: last two are of its sampling.
@@ -76,13 +77,13 @@ MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKi
 
 
 #: Attempt, step, reward, KL and its kind, with the promises of `StepReport`.
-StepTuple = tuple[int, int, float, float | None, KlKind]
+StepTuple = tuple[int, int, float | None, float | None, KlKind]
 
 
 class StepValues(Protocol):
     """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
 
-    The values keep the promises of `StepReport`: `reward` is finite, `kl` is None or finite and >= 0.
+    The values keep the promises of `StepReport`: `reward` is None or finite, `kl` is None or finite and >= 0.
     """
 
     @property
@@ -90,7 +91,7 @@ class StepValues(Protocol):
     @property
     def step(self) -> int: ...  # noqa: D102
     @property
-    def reward(self) -> float: ...  # noqa: D102
+    def reward(self) -> float | None: ...  # noqa: D102
     @property
     def kl(self) -> float | None: ...  # noqa: D102
     @property
@@ -220,6 +221,7 @@ class Judge:
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts
+        self._reward_lost = 0  # steps in a row without a finite reward
         self._announced = self._evaluated = self._failed = self._skipped = 0  # checkpoints
         self._refused: frozenset[CheckpointKey] = frozenset()  # checkpoints that were not taken
         self._skipped_in_a_row = 0
@@ -261,6 +263,12 @@ class Judge:
             self._steps += 1
             count.fold_step(attempt, step)
             lineage.fold_step(attempt, step, count)
+            if count.reported > self._halting_steps:
+                self._latch_halt(silent_for=0.0)
+            if reward is None:  # it is counted, and nothing is judged by it
+                self._reward_lost += 1
+                continue
+            self._reward_lost = 0
             self._last_kl = (kind, kl)
             counting = window.add(attempt, step, reward, kl, kind)
             self._kl_lost = 0 if counting else self._kl_lost + 1
@@ -271,8 +279,6 @@ class Judge:
                     self._early_monitor.update(step, one)
                 if status.fire:
                     self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
-            if count.reported > self._halting_steps:
-                self._latch_halt(silent_for=0.0)
 
     def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
         """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.
@@ -650,13 +656,15 @@ class Judge:
         if self._failure in DOUBTS and (self._failure not in AS_BEFORE or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         yield from self._unscored.conditions(self._sampling)
-        if self._count.lacks_reward:
+        if self._reward_lost >= REWARD_LOST_STEPS:
+            message = f"the reward of the last {self._reward_lost} steps is NaN or infinite"
+            yield _condition(Code.NO_REWARD, Level.UNKNOWN, message)
+        elif self._count.lacks_reward:
             yield _condition(
                 Code.NO_REWARD,
                 Level.UNKNOWN,
                 f"the last {self._count.unrewarded} evaluated checkpoints were compared with no reward: no "
-                "step with a finite one was reported for them, and the newest that was is step "
-                f"{self._count.step}",
+                f"step was reported for them, and the newest that was is step {self._count.step}",
             )
         if self._steps == 0:
             yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
@@ -859,6 +867,7 @@ class Judge:
             other_sampling=self._other_sampling,
             last_kl=self._last_kl,
             kl_lost=self._kl_lost,
+            reward_lost=self._reward_lost,
             kl_gate=replace(self._window.gate),
             kl=self._monitor.memory,
             early_kl=self._early_monitor.memory,
@@ -884,6 +893,7 @@ class Judge:
         if state.policy != policy_digest(self.policy):
             raise ValueError("it was made under another policy")
         self._steps, self._kl_lost, self._last_kl = state.steps, state.kl_lost, state.last_kl
+        self._reward_lost = state.reward_lost
         self._announced, self._evaluated = state.announced, state.evaluated
         self._failed, self._skipped, self._gone = state.failed, state.skipped, state.gone
         self._skipped_in_a_row = state.skipped_in_a_row

@@ -40,7 +40,9 @@ class StepReport(Wire):
 
     attempt: Attempt
     step: Step
-    reward: Measured = Field(description="Mean in-loop reward of the step, reward units.")
+    reward: Measured | None = Field(
+        description="Mean in-loop reward of the step, reward units; null where it is NaN or infinite."
+    )
     kl: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="KL, nats; `kl_kind` says which KL it is."
     )
@@ -455,9 +457,8 @@ _REMEDIES = {
     "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
     Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
     "format be those of that log",
-    Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None: such a step is "
-    "not reported. If there is none, let the trainer log at least as often as it saves (logging_steps, "
-    "save_steps)",
+    Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None. If there is none, "
+    "let the trainer log at least as often as it saves (logging_steps, save_steps)",
     Code.WARMING_UP: "save more often (save_steps), for more evaluations",
     Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
     Code.KL_INERT: "set beta above 0 if KL is to be watched, else leave kl.hard_stop out",

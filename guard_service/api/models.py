@@ -12,7 +12,9 @@ class HistoryStep(BaseModel):
 
     attempt: int = Field(description="Start of the trainer, 0 for the first.")
     step: int = Field(description="Optimizer step.")
-    reward: float = Field(description="Mean in-loop reward of the step, reward units.")
+    reward: float | None = Field(
+        description="Mean in-loop reward of the step, reward units; null where it is NaN or infinite."
+    )
     kl: float | None = Field(None, description="KL, nats; `kl_kind` says which KL it is.")
     kl_kind: str = Field(description="What `kl` is; see `KlKind`.")
     entropy: float | None = Field(None, description="Mean policy entropy, nats/token.")

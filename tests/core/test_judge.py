@@ -43,7 +43,7 @@ def judge(**sections: object) -> Judge:
     return Judge(Policy(**{"detector": "heldout_guard", "heldout_guard": SHARP, "kl": KL, **sections}))  # type: ignore[arg-type]
 
 
-def step(n: int, reward: float = 0.5, kl: float | None = None, attempt: int = 0) -> StepReport:
+def step(n: int, reward: float | None = 0.5, kl: float | None = None, attempt: int = 0) -> StepReport:
     kind = KlKind.ABSENT if kl is None else KlKind.REF_TOKEN_MEAN
     return StepReport(attempt=attempt, step=n, reward=reward, kl=kl, kl_kind=kind)
 
@@ -329,8 +329,37 @@ class TestStepsAfterTheLastEvaluation:
         assert (j.verdict().steps_since_evaluation, j.verdict().longest_round) == (1, 0)
 
 
+class TestRewardsThatAreNotFinite:
+    """They are reported as null: such steps are counted, and nothing is judged by them."""
+
+    def test_five_in_a_row_are_unknown_and_say_so_until_a_finite_one_comes(self) -> None:
+        j = judge()
+        for n in range(1, 5):
+            j.fold_step(step(n, reward=None))
+        assert Code.NO_REWARD not in codes(j.verdict()), "one overflow happens in good runs"
+        j.fold_step(step(5, reward=None))
+        assert codes(j.verdict())[Code.NO_REWARD] is Level.UNKNOWN
+        assert any("last 5 steps is NaN or infinite" in c.message for c in j.verdict().conditions)
+        assert j.verdict().steps == 5
+        adopted = judge()
+        adopted.fold_adopted(j.compact())
+        assert Code.NO_REWARD in codes(adopted.verdict())
+        j.fold_step(step(6))
+        assert Code.NO_REWARD not in codes(j.verdict())
+
+    def test_they_change_no_mean(self) -> None:
+        with_them, without = judge(), judge()
+        for n in range(1, 9):
+            without.fold_step(step(n, reward=0.1 * n))
+            with_them.fold_step(step(2 * n, reward=0.1 * n))
+            with_them.fold_step(step(2 * n + 1, reward=None))
+        for j in (with_them, without):
+            j.fold_evaluation(evaluation(20))
+        assert with_them.verdict().in_loop_ema == without.verdict().in_loop_ema
+
+
 class TestRewardsThatEnd:
-    """A step without a finite reward is not reported, so what is evaluated then is compared with nothing."""
+    """Where steps are not reported any more, what is evaluated then is compared with nothing."""
 
     def run(self, steps: Iterable[int], evaluated: Iterable[int], **sections: object) -> Judge:
         """Steps and evaluations in the order of their numbers; of one number the step comes first."""

@@ -27,7 +27,6 @@ def test_a_minimal_step() -> None:
         (f'{{{GOOD}, "reward_std": -1}}', "reward_std"),
         (f'{{{GOOD}, "loss": 1}}', "loss"),
         (f'{{{GOOD}, "kl_kind": "mystery"}}', "kl_kind"),
-        ('{"attempt": 0, "step": 1, "reward": null}', "reward"),
         ('{"attempt": 0, "step": 1, "reward": "0.5"}', "reward"),
         ('{"attempt": 0, "step": 1, "reward": 1e999}', "reward"),
         ('{"attempt": 0, "step": 1.5, "reward": 1}', "step"),

@@ -35,7 +35,7 @@ def fields(body: dict[str, Any]) -> set[str]:
     return {error["field"] for error in body["errors"]}
 
 
-def steps_on_disk(guard: Any) -> list[tuple[int, int, float]]:
+def steps_on_disk(guard: Any) -> list[tuple[int, int, float | None]]:
     lines = guard.get("/v1/history").text.splitlines()
     return [(line["attempt"], line["step"], line["reward"]) for line in map(json.loads, lines)]
 
@@ -66,6 +66,13 @@ def test_the_same_step_with_other_values_is_a_conflict(
     body = problem(guard.post("/v1/steps", step(1, **other)), 409)
     assert field in fields(body)
     assert steps_on_disk(guard) == [(0, 1, 0.5)]
+
+
+def test_steps_without_a_finite_reward_are_kept_and_said_to_be_so(guard: Any, step: Step) -> None:
+    verdict = guard.post("/v1/steps", [step(n, reward=None) for n in range(5)]).json()["verdict"]
+    assert steps_on_disk(guard) == [(0, n, None) for n in range(5)]
+    assert "no_reward" in {condition["code"] for condition in verdict["conditions"]}
+    assert verdict["level"] == "unknown"
 
 
 def test_a_list_keeps_its_order_and_counts_its_repeats(guard: Any, step: Step) -> None:
@@ -129,7 +136,6 @@ REFUSED_BODIES = [
     (b'"steps"', 422, "body"),
     (b"[5]", 422, "0"),
     (b'{"attempt":0,"step":1}', 422, "reward"),
-    (b'{"attempt":0,"step":1,"reward":null}', 422, "reward"),
     (b'{"attempt":0,"step":1,"reward":NaN}', 422, "reward"),
     (b'{"attempt":0,"step":1,"reward":Infinity}', 422, "reward"),
     (b'{"attempt":0,"step":1,"reward":-Infinity}', 422, "reward"),
@@ -539,7 +545,6 @@ def test_rollouts_that_cannot_be_kept_are_shown_all_the_same(guard: Any) -> None
         (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"\\ud800","reward":1}]}', 400),
         (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":NaN}]}', 422),
         (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1e999}]}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":null}]}', 422),
         (b'{"attempt":0,"step":1,"rollouts":[{"prompt":1,"completion":"","reward":1}]}', 422),
         (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1,"answer":""}]}', 422),
         (b'{"attempt":0,"step":1,"rollouts":[]}', 422),
