@@ -35,6 +35,7 @@ OPTIONS: Mapping[Place, str] = {
     ("port",): "--port",
     ("ingest_token_file",): "--ingest-token-file",
     ("read_token_file",): "--read-token-file",
+    ("evaluations_token_file",): "--evaluations-token-file",
     ("heldout", "split"): "--heldout",
     ("heldout", "train_prompts"): "--train-prompts",
     ("heldout", "scorer"): "--scorer",
@@ -68,6 +69,14 @@ NameOption = Annotated[
 ]
 HeldoutOption = Annotated[
     Path | None, typer.Option("--heldout", help="Held-out split: JSONL with id, prompt, answer.")
+]
+EvaluationsTokenOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--evaluations-token-file",
+        help="Token of whoever evaluates checkpoints elsewhere and reports the outcomes (POST "
+        "/v1/evaluations), in place of --heldout.",
+    ),
 ]
 TrainPromptsOption = Annotated[
     Path | None,
@@ -265,7 +274,10 @@ def _variables(text: str) -> dict[str, Any]:
 
 def no_split() -> CliError:
     """What a command says that needs the held-out split and was given none."""
-    return CliError("no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`)")
+    return CliError(
+        "no held-out split: give --heldout heldout.jsonl (make one with `rlguard split make`), or "
+        "--evaluations-token-file where somebody else evaluates the checkpoints"
+    )
 
 
 def read_config(path: Path | None) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def serve(
     name: options.NameOption = None,
     checkpoints: options.CheckpointsOption = None,
     heldout: options.HeldoutOption = None,
+    evaluations_token_file: options.EvaluationsTokenOption = None,
     policy: options.PolicyOption = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on; 127.0.0.1 without it.")
@@ -78,7 +79,7 @@ def serve(
     """Run the guard until Ctrl-C or SIGTERM.
 
     Every setting can also come from the environment or --config (docs/reference/settings.md). Without
-    --heldout no checkpoint is scored and only the KL rule can fire.
+    --heldout, or --evaluations-token-file, no checkpoint is scored and only the KL rule can fire.
     """
     heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
@@ -97,6 +98,7 @@ def serve(
         "port": port,
         "ingest_token_file": _token_file(ingest_token_file),
         "read_token_file": _token_file(read_token_file),
+        "evaluations_token_file": options.absolute(evaluations_token_file),
         "keep_best_checkpoint": keep_best,
     }
     file = options.read_config(config)

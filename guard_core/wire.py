@@ -10,7 +10,15 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 #: What a trainer measured. The bound keeps every sum and difference of folded values finite.
@@ -48,6 +56,7 @@ class StepReport(Wire):
     )
     kl_kind: Annotated[KlKind, Field(strict=False)] = Field(
         KlKind.ABSENT,
+        validate_default=True,
         description="What `kl` is. Only `ref_token_mean` can be held against a threshold in nats/token.",
     )
     entropy: Measured | None = Field(None, description="Mean policy entropy, nats/token.")
@@ -55,11 +64,12 @@ class StepReport(Wire):
         None, description="Std of the reward, reward units."
     )
 
-    @model_validator(mode="after")
-    def _kind_of_kl_is_known(self) -> Self:
-        if self.kl is not None and self.kl_kind in (KlKind.ABSENT, KlKind.NOT_FINITE):
-            raise ValueError(f"kl is given but kl_kind is '{self.kl_kind}': say which KL it is")
-        return self
+    @field_validator("kl_kind")
+    @classmethod
+    def _kind_of_kl_is_known(cls, kind: KlKind, info: ValidationInfo) -> KlKind:
+        if info.data.get("kl") is not None and kind in (KlKind.ABSENT, KlKind.NOT_FINITE):
+            raise ValueError(f"kl is given but kl_kind is '{kind}': say which KL it is")
+        return kind
 
 
 def _unused(*values: float) -> AfterValidator:
@@ -186,6 +196,55 @@ class EndReport(Wire):
         description="Checkpoints that were deleted, as by save_total_limit, before they could be announced: "
         "they count as announced and skipped.",
     )
+
+
+#: Held-out items whose outcomes one `POST /v1/evaluations` may carry.
+MAX_OUTCOMES = 10_000
+#: The outcome of one item, or the mean of all.
+Outcome = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+ItemOutcomes = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=200)], Outcome],
+    Field(min_length=1, max_length=MAX_OUTCOMES),
+]
+
+
+class EvaluationReport(Wire):
+    """Held-out outcomes of one checkpoint, from whoever evaluated it outside of the guard."""
+
+    step: Step
+    attempt: Attempt | None = Field(
+        None, description="Start of the trainer; null: the newest that announced this step."
+    )
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+        None, description="Where the checkpoint is, for people; null: as it was announced."
+    )
+    pass_index: Annotated[int, Field(ge=0, lt=64)] = Field(
+        0, description="0; of a further evaluation of the same checkpoint the `wanted_pass` of a response."
+    )
+    outcomes: ItemOutcomes | None = Field(
+        None, description="Outcome of each item in [0, 1], by its id. Every evaluation has the same items."
+    )
+    grader_outcomes: ItemOutcomes | None = Field(
+        None, description="What the training grader gives the same completions, by the same ids."
+    )
+    mean: Outcome | None = Field(None, description="Mean outcome, where nobody has the single ones.")
+    standard_error: Annotated[Finite, Field(gt=0, le=0.5)] | None = Field(
+        None, description="Standard error of `mean`, which it needs: without one nobody can tell a fall."
+    )
+
+    @model_validator(mode="after")
+    def _outcomes_or_a_mean(self) -> Self:
+        if (self.outcomes is None) == (self.mean is None):
+            raise ValueError("give either outcomes, or mean and standard_error")
+        if (self.mean is None) != (self.standard_error is None):
+            raise ValueError("mean and standard_error must be given together")
+        if self.grader_outcomes is not None and (
+            self.outcomes is None or self.grader_outcomes.keys() != self.outcomes.keys()
+        ):
+            raise ValueError("grader_outcomes must be of the same items as outcomes")
+        if self.mean is not None and self.pass_index > 0:
+            raise ValueError("a mean is one evaluation of its checkpoint: pass_index must be 0")
+        return self
 
 
 #: Steps in one `POST /v1/steps`, and in one `POST /v1/figures`.
@@ -689,6 +748,18 @@ class CheckpointResponse(Wire):
     """Acknowledgement of `POST /v1/checkpoints`."""
 
     queued: bool = Field(description="False if this checkpoint was already known.")
+    verdict: Verdict
+
+
+class EvaluationResponse(Wire):
+    """Acknowledgement of `POST /v1/evaluations`: what it says is on disk."""
+
+    accepted: bool = Field(description="False if this evaluation was already known.")
+    wanted_pass: int | None = Field(
+        description="A further evaluation of this checkpoint, with fresh randomness and this `pass_index`, "
+        "would help now: to know the start better, or to confirm an alarm. null: none would. Without it the "
+        "next checkpoint decides."
+    )
     verdict: Verdict
 
 

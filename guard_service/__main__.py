@@ -91,7 +91,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.engine import Engine
     from guard_service.server import GuardServer, tls_options, url_of
 
-    tokens = Tokens(*settings.tokens())
+    tokens = Tokens(*settings.tokens(), settings.token_of_evaluations())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
@@ -105,6 +105,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         elsewhere=elsewhere,
         keep_best=settings.keep_best_checkpoint,
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
+        takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
         resume=None if job is None else partial(_resume, job, policy),
     )

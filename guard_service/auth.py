@@ -1,7 +1,8 @@
-"""Bearer tokens: one for the trainer that reports, one for people and Prometheus who read.
+"""Bearer tokens: for the trainer that reports, for who reads, and for who evaluates outside of the guard.
 
-Comparison takes the same time wherever two tokens differ. A role without a token is open; `GuardSettings`
-admits that only on a loopback address and with an explicit flag.
+Comparison takes the same time wherever two tokens differ. Without a token reporting and reading are open;
+`GuardSettings` admits that only on a loopback address and with an explicit flag. Evaluations are never open:
+a trainer that could report its own outcomes would judge itself.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ class Role(StrEnum):
 
     INGEST = "ingest"
     READ = "read"
+    EVALUATIONS = "evaluations"
 
 
 class Tokens:
-    """The configured tokens. None means that the role is open."""
+    """The configured tokens. None: the role is open; of `evaluations`: nobody has it."""
 
-    def __init__(self, ingest: str | None, read: str | None) -> None:
-        self._digests = {
-            role: None if token is None else _digest(token.encode())
-            for role, token in ((Role.INGEST, ingest), (Role.READ, read))
-        }
+    def __init__(self, ingest: str | None, read: str | None, evaluations: str | None = None) -> None:
+        given = {Role.INGEST: ingest, Role.READ: read, Role.EVALUATIONS: evaluations}
+        self._digests = {role: token and _digest(token.encode()) for role, token in given.items()}
 
     def admit(self, request: Request, *allowed: Role) -> bool:
         """Whether `check` admits the request."""
@@ -46,8 +46,10 @@ class Tokens:
         Raises:
             Problem: 401 without a token of ours, 403 with the token of another role.
         """
-        if any(self._digests[role] is None for role in allowed):
+        if any(self._digests[role] is None and role is not Role.EVALUATIONS for role in allowed):
             return
+        if self._digests.keys() >= set(allowed) and all(self._digests[role] is None for role in allowed):
+            raise forbidden("this guard takes no outcomes from outside: set evaluations_token to allow it")
         need = " or ".join(f"the {role.value} token" for role in allowed)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":

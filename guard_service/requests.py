@@ -39,7 +39,7 @@ async def read_body(request: Request) -> bytes:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise too_large(f"a request may carry {MAX_BODY_BYTES} bytes: send fewer steps at once")
+                raise too_large(f"a request may carry {MAX_BODY_BYTES} bytes: send less at once")
     except ClientDisconnect:
         raise bad_request("the connection ended before the body did") from None
     return bytes(body)
@@ -67,9 +67,7 @@ def parse_body(adapter: TypeAdapter[T], body: bytes) -> T:
 
 
 def _field_error(error: Any) -> FieldError:
-    # The one rule over several fields of a step asks for `kl_kind`.
-    place = (*error["loc"], "kl_kind") if error["type"] == "value_error" else error["loc"]
-    field = ".".join(excerpt(str(part)) for part in place) or "body"
+    field = ".".join(excerpt(str(part)) for part in error["loc"]) or "body"
     if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
         return FieldError(field=field, message=message(error))
     return FieldError(field=field, message=f"{message(error)}, got {quoted(error['input'])}")

@@ -117,6 +117,12 @@ class GuardSettings(BaseSettings):
         None, description="Bearer token for reading: verdict, history, metrics and the dashboard's data."
     )
     read_token_file: Path | None = Field(None, description="File that holds the read token.")
+    evaluations_token: SecretStr | None = Field(
+        None,
+        description="Bearer token of whoever evaluates checkpoints outside of the guard and reports the "
+        "outcomes (POST /v1/evaluations), in place of heldout. No trainer may have it.",
+    )
+    evaluations_token_file: Path | None = Field(None, description="File that holds the evaluations token.")
     allow_unauthenticated_loopback: bool = Field(
         False,
         description="Start without one or both tokens. Only on a loopback address, where every local user "
@@ -158,9 +164,18 @@ class GuardSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_source_per_token(self) -> Self:
-        for name in ("ingest_token", "read_token"):
+        for name in ("ingest_token", "read_token", "evaluations_token"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 raise ValueError(f"{name} and {name}_file are both set: keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_who_evaluates(self) -> Self:
+        if self.heldout is not None and self.takes_outcomes:
+            raise ValueError(
+                "heldout and evaluations_token are both set: either the guard evaluates checkpoints, or "
+                "whoever has that token"
+            )
         return self
 
     @model_validator(mode="after")
@@ -211,6 +226,15 @@ class GuardSettings(BaseSettings):
             _token("ingest_token", self.ingest_token, self.ingest_token_file),
             _token("read_token", self.read_token, self.read_token_file),
         )
+
+    @property
+    def takes_outcomes(self) -> bool:
+        """Whether somebody else evaluates checkpoints and reports the outcomes."""
+        return self.evaluations_token is not None or self.evaluations_token_file is not None
+
+    def token_of_evaluations(self) -> str | None:
+        """The evaluations token; None if nobody has it. Raises as `tokens`."""
+        return _token("evaluations_token", self.evaluations_token, self.evaluations_token_file)
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ app = typer.Typer(add_completion=False)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The trainer, after `--`.")],
     heldout: options.HeldoutOption = None,
+    evaluations_token_file: options.EvaluationsTokenOption = None,
     policy: options.PolicyOption = None,
     checkpoints: options.CheckpointsOption = None,
     out: Annotated[
@@ -101,16 +102,20 @@ def run(
     from guard_cli.run.session import run_guarded
 
     file = options.read_config(config)
-    if heldout is None and not file.get("heldout") and not options.is_set("heldout", {}):
+    evaluated = heldout is not None or evaluations_token_file is not None
+    sections = ("heldout", "evaluations_token", "evaluations_token_file")
+    if not evaluated and not any(options.is_set(name, file) for name in sections):
         raise options.no_split()
     given = {
         "run_name": name,
+        "evaluations_token_file": options.absolute(evaluations_token_file),
         "heldout": options.heldout_options(
             heldout=options.absolute(heldout),
             train_prompts=options.absolute(train_prompts),
             backlog=backlog,
             **evaluation,
-        ),
+        )
+        or None,
         "policy_file": options.absolute(policy),
         "checkpoint_root": checkpoint_root(checkpoints, options.is_set("checkpoint_root", file)),
     }

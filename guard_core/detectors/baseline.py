@@ -15,7 +15,8 @@ from typing import Self
 
 import numpy as np
 
-from guard_core.detectors.statistic import EDGE, Array, Start
+from guard_core.detectors.statistic import Array, Start
+from guard_core.means import LEAST_VARIANCE
 
 #: Standard errors by which the variance of passes must exceed that of independent items to count as more.
 SHOWN = 1.5
@@ -218,7 +219,7 @@ def start_of(values: Array, passes: int, width: float, samples: int = 1) -> Star
         within = max(abs(level) * (1 - abs(level)), float(values.var())) / samples
     else:
         within = float(values.var())
-    least = EDGE * width**2
+    least = LEAST_VARIANCE * width**2
     variance = max(within, least / samples) / n
     if passes > 2:  # the means of the passes show whether items go together
         excess = float(values.mean(axis=1).var(ddof=1)) / variance
@@ -241,7 +242,9 @@ def outlier_passes(passes: Sequence[Outcomes], accepted: float, samples: int = 1
     means = [outcomes.mean for outcomes in passes]
     middle = median(means)
     away = [abs(mean - middle) for mean in means]
-    variance = max(middle * (1 - middle), EDGE * (1 - EDGE)) / (len(passes[0].truth) * samples)
+    variance = max(middle * (1 - middle), LEAST_VARIANCE * (1 - LEAST_VARIANCE)) / (
+        len(passes[0].truth) * samples
+    )
     if len(means) == 2:  # each is half of the difference away
         far = (accepted + FAR * math.sqrt(2 * variance)) / 2
     else:

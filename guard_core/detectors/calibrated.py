@@ -21,7 +21,8 @@ from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes
 from guard_core.detectors.planning import lacks
 from guard_core.detectors.questions import DECLINE, Evaluated, Series, judge
 from guard_core.detectors.rewards import WINDOW
-from guard_core.detectors.statistic import EDGE, WINDOWS, Array, Start
+from guard_core.detectors.statistic import WINDOWS, Array, Start
+from guard_core.means import LEAST_VARIANCE
 from guard_core.policy import CalibratedPolicy
 from guard_core.wire import Code, DetectorReading, Level
 
@@ -209,7 +210,7 @@ class CalibratedDetector:
     ) -> Doubt | None:
         """What the next evaluation has to decide about this one; it is no outlier if it upheld the last."""
         level, error = level_before([one.score for one in before], self.start)
-        noise = error * math.sqrt(max(level * (1 - level), EDGE) / (self.items * self.samples))
+        noise = error * math.sqrt(max(level * (1 - level), LEAST_VARIANCE) / (self.items * self.samples))
         highest = max((level, *(one.score for one in before[-1:])))
         above = seen.score > highest + self.config.max_decline + JUMP * noise
         below = seen.score < level - self.config.max_decline - OUTLIER * noise

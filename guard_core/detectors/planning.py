@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from guard_core.detectors.questions import DECLINE, SHARES, points
-from guard_core.detectors.statistic import EDGE, REACH, WINDOWS, Start, threshold
+from guard_core.detectors.statistic import REACH, WINDOWS, Start, threshold
 from guard_core.detectors.statistic import evaluations_to_see as to_see
+from guard_core.means import LEAST_VARIANCE
 from guard_core.policy import CalibratedPolicy
 
 #: A run can be judged once a drop of this size, or of half of a smaller start, would have been seen.
@@ -26,7 +27,7 @@ def expected_start(score: float, items: int, passes: int, samples: int = 1) -> S
         passes: of the starting policy; under greedy decoding 1.
         samples: independent samples behind each outcome.
     """
-    spread = max(score * (1 - score), EDGE)
+    spread = max(score * (1 - score), LEAST_VARIANCE)
     outcomes = items * samples * passes
     return Start(score, spread / (items * samples), passes, spread, outcomes)
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guard_core.detectors.thresholds import ALPHAS, RATIOS, THRESHOLDS
+from guard_core.means import LEAST_VARIANCE
 
 Array = npt.NDArray[np.float64]
 
@@ -30,9 +31,6 @@ REACH = 64
 
 #: Evaluations that the table is for; the threshold of a longer run grows with its logarithm.
 HORIZON = 100
-
-#: Least variance of one sample: one odd outcome must not be infinite evidence.
-EDGE = 0.005
 
 #: Outcomes of the starting policy below which nobody knows its level and noise.
 LEAST_OUTCOMES = 32
@@ -167,7 +165,7 @@ def _of_level(level: Array, start: Start) -> Array:
     """The variance of a score at this level, relative to that at the start: q(1 - q) between bounds."""
     level = np.clip(level, *_LEVELS)
     edge = min(start.level, 1 - start.level) < 0.05
-    at_start = max(start.level * (1 - start.level), EDGE)
+    at_start = max(start.level * (1 - start.level), LEAST_VARIANCE)
     return np.clip(level * (1 - level) / at_start, 0.2, 60.0 if edge else 1.5)
 
 

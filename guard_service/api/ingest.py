@@ -1,7 +1,8 @@
-"""What a trainer reports: a body is taken as it comes, and acknowledged when what it says is kept."""
+"""Take reports of the trainer and of whoever evaluates its checkpoints; acknowledge what is kept."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from guard_core.wire import (
     CheckpointResponse,
     EndReport,
     EndResponse,
+    EvaluationReport,
+    EvaluationResponse,
     FiguresReport,
     RolloutsReport,
     ShownResponse,
@@ -32,6 +35,7 @@ _STEP = TypeAdapter(StepReport)
 _STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_POST)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
+_EVALUATION = TypeAdapter(EvaluationReport)
 _ROLLOUTS = TypeAdapter(RolloutsReport)
 _FIGURES = TypeAdapter[Sequence[FiguresReport]](
     Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)]
@@ -61,25 +65,29 @@ _FIGURES_SCHEMA = {"type": "array", "items": ref(FiguresReport), "maxItems": MAX
 
 
 class IngestRoutes:
-    """The endpoints of the trainer, for one engine."""
+    """The endpoints of who reports, for one engine."""
 
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
 
     def add_to(self, app: FastAPI) -> None:
         """Add their routes."""
-        for path, endpoint, response, refusals, schema in (
-            ("/v1/steps", self.post_steps, StepsResponse, _PROBLEMS, _STEPS_SCHEMA),
-            ("/v1/checkpoints", self.post_checkpoint, CheckpointResponse, _PROBLEMS, ref(CheckpointReport)),
-            ("/v1/end", self.post_end, EndResponse, _PROBLEMS, ref(EndReport)),
-            ("/v1/rollouts", self.post_rollouts, ShownResponse, _UNFIT, ref(RolloutsReport)),
-            ("/v1/figures", self.post_figures, ShownResponse, _UNFIT, _FIGURES_SCHEMA),
+        trainer = Bearer("ingestToken", self._tokens, Role.INGEST)
+        outside = Bearer("evaluationsToken", self._tokens, Role.EVALUATIONS)
+        checkpoint, evaluation = ref(CheckpointReport), ref(EvaluationReport)
+        for path, endpoint, who, response, refusals, schema in (
+            ("/v1/steps", self.post_steps, trainer, StepsResponse, _PROBLEMS, _STEPS_SCHEMA),
+            ("/v1/checkpoints", self.post_checkpoint, trainer, CheckpointResponse, _PROBLEMS, checkpoint),
+            ("/v1/evaluations", self.post_evaluation, outside, EvaluationResponse, _PROBLEMS, evaluation),
+            ("/v1/end", self.post_end, trainer, EndResponse, _PROBLEMS, ref(EndReport)),
+            ("/v1/rollouts", self.post_rollouts, trainer, ShownResponse, _UNFIT, ref(RolloutsReport)),
+            ("/v1/figures", self.post_figures, trainer, ShownResponse, _UNFIT, _FIGURES_SCHEMA),
         ):
             app.add_api_route(
                 path,
                 endpoint,
                 methods=["POST"],
-                dependencies=[Security(Bearer("ingestToken", self._tokens, Role.INGEST))],
+                dependencies=[Security(who)],
                 response_model=response,
                 responses=refusals,
                 tags=["ingest"],
@@ -112,6 +120,17 @@ class IngestRoutes:
             b'{"queued":%b,"verdict":%b}' % (b"true" if queued else b"false", self._engine.trainer_json),
             media_type=JSON,
         )
+
+    async def post_evaluation(self, body: Body) -> Response:
+        """Report the held-out outcomes of a checkpoint that was evaluated outside of the guard.
+
+        The first evaluation should be of the starting policy: the others are compared with it. Its items are
+        those of the run. An evaluation that was reported before with the same values is not folded again.
+        The verdict in the response is whole, as with the read token.
+        """
+        accepted, wanted = await self._engine.add_evaluation(parse_body(_EVALUATION, body))
+        head = json.dumps({"accepted": accepted, "wanted_pass": wanted})[:-1].encode()
+        return Response(b'%b, "verdict": %b}' % (head, self._engine.published.reader_json), media_type=JSON)
 
     async def post_end(self, body: Body) -> Response:
         """Say that the training loop has finished by itself: the job's status then says how the run ended.

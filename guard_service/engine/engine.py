@@ -21,6 +21,7 @@ from guard_core.rollouts import kept_rollouts, side_by_side
 from guard_core.wire import (
     CheckpointReport,
     EndReport,
+    EvaluationReport,
     FiguresReport,
     MomentRollouts,
     RolloutsReport,
@@ -32,6 +33,7 @@ from guard_service.engine.evaluations import Evaluations, GateClosed
 from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume, Unavailable
 from guard_service.engine.liveness import Liveness
+from guard_service.engine.outcomes import ReportedOutcomes
 from guard_service.engine.published import Published
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.shown import ShownBook
@@ -67,6 +69,7 @@ class Engine:
             it. Empty: nobody else does.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
         newest_only: skip checkpoints for which a newer one waits already.
+        takes_outcomes: somebody else evaluates checkpoints, and reports the outcomes.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for the events that the log begins with if it is empty: what is known elsewhere of
             this run. It raises `ResumeError` to be asked again; until it returns nothing is known.
@@ -85,6 +88,7 @@ class Engine:
         elsewhere: str = "",
         keep_best: bool = False,
         newest_only: bool = False,
+        takes_outcomes: bool = False,
         max_store_bytes: int = MAX_BYTES,
         resume: Resume | None = None,
     ) -> None:
@@ -103,12 +107,14 @@ class Engine:
             metrics=self.metrics,
             worker=worker,
             on_latch=self._tell_latch,
+            takes_outcomes=takes_outcomes,
         )
         self._allowance = Allowance(max_store_bytes)
+        self._outcomes = ReportedOutcomes(self._ledger, self._allowance)
         self._ingest = Ingest(
             self._ledger, self._liveness, self.metrics, checkpoint_root, worker, self._allowance, elsewhere
         )
-        self._elsewhere = elsewhere
+        self._elsewhere, self._takes_outcomes = elsewhere, takes_outcomes
         self._evaluations: Evaluations | None = None
         if worker is not None:
             best = state_dir / "best" if keep_best else None
@@ -137,7 +143,7 @@ class Engine:
         self._tasks = [asyncio.create_task(self._ingest.write_steps()), asyncio.create_task(self._tick())]
         if self._evaluations is not None:
             self._tasks.append(asyncio.create_task(self._evaluations.run()))
-        else:
+        elif not self._takes_outcomes:
             why = self._elsewhere or "no held-out evaluation is configured: only the KL rule can fire"
             log.warning("%s", why)
 
@@ -316,6 +322,10 @@ class Engine:
                 unavailable.
         """
         await self._ingest.note_end(report)
+
+    async def add_evaluation(self, report: EvaluationReport) -> tuple[bool, int | None]:
+        """Take the outcomes of a checkpoint from whoever evaluated it; see `ReportedOutcomes.add`."""
+        return await self._outcomes.add(report)
 
     def add_rollouts(self, report: RolloutsReport) -> None:
         """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""

@@ -186,6 +186,8 @@ class Ingest:
         resolved = report.model_copy(update={"path": str(found.path)})
         async with self._ledger.for_request() as store:
             known = await self._ledger.call(store.is_known_checkpoint, resolved)
+            if isinstance(known, Conflict) and self._ledger.takes_outcomes:
+                return False  # nobody loads it, so it does not matter where it is
             if isinstance(known, Conflict):
                 raise conflict(known.detail, known.errors)
             if known:

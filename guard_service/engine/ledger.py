@@ -67,9 +67,12 @@ class Ledger:
         metrics: GuardMetrics,
         worker: ScoringWorker | None,
         on_latch: Callable[[], None],
+        takes_outcomes: bool,
     ) -> None:
         self._state_dir, self._root, self._policy = state_dir, root.absolute(), policy
         self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
+        #: Whether somebody else evaluates checkpoints, and reports the outcomes.
+        self.takes_outcomes = takes_outcomes
         self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
         self._folded: Folded | None = None  # None until the log was read
         #: When the fire (True) and the halt (False) latched, where that is known.
@@ -228,6 +231,10 @@ class Ledger:
         if not await self.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
             await self.append(store, what)
 
+    def drop_from_queue(self, key: CheckpointKey) -> None:
+        """Let this checkpoint wait no longer; whoever calls has the lock."""
+        self.queue = deque(one for one in self.queue if CheckpointKey.of(one) != key)
+
     async def adopt_latch(self, latch: Latch) -> None:
         """Close a latch that is known elsewhere. It is announced even if the log cannot keep it now."""
         async with self.lock:
@@ -265,7 +272,10 @@ class Ledger:
         verdict = verdict.model_copy(update={"checkpoint_root": str(self._root)})
         if (worker := self._worker) is not None:
             verdict = verdict.model_copy(update={"adapters": worker.adapters, "needed": worker.needed})
-        else:  # nobody makes these evaluations: nobody should wait for them
-            verdict = verdict.model_copy(update={"waiting": 0})
+        else:  # nobody makes further passes, nor, without outcomes from outside, any evaluation
+            left = max(0, verdict.announced - verdict.evaluated - verdict.failed - verdict.skipped)
+            waiting = left if self.takes_outcomes else 0
+            made = {"next_pass": None, "baseline_passes": 0, "baseline_planned": 0}
+            verdict = verdict.model_copy(update=made | {"waiting": waiting})
         self._verdict = verdict
         self.published.put(verdict)

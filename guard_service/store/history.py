@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import TOLD, TRAINER_LIMIT
+from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.store.database import FILE_NAME, errors, open_ended
@@ -168,6 +168,26 @@ class StoredHistory:
                 return False
             known = CheckpointReport.model_validate_json(row[0])
         return True if known == report else contradiction(known, report, "")
+
+    def announced(self, step: int, attempt: int | None) -> CheckpointReport | None:
+        """The checkpoint that was announced of a step; of several attempts the newest. None: none was."""
+        query = "SELECT body FROM events WHERE kind = 'checkpoint' AND kind <> 'step' AND step = ?"
+        query += "" if attempt is None else " AND attempt = ?"
+        place = (step,) if attempt is None else (step, attempt)
+        with errors(self.path, "read"):
+            row = self._db.execute(f"{query} ORDER BY attempt DESC LIMIT 1", place).fetchone()
+            return None if row is None else CheckpointReport.model_validate_json(row[0])
+
+    def evaluation(self, key: CheckpointKey, pass_index: int) -> Evaluation | None:
+        """An evaluation that is on disk; None if there is none."""
+        with errors(self.path, "read"):
+            row = self._db.execute(
+                "SELECT kind, attempt, step, pass, body, items FROM events "
+                "WHERE (attempt, step, pass, kind) = (?, ?, ?, 'evaluation')",
+                (*key, pass_index),
+            ).fetchone()
+            event = None if row is None else EventRow(*row).event()
+            return event if isinstance(event, Evaluation) else None
 
     def newest_note(self, kind: NoteKind, key: CheckpointKey | None = None) -> Note | None:
         """The newest note of a kind, about one checkpoint or any; None if there is none."""

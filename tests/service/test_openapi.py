@@ -25,7 +25,8 @@ from guard_service.engine import Engine
 
 @pytest.fixture(scope="module")
 def running_guard(zygote: Any, tmp_path_factory: Any, guard_type: Any) -> Iterator[Any]:
-    guard = guard_type(zygote, tmp_path_factory.mktemp("openapi")).start()
+    settings = {"EVALUATIONS_TOKEN": "evaluations-token-0123456789"}
+    guard = guard_type(zygote, tmp_path_factory.mktemp("openapi"), settings).start()
     yield guard
     assert "Traceback" not in guard.log
     assert guard.end() == 0
@@ -45,6 +46,7 @@ def document(tmp_path_factory: Any) -> dict[str, Any]:
 OPERATIONS = [
     ("post", "/v1/steps"),
     ("post", "/v1/checkpoints"),
+    ("post", "/v1/evaluations"),
     ("post", "/v1/end"),
     ("post", "/v1/rollouts"),
     ("get", "/v1/rollouts"),
@@ -61,7 +63,8 @@ OPERATIONS = [
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_the_guard_does_what_its_document_says(api: Any, method: str, path: str) -> None:
-    token = "ingest-token-0123456789" if method == "post" else "read-token-0123456789"
+    role = "read" if method == "get" else "evaluations" if path == "/v1/evaluations" else "ingest"
+    token = f"{role}-token-0123456789"
 
     @given(case=api[path][method].as_strategy())
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
