@@ -88,15 +88,16 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     """
     from guard_service.app import create_app
     from guard_service.auth import Tokens
-    from guard_service.engine import Engine
+    from guard_service.engine import Adoption, Engine
     from guard_service.server import GuardServer, tls_options, url_of
 
-    tokens = Tokens(*settings.tokens(), settings.token_of_evaluations())
+    tokens = Tokens(*settings.tokens(), *settings.further_tokens())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
     listener, own_tls = _listener(settings), tls if settings.socket is None else {}
     job = _reported_job(settings)
+    supervised = settings.supervisor_token is not None or settings.supervisor_token_file is not None
     engine = Engine(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
@@ -107,7 +108,8 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
-        resume=None if job is None else partial(_resume, job, policy),
+        resume=Adoption() if supervised else None if job is None else partial(_resume, job, policy),
+        termination_message=settings.termination_message,
     )
     app = create_app(engine, tokens, settings.name)
     beside = _side_ports(settings, engine, app, tls)

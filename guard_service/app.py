@@ -14,6 +14,7 @@ from guard_service.api.openapi import add_openapi, problem
 from guard_service.api.probes import add_probes
 from guard_service.api.problems import add_problem_handlers
 from guard_service.api.reading import ReadingRoutes
+from guard_service.api.supervision import SupervisionRoutes
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
 
@@ -30,6 +31,7 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
         responses={500: problem("The guard failed; the log says why.")},
     )
     IngestRoutes(engine, tokens).add_to(app)
+    SupervisionRoutes(engine, tokens).add_to(app)
     ReadingRoutes(engine, tokens, name).add_to(app)
     add_probes(app, engine, tokens)
     app.include_router(dashboard.router())

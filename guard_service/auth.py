@@ -1,8 +1,9 @@
-"""Bearer tokens: for the trainer that reports, for who reads, and for who evaluates outside of the guard.
+"""Bearer tokens: for the trainer that reports, for who reads, for who evaluates outside of the guard, and for
+the supervisor that hands a run over from one guard to the next.
 
 Comparison takes the same time wherever two tokens differ. Without a token reporting and reading are open;
-`GuardSettings` admits that only on a loopback address and with an explicit flag. Evaluations are never open:
-a trainer that could report its own outcomes would judge itself.
+`GuardSettings` admits that only on a loopback address and with an explicit flag. The other roles are never
+open: a trainer that could report its own outcomes would judge itself.
 """
 
 from __future__ import annotations
@@ -23,13 +24,29 @@ class Role(StrEnum):
     INGEST = "ingest"
     READ = "read"
     EVALUATIONS = "evaluations"
+    SUPERVISOR = "supervisor"
+
+
+#: Roles that nobody has without a token.
+_NEVER_OPEN = frozenset({Role.EVALUATIONS, Role.SUPERVISOR})
 
 
 class Tokens:
-    """The configured tokens. None: the role is open; of `evaluations`: nobody has it."""
+    """The configured tokens. None: the role is open; of the last two: nobody has it."""
 
-    def __init__(self, ingest: str | None, read: str | None, evaluations: str | None = None) -> None:
-        given = {Role.INGEST: ingest, Role.READ: read, Role.EVALUATIONS: evaluations}
+    def __init__(
+        self,
+        ingest: str | None,
+        read: str | None,
+        evaluations: str | None = None,
+        supervisor: str | None = None,
+    ) -> None:
+        given = {
+            Role.INGEST: ingest,
+            Role.READ: read,
+            Role.EVALUATIONS: evaluations,
+            Role.SUPERVISOR: supervisor,
+        }
         self._digests = {role: token and _digest(token.encode()) for role, token in given.items()}
 
     def admit(self, request: Request, *allowed: Role) -> bool:
@@ -46,10 +63,10 @@ class Tokens:
         Raises:
             Problem: 401 without a token of ours, 403 with the token of another role.
         """
-        if any(self._digests[role] is None and role is not Role.EVALUATIONS for role in allowed):
+        if any(self._digests[role] is None and role not in _NEVER_OPEN for role in allowed):
             return
-        if self._digests.keys() >= set(allowed) and all(self._digests[role] is None for role in allowed):
-            raise forbidden("this guard takes no outcomes from outside: set evaluations_token to allow it")
+        if all(self._digests[role] is None for role in allowed):
+            raise forbidden(f"nobody may do this: set {allowed[0].value}_token to allow it")
         need = " or ".join(f"the {role.value} token" for role in allowed)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":

@@ -123,6 +123,17 @@ class GuardSettings(BaseSettings):
         "outcomes (POST /v1/evaluations), in place of heldout. No trainer may have it.",
     )
     evaluations_token_file: Path | None = Field(None, description="File that holds the evaluations token.")
+    supervisor_token: SecretStr | None = Field(
+        None,
+        description="Bearer token of the supervisor that hands a run over from one guard to the next "
+        "(GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what is known.",
+    )
+    supervisor_token_file: Path | None = Field(None, description="File that holds the supervisor token.")
+    termination_message: Path | None = Field(
+        None,
+        description="File that says how the run is judged, rewritten whenever that changes: JSON, at most "
+        "1 KiB. In a container /dev/termination-log: it outlives the container in the pod's status.",
+    )
     allow_unauthenticated_loopback: bool = Field(
         False,
         description="Start without one or both tokens. Only on a loopback address, where every local user "
@@ -164,7 +175,7 @@ class GuardSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _one_source_per_token(self) -> Self:
-        for name in ("ingest_token", "read_token", "evaluations_token"):
+        for name in ("ingest_token", "read_token", "evaluations_token", "supervisor_token"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 raise ValueError(f"{name} and {name}_file are both set: keep one of them")
         return self
@@ -232,9 +243,12 @@ class GuardSettings(BaseSettings):
         """Whether somebody else evaluates checkpoints and reports the outcomes."""
         return self.evaluations_token is not None or self.evaluations_token_file is not None
 
-    def token_of_evaluations(self) -> str | None:
-        """The evaluations token; None if nobody has it. Raises as `tokens`."""
-        return _token("evaluations_token", self.evaluations_token, self.evaluations_token_file)
+    def further_tokens(self) -> tuple[str | None, str | None]:
+        """The evaluations token and the supervisor token; None where nobody has it. Raises as `tokens`."""
+        return (
+            _token("evaluations_token", self.evaluations_token, self.evaluations_token_file),
+            _token("supervisor_token", self.supervisor_token, self.supervisor_token_file),
+        )
 
     @property
     def name(self) -> str:

@@ -72,6 +72,12 @@ class RunInfo(BaseModel):
     policy: Policy = Field(description="Every threshold that it is judged by.")
 
 
+class Adopted(BaseModel):
+    """Response to `PUT /v1/state`."""
+
+    adopted: bool = Field(description="False if the guard knew of a run already: nothing was changed.")
+
+
 class Health(BaseModel):
     """The process responds."""
 

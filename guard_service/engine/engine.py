@@ -28,6 +28,7 @@ from guard_core.wire import (
     StepReport,
     Verdict,
 )
+from guard_service.engine.adoption import Adoption, RunState
 from guard_service.engine.allowance import MAX_BYTES, Allowance
 from guard_service.engine.evaluations import Evaluations, GateClosed
 from guard_service.engine.ingest import Ingest
@@ -72,7 +73,8 @@ class Engine:
         takes_outcomes: somebody else evaluates checkpoints, and reports the outcomes.
         max_store_bytes: size of the store from which on reports are refused; see `allowance`.
         resume: asked once for the events that the log begins with if it is empty: what is known elsewhere of
-            this run. It raises `ResumeError` to be asked again; until it returns nothing is known.
+            this run. It raises `StoreError` to be asked again; until it returns nothing is known.
+        termination_message: file that says how the run is judged, for whoever finds the guard ended.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
     `on_latch` is called when a fire or halt has latched and is on disk.
@@ -91,6 +93,7 @@ class Engine:
         takes_outcomes: bool = False,
         max_store_bytes: int = MAX_BYTES,
         resume: Resume | None = None,
+        termination_message: Path | None = None,
     ) -> None:
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
         self.on_latch: Callable[[], None] = lambda: None
@@ -108,6 +111,7 @@ class Engine:
             worker=worker,
             on_latch=self._tell_latch,
             takes_outcomes=takes_outcomes,
+            termination_message=termination_message,
         )
         self._allowance = Allowance(max_store_bytes)
         self._outcomes = ReportedOutcomes(self._ledger, self._allowance)
@@ -189,7 +193,7 @@ class Engine:
         except GuardError as error:
             self._ledger.fail(error)
         else:
-            log.warning("the store works again: %s", self._ledger.open_store().path)
+            log.warning("the store works: %s", self._ledger.open_store().path)
 
     async def _judge_what_is_no_event(self) -> None:
         """Silence and refusals: one that passes its limit is an event, if it stops the run."""
@@ -334,6 +338,32 @@ class Engine:
     def add_figures(self, reports: Sequence[FiguresReport]) -> None:
         """Take further figures of steps, for people. They are no evidence: kept later, and may be lost."""
         self._figures.value = kept_figures((*self._figures.value, *reports))
+
+    def run_state(self) -> RunState:
+        """What another guard of this run would have to know.
+
+        Raises:
+            Problem: 503 while nothing is known.
+        """
+        state = self.compact_state()
+        if state is None:
+            raise self._ledger.unavailable()
+        pins = None if self.pins is None else dict(self.pins)
+        return RunState(sequence=self._ledger.sequence, state=state, latches=self.latches, pins=pins)
+
+    async def adopt(self, run: RunState) -> bool:
+        """Begin with what the supervisor knows of this run; False if something is known already.
+
+        Raises:
+            Problem: 422 if the state was made under another policy, 503 if the store is unavailable.
+        """
+        if self.compact_state() is not None or not isinstance(self._resume, Adoption):
+            return False
+        self._resume.told = run.events(self.policy)
+        await self._try_again()
+        if self.compact_state() is None:
+            raise self._ledger.unavailable()
+        return True
 
     async def adopt_latch(self, latch: Latch) -> None:
         """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""

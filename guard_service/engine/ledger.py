@@ -23,11 +23,12 @@ from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.engine.fold import Folded, append, append_steps, fold, is_new, restore
+from guard_service.engine.last_word import LastWord
 from guard_service.engine.liveness import Liveness, port_taken
 from guard_service.engine.published import Published
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.verdicts import beside, verdict_now, without_store
-from guard_service.errors import GuardError, Problem, StoreError, store_unavailable
+from guard_service.errors import GuardError, NotAdoptedError, Problem, StoreError, store_unavailable
 from guard_service.metrics import GuardMetrics
 from guard_service.store import Appended, Conflict, EventLog, Failure, StoredEvent
 
@@ -68,11 +69,13 @@ class Ledger:
         worker: ScoringWorker | None,
         on_latch: Callable[[], None],
         takes_outcomes: bool,
+        termination_message: Path | None,
     ) -> None:
         self._state_dir, self._root, self._policy = state_dir, root.absolute(), policy
         self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
         #: Whether somebody else evaluates checkpoints, and reports the outcomes.
         self.takes_outcomes = takes_outcomes
+        self._last_word = LastWord(termination_message)
         self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
         self._folded: Folded | None = None  # None until the log was read
         #: When the fire (True) and the halt (False) latched, where that is known.
@@ -146,6 +149,11 @@ class Ledger:
         return self._folded
 
     @property
+    def sequence(self) -> int:
+        """Number of the newest event that was folded; 0 until the log was read."""
+        return 0 if self._folded is None else self._folded.seq
+
+    @property
     def compact_state(self) -> CompactState | None:
         """What a guard without this log goes on from; None until the log was read."""
         return None if self._folded is None else self._folded.judge.compact()
@@ -198,9 +206,13 @@ class Ledger:
     def fail(self, error: GuardError) -> None:
         """Note that the store does not work. The next tick tries to open it again."""
         failed, before = Unavailable(str(error)), self._store
-        if before != failed:
-            log.error("%s", error)
-        self._metrics.store_errors.inc()
+        if isinstance(error, NotAdoptedError):
+            if before != failed:
+                log.info("%s", error)
+        else:
+            if before != failed:
+                log.error("%s", error)
+            self._metrics.store_errors.inc()
         self._store = failed
         self._available.clear()
         if isinstance(before, EventLog):
@@ -277,5 +289,7 @@ class Ledger:
             waiting = left if self.takes_outcomes else 0
             made = {"next_pass": None, "baseline_passes": 0, "baseline_planned": 0}
             verdict = verdict.model_copy(update=made | {"waiting": waiting})
-        self._verdict = verdict
+        self._verdict, before = verdict, self.published.revision
         self.published.put(verdict)
+        if self.published.revision != before:
+            self._last_word.write(verdict, self.sequence)

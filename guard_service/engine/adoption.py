@@ -1,0 +1,79 @@
+"""What travels of a run from one guard to the next, by way of their supervisor.
+
+A guard whose log is empty cannot tell a new run from one whose store was lost with a pod. Where it has a
+supervisor it asks: it judges nothing until it was told what is known of its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from guard_core.compact import CompactState, policy_digest
+from guard_core.judge import Judge, Latch
+from guard_core.policy import Policy
+from guard_core.wire import Code
+from guard_service.errors import FieldError, NotAdoptedError, invalid
+from guard_service.store import Note, NoteKind, StoredEvent
+
+
+class RunState(BaseModel):
+    """What is known of a run. No per-item outcome is in it (invariant 8)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sequence: int = Field(0, ge=0, description="It grows with everything that is known; compare it.")
+    state: CompactState | None = Field(None, description="How the run was judged; null: not at all so far.")
+    latches: tuple[Latch, ...] = Field((), max_length=2, description="The fire and the halt, if there are.")
+    pins: dict[str, str] | None = Field(None, description="The files that every checkpoint must have.")
+    lost: str = Field(
+        "", max_length=300, description="Why nobody knows how the run was judged, if nobody does; else empty."
+    )
+
+    def events(self, policy: Policy) -> Sequence[StoredEvent]:
+        """What the log of the next guard begins with.
+
+        Raises:
+            Problem: 422 if the state was made under another policy.
+        """
+        if self.lost:
+            state = CompactState.unknown(policy, self.lost)
+        else:  # of a new run there is nothing to go on from, and that is known
+            state = self.state or CompactState(policy=policy_digest(policy))
+        try:
+            Judge(policy).fold_adopted(state)
+        except ValueError as error:
+            fields = [FieldError(field="state", message=str(error))]
+            raise invalid(f"refused: state; {error}", fields) from error
+        pins = [] if self.pins is None else [Note(NoteKind.PINS, self.pins)]
+        return (state, *map(_understood, self.latches), *pins)
+
+
+def _understood(latch: Latch) -> Latch:
+    """A latch of a code that this release does not know is a latch all the same."""
+    if latch.code in list(Code):
+        return latch
+    return replace(latch, code=Code.HELDOUT_DECLINE.value, message=f"{latch.code}: {latch.message}")
+
+
+class Adoption:
+    """What the supervisor has told, once it has."""
+
+    def __init__(self) -> None:
+        #: None until then.
+        self.told: Sequence[StoredEvent] | None = None
+
+    async def __call__(self) -> Sequence[StoredEvent]:
+        """What the log begins with.
+
+        Raises:
+            NotAdoptedError: the supervisor has told nothing yet.
+        """
+        if self.told is None:
+            raise NotAdoptedError(
+                "the store is empty, and the supervisor has not said yet what is known of this run "
+                "(PUT /v1/state)"
+            )
+        return self.told

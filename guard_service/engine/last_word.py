@@ -1,0 +1,54 @@
+"""What a guard leaves behind: how it judged its run, in a file that goes into the pod's status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from guard_core.wire import Verdict
+
+log = logging.getLogger("rlguard.guard")
+
+#: Characters of a reason: the whole must stay below 1 KiB, also where each takes several bytes.
+MAX_REASON = 150
+
+
+class LastWord:
+    """Rewrites the file whenever what it says changes. It is lost without harm to the run."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._written = path, b""
+        self._told = False
+
+    def write(self, verdict: Verdict, sequence: int) -> None:
+        """Let the file say this; `sequence`: of the newest event in the log."""
+        if self._path is None:
+            return
+        content = last_word(verdict, sequence)
+        if content == self._written:
+            return
+        try:
+            self._path.write_bytes(content)
+        except OSError as error:
+            if not self._told:
+                log.warning("%s cannot be written: %s", self._path, error.strerror or error)
+            self._told = True
+        else:
+            self._written = content
+
+
+def last_word(verdict: Verdict, sequence: int) -> bytes:
+    """The verdict in at most 1 KiB of JSON. Pure."""
+    said = {
+        "sequence": sequence,
+        "level": verdict.level.value,
+        "code": verdict.code.value,
+        "reason": verdict.reason[:MAX_REASON],
+        "fire": verdict.fire,
+        "halt": verdict.halt,
+        "attempt": verdict.latch_attempt,
+        "step": verdict.latch_step,
+        "evaluated": verdict.evaluated,
+    }
+    return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
