@@ -126,7 +126,8 @@ class GuardSettings(BaseSettings):
     supervisor_token: SecretStr | None = Field(
         None,
         description="Bearer token of the supervisor that hands a run over from one guard to the next "
-        "(GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what is known.",
+        "(GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what is "
+        "known.",
     )
     supervisor_token_file: Path | None = Field(None, description="File that holds the supervisor token.")
     termination_message: Path | None = Field(
