@@ -118,6 +118,7 @@ class CompactState(_Compact):
     sampling: Sampling | None = None
     #: The newest checkpoint that says another sampling.
     other_sampling: CheckpointReport | None = None
+    waits: bool | None = None
     last_kl: tuple[KlKind, float | None] | None = None
     kl_lost: int = 0
     reward_lost: int = 0

@@ -228,6 +228,7 @@ class Judge:
         self._gone = 0  # checkpoints that were deleted before they could be announced
         self._sampling: Sampling | None = None  # what the first checkpoint said
         self._other_sampling: CheckpointReport | None = None  # the newest that is not that
+        self._waits: bool | None = None  # whether the trainer waits for the guard, by its newest checkpoint
         self._short_baseline: int | None = None  # its passes, if one that was wanted could not be made
         self._unconfirmed = False  # whether the fresh pass that an alarm waited for could not be made
         self._failures = 0
@@ -287,6 +288,7 @@ class Judge:
         be compared with the baseline.
         """
         said = None if report is None else report.sampling
+        self._waits = None if report is None else report.waits
         if self._announced == 0:
             self._sampling = said
         elif report is not None and said != self._sampling:
@@ -674,6 +676,7 @@ class Judge:
             yield from self._calibrated.conditions()
             yield from self._about_lost_passes()
         yield from self._about_sampling()
+        yield from self._about_waiting()
         yield from self._about_starts()
         yield from self._advice()
         yield from self._about_kl()
@@ -749,6 +752,15 @@ class Judge:
                 Code.SAMPLING_CHANGED,
                 f"the trainer's checkpoint at step {other.step} says {_said(other.sampling)}; the run began "
                 f"with {_said(self._sampling)}, and its evaluations stay as they were",
+            )
+
+    def _about_waiting(self) -> Iterator[Condition]:
+        """That the trainer goes on without a verdict. It judges nothing, but a fire may come too late."""
+        if self._waits is False:
+            yield _advice(
+                Code.NOT_WAITING,
+                "the trainer does not wait for its guard: waiting is off or its time is used up, so a fire "
+                "may come late",
             )
 
     def _about_kl(self) -> Iterator[Condition]:
@@ -865,6 +877,7 @@ class Judge:
             unconfirmed=self._unconfirmed,
             sampling=self._sampling,
             other_sampling=self._other_sampling,
+            waits=self._waits,
             last_kl=self._last_kl,
             kl_lost=self._kl_lost,
             reward_lost=self._reward_lost,
@@ -901,6 +914,7 @@ class Judge:
         self._failures, self._last_failure = state.failures, state.last_failure
         self._failure, self._unconfirmed = state.failure, state.unconfirmed
         self._sampling, self._other_sampling = state.sampling, state.other_sampling
+        self._waits = state.waits
         self._window.gate = replace(state.kl_gate)
         self._monitor.memory, self._early_monitor.memory = state.kl, state.early_kl
         self._count, self._lineage = copy.copy(state.count), copy.copy(state.lineage)

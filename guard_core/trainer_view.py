@@ -25,6 +25,7 @@ _TOLD_IN_FULL = frozenset(
         Code.REFERENCE_NOT_START,
         Code.SAMPLING_UNKNOWN,
         Code.SAMPLING_CHANGED,
+        Code.NOT_WAITING,
         Code.STORE_UNAVAILABLE,
         Code.OK,
     }

@@ -176,6 +176,11 @@ class CheckpointReport(Wire):
     sampling: Sampling | None = Field(
         None, description="How the trainer samples now. What the first checkpoint says counts for the run."
     )
+    waits: bool | None = Field(
+        None,
+        description="Whether the trainer waits for the guard; false: that is off, or its time is used up. "
+        "null: not known.",
+    )
 
 
 class EndReport(Wire):
@@ -379,6 +384,7 @@ class Code(StrEnum):
     REFERENCE_NOT_START = "reference_not_start"
     SAMPLING_UNKNOWN = "sampling_unknown"
     SAMPLING_CHANGED = "sampling_changed"
+    NOT_WAITING = "not_waiting"
     STARTED_AGAIN = "started_again"
     PAST_UNKNOWN = "past_unknown"
     STORE_UNAVAILABLE = "store_unavailable"
@@ -482,6 +488,7 @@ _MEANINGS = {
     Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
     Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
     Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
+    Code.NOT_WAITING: "The trainer does not wait for its guard, so a fire may come late.",
     Code.STARTED_AGAIN: "An attempt of the trainer started from scratch.",
     Code.PAST_UNKNOWN: "The guard came back without its store, and what the status tells cannot be used: "
     "nobody knows how the run was judged until then.",
@@ -526,6 +533,8 @@ _REMEDIES = {
     Code.SAMPLING_UNKNOWN: "let the trainer say it (`sampling` of a checkpoint's report), or set temperature "
     "and max_new_tokens of the evaluator",
     Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
+    Code.NOT_WAITING: "save less often, or make an evaluation cheaper (items, samples, max_new_tokens); "
+    "--max-lag N lets the trainer wait",
     Code.STARTED_AGAIN: "let the trainer go on from its newest checkpoint (resume_from_checkpoint), or give "
     "a run that starts from scratch a guard of its own",
     Code.PAST_UNKNOWN: "start a new run from a checkpoint that you trust, and let the guard's store outlive "

@@ -167,6 +167,8 @@ class StoredHistory:
             if row is None:
                 return False
             known = CheckpointReport.model_validate_json(row[0])
+        # Whether the trainer waits may have changed since it first announced this one.
+        report = report.model_copy(update={"waits": known.waits})
         return True if known == report else contradiction(known, report, "")
 
     def announced(self, step: int, attempt: int | None) -> CheckpointReport | None:

@@ -358,6 +358,19 @@ class TestRewardsThatAreNotFinite:
         assert with_them.verdict().in_loop_ema == without.verdict().in_loop_ema
 
 
+class TestATrainerThatDoesNotWait:
+    @pytest.mark.parametrize(("waits", "told"), [(False, True), (True, False), (None, False)])
+    def test_is_told_as_advice_until_it_waits_again(self, waits: bool | None, told: bool) -> None:
+        j = judge()
+        j.fold_checkpoint(CheckpointReport(attempt=0, step=1, path="/c/1", waits=waits))
+        assert [c.advice for c in j.verdict().conditions if c.code is Code.NOT_WAITING] == [True] * told
+        adopted = judge()
+        adopted.fold_adopted(j.compact())
+        assert (Code.NOT_WAITING in codes(adopted.verdict())) is told
+        j.fold_checkpoint(CheckpointReport(attempt=0, step=2, path="/c/2", waits=True))
+        assert Code.NOT_WAITING not in codes(j.verdict())
+
+
 class TestRewardsThatEnd:
     """Where steps are not reported any more, what is evaluated then is compared with nothing."""
 
