@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from guard_core.attempts import Lineage, Restarts
+from guard_core.attempts import Series, Starts
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
@@ -217,7 +217,7 @@ class Judge:
         self._calibrated = _calibrated_run(policy)
         self._window = StepWindow()
         self._count = StepCount()
-        self._lineage, self._restarts = Lineage(), Restarts()
+        self._starts, self._series = Starts(), Series()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts
@@ -258,12 +258,12 @@ class Judge:
 
     def fold_steps(self, steps: Iterable[StepTuple]) -> None:
         """Fold new steps, oldest first: a run may have a million of them."""
-        count, lineage, window, monitor = self._count, self._lineage, self._window, self._monitor
+        count, starts, window, monitor = self._count, self._starts, self._window, self._monitor
         warms_up = monitor.rise is None
         for attempt, step, reward, kl, kind in steps:
             self._steps += 1
             count.fold_step(attempt, step)
-            lineage.fold_step(attempt, step, count)
+            starts.fold_step(attempt, step)
             if count.reported > self._halting_steps:
                 self._latch_halt(silent_for=0.0)
             if reward is None:  # it is counted, and nothing is judged by it
@@ -341,7 +341,6 @@ class Judge:
                 self._latch_fire(Code(self._guard.fired_rule), status.reason, attempt, step)
         if comparable:
             self._fold_items(evaluation, window.reward, window.reward_error)
-        self._restarts.fold(self._last.score)
         self._take_the_best()
         self._latch_halt(silent_for=0.0)
         after = self._guard.last_status
@@ -359,10 +358,11 @@ class Judge:
     def _begin_again(self, attempt: int, step: int) -> None:
         """Forget what was judged since the baseline, if this checkpoint's attempt started from scratch."""
         run = self._calibrated
-        self._lineage.fold_checkpoint(attempt, step)
+        self._starts.fold_checkpoint(attempt, step)
         made = max(self._guard.count - 1, 0 if run is None else run.evaluations)
-        alarmed, jumped = (False, False) if run is None else (run.alarmed, run.doubted_above)
-        if not self._restarts.takes(self._lineage, attempt, made=made, alarmed=alarmed, jumped=jumped):
+        if not self._series.begins(
+            self._starts.newest, attempt, made=made, alarmed=run is not None and run.alarmed
+        ):
             return
         self._best_since = None
         self._guard.begin_again()
@@ -374,7 +374,6 @@ class Judge:
         """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
         if self._calibrated is None or not self._calibrated.contradicted:
             return
-        self._restarts.take_back(evaluation.score)
         former, self._last = self._last, evaluation.summary()
         if self._best == former:
             self._best = self._last
@@ -409,8 +408,6 @@ class Judge:
         if self._calibrated is None or evaluation.mean_only:
             return
         status = _fold_into(self._calibrated, evaluation, in_loop_reward, in_loop_error)
-        if self._calibrated.contradicted_former:
-            self._restarts.take_back()
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 
@@ -682,12 +679,9 @@ class Judge:
         yield from self._about_kl()
 
     def _about_starts(self) -> Iterator[Condition]:
-        """That an attempt started from scratch: a warning while it stays below what others had reached."""
-        items = 0 if self._last is None else self._last.items
-        if behind := self._restarts.behind(items, self.policy.calibrated.max_decline):
-            yield _condition(Code.STARTED_AGAIN, Level.WARNING, behind)
-        elif self._restarts.said:
-            yield _advice(Code.STARTED_AGAIN, self._restarts.said)
+        """That an attempt started from scratch; once too often is among `_liveness`."""
+        if self._series.said and not self._series.refused:
+            yield _advice(Code.STARTED_AGAIN, self._series.said)
 
     def _warming_up(self) -> Iterator[Condition]:
         """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
@@ -799,6 +793,8 @@ class Judge:
                 f"no step for {silent_for:.0f} s (limit {silent.after_seconds:g} s)",
                 silent.action,
             )
+        if self._series.refused:
+            yield _condition(Code.STARTED_AGAIN, Level.UNKNOWN, self._series.said, silent.action)
         left, gone = self._checkpoints_left, self._skipped_in_a_row
         if left + gone > stale.after_rounds:
             lost = f"{gone} checkpoints were skipped, and " if gone else ""
@@ -885,8 +881,8 @@ class Judge:
             kl=self._monitor.memory,
             early_kl=self._early_monitor.memory,
             count=copy.copy(self._count),
-            lineage=copy.copy(self._lineage),
-            restarts=copy.copy(self._restarts),
+            starts=copy.copy(self._starts),
+            series=copy.copy(self._series),
             unscored=copy.copy(self._unscored),
             guard=self._guard.to_state(),
             early=self._early.to_state(),
@@ -917,8 +913,8 @@ class Judge:
         self._waits = state.waits
         self._window.gate = replace(state.kl_gate)
         self._monitor.memory, self._early_monitor.memory = state.kl, state.early_kl
-        self._count, self._lineage = copy.copy(state.count), copy.copy(state.lineage)
-        self._restarts, self._unscored = copy.copy(state.restarts), copy.copy(state.unscored)
+        self._count, self._starts = copy.copy(state.count), copy.copy(state.starts)
+        self._series, self._unscored = copy.copy(state.series), copy.copy(state.unscored)
         if state.guard is not None and state.early is not None:
             self._guard = HeldOutGuard.from_state(state.guard)
             self._early = HeldOutGuard.from_state(state.early)
@@ -934,7 +930,7 @@ class Judge:
             self._calibrated.adopt(state.detector)
         elif state.last is not None:
             self._calibrated.adopt_nothing(BASELINE_LOST)
-            self._lineage.base, self._best_since = None, None
+            self._starts.base, self._best_since = None, None
 
 
 def _calibrated_run(policy: Policy) -> CalibratedRun | None:

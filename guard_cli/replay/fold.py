@@ -6,18 +6,16 @@ There is no second implementation of a rule here: `guard_core.judge.Judge` gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
 from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
-from guard_core.attempts import Lineage
+from guard_core.attempts import Starts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import StepWindow
-from guard_core.step_count import StepCount
 from guard_core.wire import CheckpointReport, KlKind
 
 
@@ -34,14 +32,14 @@ class LoggedStep(NamedTuple):
 class Scored(NamedTuple):
     """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has.
 
-    `lineage`: of all that was reported by then.
+    `start`: the newest attempt that had started from scratch by then.
     """
 
     evaluation: Evaluation
     in_loop: float | None
     kl: float | None
     in_loop_error: float | None
-    lineage: Lineage
+    start: int | None
 
 
 def fold_run(
@@ -87,22 +85,21 @@ def _announced(run: Run, evaluation: Evaluation) -> CheckpointReport | None:
 def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found: list[Scored] = []
-    gathered, count, lineage, seen = StepWindow(), StepCount(), Lineage(), 0
+    gathered, starts, seen = StepWindow(), Starts(), 0
     for one in run.passes[:1]:
-        lineage.fold_checkpoint(one.attempt, one.step)
+        starts.fold_checkpoint(one.attempt, one.step)
     steps = _steps(run)
     for evaluation, end in zip(run.evaluations, run.ends, strict=True):
         for step in islice(steps, end - seen):
             gathered.add(*step)
-            count.fold_step(step.attempt, step.step)
-            lineage.fold_step(step.attempt, step.step, count)
+            starts.fold_step(step.attempt, step.step)
         seen = end
         if evaluation.pass_index > 0:
-            found.append(Scored(evaluation, None, None, None, deepcopy(lineage)))
+            found.append(Scored(evaluation, None, None, None, starts.newest))
             continue
-        lineage.fold_checkpoint(evaluation.attempt, evaluation.step)
+        starts.fold_checkpoint(evaluation.attempt, evaluation.step)
         window = gathered.close(evaluation.attempt, evaluation.step)
-        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, deepcopy(lineage)))
+        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, starts.newest))
     return tuple(found)
 
 

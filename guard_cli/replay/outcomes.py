@@ -11,7 +11,7 @@ import numpy as np
 from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
-from guard_core.attempts import Restarts
+from guard_core.attempts import Series
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import KlGate
@@ -163,9 +163,9 @@ def _step_monitor(run: Run, policy: Policy) -> DetectorOutcome:
 def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
-    guard, restarts = policy.heldout_guard.build(), Restarts()
-    for evaluation, in_loop, *_, lineage in rounds(run):
-        if restarts.takes(lineage, evaluation.attempt, made=guard.count - 1, alarmed=False):
+    guard, series = policy.heldout_guard.build(), Series()
+    for evaluation, in_loop, *_, start in rounds(run):
+        if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):
             guard.begin_again()
         if in_loop is None:
             continue
@@ -212,12 +212,12 @@ def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
         [one.proxy_items or None for one in starting],
         [one.fooled_items for one in starting],
     )
-    detector, restarts = CalibratedDetector(policy.calibrated, baseline), Restarts()
+    detector, series = CalibratedDetector(policy.calibrated, baseline), Series()
     status = None
-    for evaluation, in_loop, kl, in_loop_error, lineage in rounds(run):
+    for evaluation, in_loop, kl, in_loop_error, start in rounds(run):
         made, alarmed = detector.evaluations, detector.alarmed
         first = evaluation.pass_index == 0
-        if first and restarts.takes(lineage, evaluation.attempt, made=made, alarmed=alarmed):
+        if first and series.begins(start, evaluation.attempt, made=made, alarmed=alarmed):
             detector.begin_again()
         if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
             continue  # it is the baseline

@@ -123,8 +123,6 @@ class CalibratedRun:
         self._detector: CalibratedDetector | None = None
         #: Whether the newest fold said that the first evaluation of its checkpoint was none.
         self.contradicted = False
-        #: Whether it said that of the checkpoint before its own.
-        self.contradicted_former = False
 
     def fold(
         self,
@@ -143,7 +141,7 @@ class CalibratedRun:
         not known, an outcome has as many samples as the policy says. `cost`: of this evaluation.
         """
         first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
-        self.contradicted = self.contradicted_former = False
+        self.contradicted = False
         try:
             outcomes = Outcomes.of(items, proxy_items or None, fooled_items, self._items)
         except ValueError as error:
@@ -178,7 +176,7 @@ class CalibratedRun:
             fooled_items=fooled_items,
         )
         none = self.contradicted or status.not_counted > counted_out
-        self.contradicted, self.contradicted_former = again and none, none and not again
+        self.contradicted = again and none
         return status
 
     @property
@@ -274,11 +272,6 @@ class CalibratedRun:
     def jumped(self) -> bool:
         """Whether the newest evaluation lies so far above those before that a fresh pass has to uphold it."""
         return self.awaits_confirmation and self._detector is not None and self._detector.jumped
-
-    @property
-    def doubted_above(self) -> bool:
-        """Whether it lies so, and nothing has upheld it, be it that a fresh pass is made or not."""
-        return self._detector is not None and self._detector.jumped
 
     @property
     def is_near(self) -> bool:

@@ -17,7 +17,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run, rounds
 from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
-from guard_core.attempts import Restarts
+from guard_core.attempts import Series
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
@@ -135,10 +135,10 @@ def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack
     policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
     reports, evaluations = history(seed, 60, every, hack, "drift")
     run = exported(reports, evaluations, None)
-    guard, restarts = policy.heldout_guard.build(), Restarts()
-    for evaluation, in_loop, *_, lineage in rounds(run):
+    guard, series = policy.heldout_guard.build(), Series()
+    for evaluation, in_loop, *_, start in rounds(run):
         assert in_loop is not None
-        if restarts.takes(lineage, evaluation.attempt, made=guard.count - 1, alarmed=False):
+        if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):
             guard.begin_again()
         guard.update(evaluation.step, in_loop, evaluation.score)
     verdict = fold_run(run, policy).verdict()
