@@ -76,13 +76,13 @@ MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKi
 
 
 #: Attempt, step, reward, KL and its kind, with the promises of `StepReport`.
-StepTuple = tuple[int, int, float, float | None, KlKind]
+StepTuple = tuple[int, int, float | None, float | None, KlKind]
 
 
 class StepValues(Protocol):
     """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
 
-    The values keep the promises of `StepReport`: `reward` is finite, `kl` is None or finite and >= 0.
+    The values keep the promises of `StepReport`: `reward` is None or finite, `kl` is None or finite and >= 0.
     """
 
     @property
@@ -90,7 +90,7 @@ class StepValues(Protocol):
     @property
     def step(self) -> int: ...  # noqa: D102
     @property
-    def reward(self) -> float: ...  # noqa: D102
+    def reward(self) -> float | None: ...  # noqa: D102
     @property
     def kl(self) -> float | None: ...  # noqa: D102
     @property

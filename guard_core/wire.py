@@ -40,7 +40,9 @@ class StepReport(Wire):
 
     attempt: Attempt
     step: Step
-    reward: Measured = Field(description="Mean in-loop reward of the step, reward units.")
+    reward: Measured | None = Field(
+        description="Mean in-loop reward of the step, reward units; null: it was not finite."
+    )
     kl: Annotated[Measured, Field(ge=0)] | None = Field(
         None, description="KL, nats; `kl_kind` says which KL it is."
     )
