@@ -23,6 +23,7 @@ from guard_core.wire import (
     EndReport,
     FiguresReport,
     MomentRollouts,
+    PostedStep,
     RolloutsReport,
     StepReport,
     Verdict,
@@ -317,13 +318,19 @@ class Engine:
         """
         await self._ingest.note_end(report)
 
-    def add_rollouts(self, report: RolloutsReport) -> None:
-        """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""
-        self._rollouts.value = kept_rollouts((*self._rollouts.value, report), self.verdict)
-
-    def add_figures(self, reports: Sequence[FiguresReport]) -> None:
-        """Take further figures of steps, for people. They are no evidence: kept later, and may be lost."""
-        self._figures.value = kept_figures((*self._figures.value, *reports))
+    def show(self, steps: Sequence[PostedStep]) -> None:
+        """Take what of these steps is for people. It is no evidence: it is kept later, and may be lost."""
+        figures = [
+            FiguresReport(attempt=one.attempt, step=one.step, figures=one.figures)
+            for one in steps
+            if one.figures
+        ]
+        if figures:
+            self._figures.value = kept_figures((*self._figures.value, *figures))
+        for one in steps:
+            if one.rollouts:
+                report = RolloutsReport(attempt=one.attempt, step=one.step, rollouts=one.rollouts)
+                self._rollouts.value = kept_rollouts((*self._rollouts.value, report), self.verdict)
 
     async def adopt_latch(self, latch: Latch) -> None:
         """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
