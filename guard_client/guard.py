@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from guard_client import waiting
 from guard_client.client import GuardClient, VerdictView
@@ -43,7 +43,7 @@ from guard_client.samples import (
     wrong_in_number_of,
     wrong_in_step,
 )
-from guard_client.settings import ClientSettings
+from guard_client.settings import ClientSettings, Options
 from guard_client.stopping import Stop
 from guard_core.wire import KlKind, Rollout, Sampling
 
@@ -81,60 +81,24 @@ class Guard:
     Args:
         url: base URL of the guard.
         token: the guard's ingest token.
-        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
-            the system trusts.
-        attempt: number of this start of the trainer; None asks the guard.
-        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
-            one report after the other, or when a checkpoint has not reached it by the end of training.
-        unreachable_seconds: the time of `on_unreachable`, seconds.
-        drain_seconds: how long `close` may wait until the guard has evaluated every checkpoint.
-        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
-            policy is ruined; None never waits. Training also waits for the baseline and for a second look at
-            an alarm. `guard_client.waiting` bounds all waits.
-        rollouts: whether the guard's report may show rollouts of the training; see `rollouts`.
+        options: see `guard_client.settings.ClientSettings`.
 
     Raises:
         GuardConfigError: an argument is wrong.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        ca: str | None = None,
-        attempt: int | None = None,
-        on_unreachable: Literal["stop", "continue"] = "stop",
-        unreachable_seconds: float = 300.0,
-        drain_seconds: float = 0.0,
-        max_lag: int | None = 1,
-        rollouts: bool = True,
-    ) -> None:
+    def __init__(self, url: str, token: str | None = None, **options: Unpack[Options]) -> None:
         if not isinstance(url, str):
             raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
-        self._begin(
-            ClientSettings(
-                url,
-                token,
-                ca,
-                attempt=attempt,
-                on_unreachable=on_unreachable,
-                unreachable_seconds=unreachable_seconds,
-                drain_seconds=drain_seconds,
-                max_lag=max_lag,
-                rollouts=rollouts,
-            )
-        )
+        self._begin(ClientSettings(url, token, **options))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, *, optional: bool = False) -> Self:
         """The guard as the environment of a guarded run describes it.
 
         Args:
-            environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
-                `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
-                `RLGUARD_ROLLOUTS` (1 or 0).
+            environ: `RLGUARD_URL` (needed unless `optional`), and the other variables of
+                `ClientSettings.from_env`.
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
                 nothing; a warning says that the run is unguarded.
 

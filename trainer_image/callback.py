@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self, Unpack
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -28,7 +28,7 @@ from guard_client.guard import LAG_POLL_SECONDS, Guard
 from guard_client.log import log
 from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample
-from guard_client.settings import ClientSettings, refuse_other, switch
+from guard_client.settings import ClientSettings, Options, refuse_other, switch
 from guard_client.stopping import Stop
 from guard_client.waiting import lag_that_rotation_leaves
 from guard_core.preflight import REFUSED, CheckLevel, Row, as_text
@@ -63,27 +63,14 @@ class GuardCallback(TrainerCallback):
         trainer: whose callback this is. A Trainer does not tell a callback which one it is, and TRL keeps the
             figures of a step in the trainer. Without it the callback has the trainer log at every step and
             reads that; then no rollouts and no figures of the guard are shown.
-        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
-            the system trusts.
-        attempt: number of this start of the trainer; None asks the guard.
         strict: on a stop raise `CollapseStopError` (a fire), `GuardHaltError` (a halt) or
             `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
-        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
-            one report after the other, or when a checkpoint has not reached it by the end of training.
-        unreachable_seconds: the time of `on_unreachable`, seconds.
-        drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
-            For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
-            fail the other ranks, which wait too.
-        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
-            policy is ruined; None never waits. At most one less than `save_total_limit` leaves to wait, so
-            that none is deleted before its turn. Training also waits for the baseline and for a second look
-            at an alarm. `guard_client.waiting` bounds all waits.
-        rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report:
-            of the first step, and of each checkpoint.
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
             counts as one of those that are kept.
         save_sooner: whether a checkpoint is saved halfway between two regular ones where the guard wants the
             next one sooner. It takes up to twice as many checkpoints.
+        options: see `guard_client.settings.ClientSettings`. `max_lag` is at most one less than
+            `save_total_limit` leaves to wait, so that no checkpoint is deleted before its turn.
 
     Raises:
         GuardConfigError: an argument is wrong.
@@ -95,28 +82,12 @@ class GuardCallback(TrainerCallback):
         token: str | None = None,
         *,
         trainer: Any = None,
-        ca: str | None = None,
-        attempt: int | None = None,
         strict: bool = True,
-        on_unreachable: Literal["stop", "continue"] = "stop",
-        unreachable_seconds: float = 300.0,
-        drain_seconds: float = 0.0,
-        max_lag: int | None = 1,
-        rollouts: bool = True,
         keep_best: bool = False,
         save_sooner: bool = False,
+        **options: Unpack[Options],
     ) -> None:
-        self._settings = ClientSettings(
-            url,
-            token,
-            ca,
-            attempt=attempt,
-            on_unreachable=on_unreachable,
-            unreachable_seconds=unreachable_seconds,
-            drain_seconds=drain_seconds,
-            max_lag=max_lag,
-            rollouts=rollouts,
-        )
+        self._settings = ClientSettings(url, token, **options)
         refuse_other("strict", strict, bool, "True or False")
         refuse_other("keep_best", keep_best, bool, "True or False")
         refuse_other("save_sooner", save_sooner, bool, "True or False")
@@ -151,10 +122,8 @@ class GuardCallback(TrainerCallback):
 
         Args:
             trainer: whose callback this is; see `GuardCallback`.
-            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
-                `RLGUARD_ATTEMPT`, `RLGUARD_STRICT` (1 or 0), `RLGUARD_ON_UNREACHABLE` (stop or continue),
-                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
-                `RLGUARD_ROLLOUTS` (1 or 0), `RLGUARD_KEEP_BEST` (1 or 0), `RLGUARD_SAVE_SOONER` (1 or 0).
+            environ: the variables of `ClientSettings.from_env`, `RLGUARD_STRICT` (1 or 0),
+                `RLGUARD_KEEP_BEST` (1 or 0) and `RLGUARD_SAVE_SOONER` (1 or 0).
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
