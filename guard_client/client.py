@@ -28,8 +28,6 @@ from guard_core.wire import (
     EndReport,
     EvaluationsNeeded,
     FailureKind,
-    FiguresReport,
-    RolloutsReport,
     StepReport,
 )
 from guard_core.wording import message as error_message
@@ -154,7 +152,7 @@ class GuardClient:
 
     def post_steps(self, reports: Sequence[StepReport]) -> Acknowledgement:
         """`POST /v1/steps`, at most `MAX_STEPS_PER_POST` reports; all are on disk when this returns."""
-        body = [report.model_dump(mode="json", exclude_none=True) for report in reports]
+        body = [report.model_dump(mode="json", exclude_defaults=True) for report in reports]
         return self._exchange("POST", "/v1/steps", body, Acknowledgement)
 
     def post_checkpoint(self, report: CheckpointReport) -> Acknowledgement:
@@ -167,15 +165,6 @@ class GuardClient:
         return self._exchange(
             "POST", "/v1/end", report.model_dump(mode="json", exclude_defaults=True), Acknowledgement
         )
-
-    def post_rollouts(self, report: RolloutsReport) -> Acknowledgement:
-        """`POST /v1/rollouts`."""
-        return self._exchange("POST", "/v1/rollouts", report.model_dump(mode="json"), Acknowledgement)
-
-    def post_figures(self, reports: Sequence[FiguresReport]) -> Acknowledgement:
-        """`POST /v1/figures`, at most `MAX_FIGURES_PER_POST` steps."""
-        body = [report.model_dump(mode="json") for report in reports]
-        return self._exchange("POST", "/v1/figures", body, Acknowledgement)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""

@@ -24,14 +24,17 @@ from dataclasses import replace
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
+from guard_client import waiting
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError
-from guard_client.reporter import Reporter
-from guard_client.rollouts import Candidate, RolloutsSample, selected
+from guard_client.log import log, show_by_default
+from guard_client.reporter import Delivery, LineState, Reporter
+from guard_client.rollouts import Candidate, selected
 from guard_client.samples import (
     CheckpointSample,
+    EndSample,
     StepSample,
     fit_figures,
     let_the_guard_read,
@@ -40,12 +43,9 @@ from guard_client.samples import (
     wrong_in_number_of,
     wrong_in_step,
 )
-from guard_client.settings import ClientSettings
+from guard_client.settings import ClientSettings, Options
 from guard_client.stopping import Stop
-from guard_client.waiting import WaitLimit, WorkDone, reason_to_wait
-from guard_core.wire import KlKind, Sampling
-
-log = logging.getLogger(__name__)
+from guard_core.wire import KlKind, Rollout, Sampling
 
 #: Seconds that the end of training may wait for the last reports.
 FLUSH_SECONDS = 10.0
@@ -76,65 +76,29 @@ class Guard:
 
     A wrong call never raises in the middle of training: it is a warning in the log and counts as a report
     that was refused, of which three in a row stop the run as a lost guard does. A reward that is None, NaN
-    or infinite is unknown; its step is not reported, which stops nothing.
+    or infinite is unknown; its step is reported without one.
 
     Args:
         url: base URL of the guard.
         token: the guard's ingest token.
-        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
-            the system trusts.
-        attempt: number of this start of the trainer; None asks the guard.
-        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
-            one report after the other, or when a checkpoint has not reached it by the end of training.
-        unreachable_seconds: the time of `on_unreachable`, seconds.
-        drain_seconds: how long `close` may wait until the guard has evaluated every checkpoint.
-        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
-            policy is ruined; None never waits. Training also waits for the baseline and for a second look at
-            an alarm. `guard_client.waiting` bounds all waits.
-        rollouts: whether the guard's report may show rollouts of the training; see `rollouts`.
+        options: see `guard_client.settings.ClientSettings`.
 
     Raises:
         GuardConfigError: an argument is wrong.
     """
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        ca: str | None = None,
-        attempt: int | None = None,
-        on_unreachable: Literal["stop", "continue"] = "stop",
-        unreachable_seconds: float = 300.0,
-        drain_seconds: float = 0.0,
-        max_lag: int | None = 1,
-        rollouts: bool = True,
-    ) -> None:
+    def __init__(self, url: str, token: str | None = None, **options: Unpack[Options]) -> None:
         if not isinstance(url, str):
             raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
-        self._begin(
-            ClientSettings(
-                url,
-                token,
-                ca,
-                attempt=attempt,
-                on_unreachable=on_unreachable,
-                unreachable_seconds=unreachable_seconds,
-                drain_seconds=drain_seconds,
-                max_lag=max_lag,
-                rollouts=rollouts,
-            )
-        )
+        self._begin(ClientSettings(url, token, **options))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, *, optional: bool = False) -> Self:
         """The guard as the environment of a guarded run describes it.
 
         Args:
-            environ: `RLGUARD_URL` (needed unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
-                `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue), `RLGUARD_UNREACHABLE_SECONDS`,
-                `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
-                `RLGUARD_ROLLOUTS` (1 or 0).
+            environ: `RLGUARD_URL` (needed unless `optional`), and the other variables of
+                `ClientSettings.from_env`.
             optional: without `RLGUARD_URL`, make a guard that takes every report, sends none and stops
                 nothing; a warning says that the run is unguarded.
 
@@ -157,7 +121,7 @@ class Guard:
 
     def _begin(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._limit = WaitLimit(time.monotonic())
+        self._waits = waiting.Waits(time.monotonic())
         self._pid = os.getpid()
         self._lock = threading.RLock()
         # Guarded by the lock:
@@ -165,12 +129,10 @@ class Guard:
         self._reporter: Reporter | None = None
         self._stop: Stop | None = None
         self._announced = False  # whether a checkpoint was reported
-        self._heard = False  # whether the loop has been told to stop
-        self._told: set[str] = set()  # what has been said once
-        self._newest: int | None = None  # last step that the loop made, reported or not
+        self._stop_seen = False  # whether the loop knows that it must stop
+        self._logged: set[str] = set()  # what is logged once
+        self._newest: int | None = None  # last step that the loop made
         self._began: int | None = None  # step after which the loop began
-        self._left_out = False  # whether a step was made that is not reported
-        self._waits_for: str | None = None  # what training waits for now
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._phase is not _Phase.NEW:
@@ -180,7 +142,7 @@ class Guard:
             )
         return type(self).of, (self._settings,)
 
-    # -- the life of a guard -------------------------------------------------------------------------------
+    # -- open and close ------------------------------------------------------------------------------------
 
     def open(self) -> Self:
         """Ask the guard for its verdict and begin to deliver; `with` does this.
@@ -196,16 +158,13 @@ class Guard:
             if self._phase is not _Phase.NEW:
                 raise GuardConfigError("a Guard is opened once: make another one for another run")
             self._phase, self._pid = _Phase.OPEN, os.getpid()
+        show_by_default()
         if settings.url is None:
             log.warning("RLGUARD_URL is not set: this run is unguarded, and nobody judges it")
             return self
-        reporter = Reporter(
-            GuardClient(settings.url, settings.token, ca=settings.ca),
-            attempt=settings.attempt,
-            unreachable_seconds=settings.unreachable_seconds,
-        )
-        stops = settings.on_unreachable == "stop"
-        limit = settings.unreachable_seconds
+        client = GuardClient(settings.url, settings.token, ca=settings.ca)
+        limit, stops = settings.unreachable_seconds, settings.on_unreachable == "stop"
+        reporter = Reporter(client, attempt=settings.attempt, unreachable_seconds=limit)
         try:
             reporter.connect(limit if stops else min(limit, CONTINUE_PATIENCE_SECONDS))
         except GuardConfigError:
@@ -213,10 +172,11 @@ class Guard:
             raise
         with self._lock:
             self._reporter = reporter
-            if reporter.verdict is None and stops:
-                self._latch(Stop(f"no guard responds at {settings.url}: {reporter.last_failure}", lost=True))
+            state = reporter.state
+            if state.verdict is None and stops:
+                why = state.failure or "it has not answered in time"
+                self._latch(Stop(f"no guard responds at {settings.url}: {why}", lost=True))
             if self._look() is None:
-                reporter.start()
                 # What waits must not be lost with a loop that ends the process without `close`.
                 atexit.register(self._close_at_exit)
             else:
@@ -224,70 +184,60 @@ class Guard:
                 reporter.close(0.0)
         return self
 
-    def close(self, *, drain: bool = True, step: int | None = None, began: int | None = None) -> None:
+    def close(self, *, finished: bool = True, step: int | None = None, began: int | None = None) -> None:
         """Deliver what waits, for at most ten seconds, and end; a second call does nothing.
 
-        Afterwards `halted` knows what the last responses said.
-
-        If steps were left out because their reward was not finite, it tells the guard how far the loop came.
-
-        Args:
-            drain: first wait for the last evaluations, for at most `drain_seconds`.
-            step: as in `finish`, for the guard to know while it is waited for.
-            began: as in `finish`.
-        """
-        if step is not None:
-            self._made(step)
-        if self._deliver(drain, began) and self._left_out:
-            self._say_the_end(finished=False)
-
-    def _close_at_exit(self) -> None:
-        self.close(drain=False)
-
-    def _deliver(self, drain: bool, began: int | None = None) -> bool:
-        """Deliver what waits, and end; False if that was done, or never begun, or is another process's."""
-        if os.getpid() != self._pid:
-            return False  # the connection and the thread are those of the process that opened it
-        with self._lock:
-            if self._phase is _Phase.CLOSED:
-                return False
-            self._phase, reporter = _Phase.CLOSED, self._reporter
-        if reporter is None:
-            return False
-        atexit.unregister(self._close_at_exit)
-        if drain and self._settings.drain_seconds > 0.0 and self._look() is None:
-            reporter.drain(
-                self._settings.drain_seconds, self._newest, self._began if began is None else began
-            )
-        delivery = reporter.close(FLUSH_SECONDS)
-        log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
-        log.info("training waited %.0f s for the guard in all", self.waited_seconds)
-        self._look()
-        return True
-
-    def finish(self, step: int | None = None, began: int | None = None) -> None:
-        """After `close`: tell the guard that training has finished by itself, which `with` does.
-
-        A run whose workload is gone before the operator looks is then known to have succeeded; and steps
-        whose reward was not finite, which are not reported, are known to have been made. It is told once and
-        not again: nothing depends on it here.
+        Afterwards `halted` knows what the last responses said. The last line of the log says which step
+        training had reached, and how many checkpoints were unscored.
 
         Args:
+            finished: whether the loop came to its end by itself. Then the last evaluations are waited for,
+                for at most `drain_seconds`; and unless they stop the run the guard is told, so that a run
+                whose workload is gone before the operator looks is known to have succeeded.
             step: the last step that the loop made, if that is later than what it reported.
             began: the step after which the loop began, if that is earlier than its first `step`.
         """
-        if step is not None:
-            self._made(step)
-        self._say_the_end(began, finished=True)
-
-    def _say_the_end(self, began: int | None = None, *, finished: bool) -> None:
         if os.getpid() != self._pid:
-            return
+            return  # the connection and the thread are those of the process that opened it
+        if step is not None:
+            self._note_step(step)
         with self._lock:
-            if self._phase is not _Phase.CLOSED or self._reporter is None or self._stop is not None:
+            if self._phase is _Phase.CLOSED:
                 return
+            self._phase, reporter = _Phase.CLOSED, self._reporter
+        if reporter is None:
+            return
+        atexit.unregister(self._close_at_exit)
         began = self._began if began is None else began
-        self._reporter.say_the_end(self._newest, began, finished=finished)
+        if reporter.flush(FLUSH_SECONDS) and finished and self._look() is None:
+            self._drain(reporter, began)
+            if self._look() is None:
+                reporter.submit(EndSample(self._newest, began, finished=True))
+                reporter.flush(FLUSH_SECONDS)
+        unscored = reporter.state.unscored
+        self._log_end(reporter.close(0.0), unscored)
+
+    def _drain(self, reporter: Reporter, began: int | None) -> None:
+        """Wait for the last evaluations; the guard may want another look once it knows the last step."""
+        seconds = self._settings.drain_seconds
+        if seconds > 0.0:
+            reporter.submit(EndSample(self._newest, began, finished=False))
+            if unscored := reporter.state.unscored:
+                log.info("training has ended; %d checkpoints are yet to be evaluated", unscored)
+            reporter.drain(seconds)
+
+    def _log_end(self, delivery: Delivery, unscored: int) -> None:
+        log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
+        stop, waited = self._look(), self._waits.total(time.monotonic())
+        reached = "before its first step" if self._newest is None else f"at step {self._newest}"
+        line = f"{reached}, with {unscored} unscored checkpoints; it waited {waited:.0f} s for the guard"
+        if stop is None:
+            log.info("training ended %s", line)
+        else:
+            log.error("training stopped %s: %s", line, stop.reason)
+
+    def _close_at_exit(self) -> None:
+        self.close(finished=False)
 
     def __enter__(self) -> Self:
         """Open it.
@@ -309,12 +259,9 @@ class Guard:
             CollapseStopError, GuardHaltError, GuardLostError: the run must stop, and the loop does not know
                 it yet; so a fire of the last checkpoint does not pass unnoticed.
         """
-        if kind is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self.close(drain=False)
-            return
-        self._deliver(drain=True)
-        self.finish()
-        if not self._heard:
+        finished = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.close(finished=finished)
+        if finished and not self._stop_seen:
             self.raise_if_halted()
 
     # -- what the loop reports -----------------------------------------------------------------------------
@@ -329,13 +276,14 @@ class Guard:
         entropy: float | None = None,
         reward_std: float | None = None,
         figures: Mapping[str, float | None] | None = None,
+        rollouts: Iterable[tuple[Any, Any, Any]] = (),
         wait: bool = True,
     ) -> None:
         """Report an optimizer step, once; then wait while `must_wait` says so.
 
         Args:
             step: number of the step, >= 0.
-            reward: mean in-loop reward of the step, reward units.
+            reward: mean in-loop reward of the step, reward units; None, NaN or infinite: it had none.
             kl: KL of the step, nats.
             kl_kind: which KL it is; only `ref_token_mean`, the KL to the reference in nats/token, is held
                 against a limit.
@@ -344,6 +292,10 @@ class Guard:
             figures: up to 16 more by name, such as `rewards/format/mean` or `completions/mean_length`; the
                 dashboard and the report plot them. Nothing is judged by them, and what cannot be sent of
                 them is dropped.
+            rollouts: (prompt, completion, reward) on training prompts, never on held-out ones, for people to
+                read: best with the first step and those of checkpoints. Give all of the step, for the
+                best-rewarded are chosen here. A prompt or completion is a text or the messages of a
+                conversation. What cannot be sent of them is dropped.
             wait: as of `checkpoint`.
 
         Raises:
@@ -351,59 +303,62 @@ class Guard:
         """
         if not self._takes("step"):
             return
-        if not self._announced and self.verdict is not None and self.verdict.wants_the_start:
-            self._say_once(
+        self._note_step(step)
+        values = {"reward": reward, "kl": kl, "entropy": entropy, "reward_std": reward_std}
+        wrong = wrong_in_step(step, values, kl_kind)
+        if wrong is not None:
+            self._refuse("step", step, wrong)
+        else:
+            self.report(sample_of(int(step), values, KlKind(kl_kind or KlKind.ABSENT)), figures, rollouts)
+        if wait:
+            self._wait()
+
+    def report(
+        self,
+        sample: StepSample,
+        figures: Mapping[str, float | None] | None = None,
+        rollouts: Iterable[tuple[Any, Any, Any]] = (),
+    ) -> None:
+        """Report a step whose values have been read already; as `step`, without waiting."""
+        if not self._takes("step"):
+            return
+        self._note_step(sample.step)
+        with self._lock:
+            if self._began is None:
+                self._began = max(0, sample.step - 1)
+        verdict = self.verdict
+        if not self._announced and verdict is not None and verdict.wants_the_start:
+            self._log_once(
                 "no start",
                 "the guard has no checkpoint to compare with and judges no held-out score: announce the "
                 "starting policy before the first step, with guard.checkpoint(path, step=0)",
             )
-        self._submit_step(step, reward, kl, kl_kind, entropy, reward_std, figures)
-        if wait:
-            self._wait()
+        if sample.reward is None:
+            self._log_once("no reward", f"step {sample.step} has no finite reward, and is reported so")
+        if self._reporter is not None:
+            shown = self._fit_figures(figures or {}), self._fit_rollouts(rollouts, sample.step)
+            self._reporter.submit(replace(sample, figures=shown[0] or sample.figures, rollouts=shown[1]))
 
-    def _submit_step(
-        self,
-        step: int,
-        reward: float | None,
-        kl: float | None,
-        kl_kind: str | KlKind | None,
-        entropy: float | None,
-        reward_std: float | None,
-        figures: Mapping[str, float | None] | None,
-    ) -> None:
-        self._made(step)
-        with self._lock:
-            if self._began is None and self._newest is not None:
-                self._began = max(0, self._newest - 1)
-        values = {"reward": reward, "kl": kl, "entropy": entropy, "reward_std": reward_std}
-        wrong = wrong_in_step(step, values, kl_kind)
-        if wrong is not None:
-            self._left_out = True
-            self._refuse("step", step, wrong)
-            return
-        sample = sample_of(int(step), values, KlKind.ABSENT if kl_kind is None else KlKind(kl_kind))
-        if sample is None:
-            self._left_out = True
-            self._say_once(
-                "no reward", f"step {step} has no finite reward ({reward!r}): such steps are not reported"
-            )
-        else:
-            self.report(sample if figures is None else replace(sample, figures=self._fit(figures)))
-
-    def _fit(self, figures: Mapping[str, float | None]) -> dict[str, float]:
-        """Those that can be shown. They are for people to see: no step is refused for them."""
+    def _fit_figures(self, figures: Mapping[str, float | None]) -> Mapping[str, float]:
+        """Those that can be shown. They are for people: no step is refused for them."""
         try:
             fit, wrong = fit_figures(figures)
         except Exception as error:
             fit, wrong = {}, f"they must be a mapping of names to numbers: {error!r}"
         if wrong is not None:
-            self._say_once("figures", f"some figures cannot be shown: {wrong}")
+            self._log_once("figures", f"some figures cannot be shown: {wrong}")
         return fit
 
-    def report(self, sample: StepSample) -> None:
-        """Report a step whose values have been read already; as `step`."""
-        if self._takes("step") and self._reporter is not None:
-            self._reporter.submit(sample)
+    def _fit_rollouts(self, rollouts: Iterable[tuple[Any, Any, Any]], step: int) -> tuple[Rollout, ...]:
+        """The few that are shown, if the setting allows it. No step is refused for them."""
+        if not self._settings.rollouts:
+            return ()
+        try:
+            return selected([Candidate(*one) for one in rollouts], step)
+        except Exception as error:
+            why = f"each must be (prompt, completion, reward): {error!r}"
+            self._log_once("rollouts", f"rollouts cannot be shown: {why}")
+            return ()
 
     def checkpoint(
         self, path: str | os.PathLike[str], *, step: int, sampling: Sampling | None = None, wait: bool = True
@@ -424,8 +379,8 @@ class Guard:
         """
         if not self._takes("checkpoint"):
             return
-        self._made(step)
         self._announced = True
+        self._note_step(step)
         wrong = wrong_in_checkpoint(path, step)
         if wrong is not None:
             self._refuse("checkpoint", step, wrong)
@@ -435,42 +390,7 @@ class Guard:
         if wait:
             self._wait()
 
-    def _wait(self) -> None:
-        """Not beside other ranks: they would stand in a collective, which ends after ten minutes."""
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            self._say_once(
-                "ranks", "training has several ranks and waits only if all of them ask `must_wait`"
-            )
-            return
-        while self.must_wait():
-            time.sleep(LAG_POLL_SECONDS)
-
-    def rollouts(self, step: int, rollouts: Iterable[tuple[Any, Any, Any]]) -> None:
-        """Show people what the policy writes: a few of these rollouts go to the guard's dashboard and report.
-
-        Best called with every checkpoint, and after the first step. Nothing is judged by them, and nothing
-        waits for them: what cannot be sent is dropped. With the setting `rollouts` off it does nothing.
-
-        Args:
-            step: the step that they were made at.
-            rollouts: (prompt, completion, reward) on training prompts, never on held-out ones; all of the
-                step, for the best-rewarded are chosen here. A prompt or completion is a text or the messages
-                of a conversation; the reward is in reward units.
-
-        Raises:
-            GuardConfigError: the guard is not open yet.
-        """
-        if not self._settings.rollouts or not self._takes("rollout") or self._reporter is None:
-            return
-        wrong = wrong_in_number_of(step)
-        try:
-            chosen = () if wrong else selected([Candidate(*one) for one in rollouts], int(step))
-        except Exception as error:  # they are for people to read: no training ends for them
-            wrong, chosen = f"each must be (prompt, completion, reward): {error!r}", ()
-        if wrong is not None:
-            self._say_once("rollouts", f"rollouts cannot be shown: {wrong}")
-        elif chosen:
-            self._reporter.submit_rollouts(RolloutsSample(int(step), chosen))
+    # -- waiting -------------------------------------------------------------------------------------------
 
     def must_wait(self) -> bool:
         """Whether training must wait now: for the baseline, for unscored checkpoints, or for a second look.
@@ -478,27 +398,40 @@ class Guard:
         A loop with several ranks asks on rank 0, tells the others, and asks again a moment later, so that no
         collective waits for long. False once the run must stop, or the guard is lost.
         """
-        reporter = self._reporter
-        if reporter is None or self._phase is not _Phase.OPEN:
+        state = self._state()
+        if state is None or self._phase is not _Phase.OPEN:
             return False
-        works = reporter.stop_verdict is None and self._lost(reporter) is None
-        verdict, unsent = reporter.verdict_and_unsent
-        reason = reason_to_wait(verdict, unsent, self._settings.max_lag) if works else None
-        waits = self._limit.allows(reason, WorkDone.of(verdict), time.monotonic())
-        if waits and reason != self._waits_for:
-            log.info("training waits for %s", reason)
-        self._waits_for = reason if waits else None
-        return waits
+        works = state.stop is None and state.lost is None
+        max_lag = self._settings.max_lag if works else None
+        reason = waiting.reason_to_wait(state.verdict, state.unsent, max_lag)
+        before = self._waits.reason
+        self._waits = waiting.look(self._waits, reason, waiting.WorkDone.of(state.verdict), time.monotonic())
+        if self._waits.warning:
+            log.warning("%s", self._waits.warning)
+        if self._waits.reason is not None and self._waits.reason != before:
+            log.info("training waits for %s", self._waits.reason)
+        return self._waits.reason is not None
+
+    def _wait(self) -> None:
+        """Not beside other ranks: they would stand in a collective, which ends after ten minutes."""
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            self._log_once(
+                "ranks", "training has several ranks and waits only if all of them ask `must_wait`"
+            )
+            return
+        while self.must_wait():
+            time.sleep(LAG_POLL_SECONDS)
 
     @property
     def waited_seconds(self) -> float:
         """How long training has waited for the guard so far, seconds."""
-        return self._limit.total(time.monotonic())
+        return self._waits.total(time.monotonic())
 
     @property
     def lag(self) -> int:
         """How many checkpoints are unscored: those on their way to the guard, and those that wait in it."""
-        return 0 if self._reporter is None else self._reporter.lag
+        state = self._state()
+        return 0 if state is None else state.unscored
 
     # -- what the guard says -------------------------------------------------------------------------------
 
@@ -513,7 +446,7 @@ class Guard:
         """
         self._require_open("halted")
         stop = self._look()
-        self._heard = self._heard or stop is not None
+        self._stop_seen = self._stop_seen or stop is not None
         return stop
 
     def raise_if_halted(self) -> None:
@@ -532,7 +465,8 @@ class Guard:
     @property
     def verdict(self) -> VerdictView | None:
         """The guard's newest verdict, or None before its first response."""
-        return None if self._reporter is None else self._reporter.verdict
+        state = self._state()
+        return None if state is None else state.verdict
 
     @property
     def guards(self) -> bool:
@@ -540,6 +474,9 @@ class Guard:
         return self._settings.url is not None
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _state(self) -> LineState | None:
+        return None if self._reporter is None else self._reporter.state
 
     def _require_open(self, name: str) -> None:
         if self._phase is _Phase.NEW:
@@ -553,52 +490,46 @@ class Guard:
         self._require_open(f"{kind}()")
         if self._phase is _Phase.CLOSED:
             if self._stop is None:
-                self._say_once("closed", f"a {kind} was reported after the guard was closed: it is not sent")
+                self._log_once("closed", f"a {kind} was reported after the guard was closed: it is not sent")
             return False
         if os.getpid() != self._pid:
-            self._say_forked(f"a {kind} was reported by another process than the guard's: it is not sent")
+            sentence = f"a {kind} was reported by another process than the guard's: it is not sent"
+            self._log_once("forked", sentence)
+            with self._lock:  # this is that process's guard, and nobody judges what it trains
+                stops = self._reporter is not None and self._settings.on_unreachable == "stop"
+                if stops and self._stop is None:
+                    self._latch(Stop(sentence, lost=True))
             return False
         return True
 
-    def _made(self, step: object) -> None:
+    def _note_step(self, step: object) -> None:
         """Note a step of the loop, whatever else of its report is wrong."""
         if wrong_in_number_of(step) is None:
             with self._lock:
                 self._newest = max(self._newest or 0, operator.index(step))  # type: ignore[arg-type]
 
-    def _say_forked(self, sentence: str) -> None:
-        """A loop that trains in a forked process is one that nobody judges; this is that process's guard."""
-        self._say_once("forked", sentence)
-        with self._lock:
-            stops = self._reporter is not None and self._settings.on_unreachable == "stop"
-            if stops and self._stop is None:
-                self._latch(Stop(sentence, lost=True))
-
     def _refuse(self, kind: str, step: object, wrong: str) -> None:
         if self._reporter is None:
-            self._say_once(kind, f"{kind} {step}: {wrong}")
+            self._log_once(kind, f"{kind} {step}: {wrong}")
         else:
             self._reporter.refuse(kind, step, wrong)
 
-    def _say_once(self, what: str, sentence: str) -> None:
+    def _log_once(self, what: str, sentence: str) -> None:
         with self._lock:
-            if what in self._told:
+            if what in self._logged:
                 return
-            self._told.add(what)
+            self._logged.add(what)
         log.warning("%s", sentence)
-
-    def _lost(self, reporter: Reporter) -> str | None:
-        return reporter.unreachable or reporter.refusing or reporter.undelivered
 
     def _look(self) -> Stop | None:
         """The stop that is latched, or that the newest responses ask for."""
         with self._lock:
-            if self._stop is None and self._reporter is not None:
-                verdict, lost = self._reporter.stop_verdict, self._lost(self._reporter)
-                if verdict is not None:
-                    self._latch(Stop.of(verdict))
-                elif lost is not None and self._settings.on_unreachable == "stop":
-                    self._latch(Stop(lost, lost=True))
+            state = self._state()
+            if self._stop is None and state is not None:
+                if state.stop is not None:
+                    self._latch(Stop.of(state.stop))
+                elif state.lost is not None and self._settings.on_unreachable == "stop":
+                    self._latch(Stop(state.lost, lost=True))
             return self._stop
 
     def _latch(self, stop: Stop) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from guard_client.samples import LARGEST, number_of
@@ -23,14 +22,6 @@ class Candidate(NamedTuple):
     prompt: Any
     completion: Any
     reward: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutsSample:
-    """What is sent of one step."""
-
-    step: int
-    rollouts: tuple[Rollout, ...]
 
 
 def selected(candidates: Sequence[Candidate], step: int) -> tuple[Rollout, ...]:

@@ -1,12 +1,11 @@
 """What a loop reports: the values of one step, and checkpoints that are complete on disk.
 
-Nothing is filled in: a value that is missing, None, NaN or infinite is absent, and a step without a finite
-reward is no sample. A KL to the reference that is NaN or infinite is reported as such.
+Nothing is filled in: a value that is missing, None, NaN or infinite is absent. A step without a finite reward
+is reported without one, and a KL to the reference that is NaN or infinite as such.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 import os
@@ -16,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, KlKind, Sampling, StepReport
-
-log = logging.getLogger(__name__)
+from guard_client.log import log
+from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, KlKind, PostedStep, Rollout, Sampling
 
 #: The kinds that a loop can name; the others say that there is no KL.
 _KINDS = (KlKind.REF_TOKEN_MEAN, KlKind.REF_SEQ_SUM, KlKind.BEHAVIOUR)
@@ -35,24 +33,26 @@ _LAST_STEP = 2**53
 class StepSample:
     """One step; reward units for `reward` and `reward_std`, nats/token for `entropy`, nats for `kl`.
 
-    `figures` are further ones by their names, as `fit_figures` has them; they travel by themselves.
+    `reward` is None where it was not finite. `figures` (as `fit_figures` has them) and `rollouts` (as
+    `guard_client.rollouts.selected` has them) are for people.
     """
 
     step: int
-    reward: float
+    reward: float | None
     kl: float | None = None
     kl_kind: KlKind = KlKind.ABSENT
     entropy: float | None = None
     reward_std: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    rollouts: tuple[Rollout, ...] = ()
 
-    def report(self, attempt: int) -> StepReport:
-        """It, as the guard takes it.
+    def report(self, attempt: int) -> PostedStep:
+        """Convert to the wire model.
 
         Raises:
             pydantic.ValidationError: a value is not one that the wire carries.
         """
-        return StepReport(
+        return PostedStep(
             attempt=attempt,
             step=self.step,
             reward=self.reward,
@@ -60,6 +60,8 @@ class StepSample:
             kl_kind=self.kl_kind,
             entropy=self.entropy,
             reward_std=self.reward_std,
+            figures={**self.figures} or None,
+            rollouts=self.rollouts or None,
         )
 
 
@@ -72,15 +74,25 @@ class CheckpointSample:
     sampling: Sampling | None = None
 
 
-def sample_of(step: int, values: Mapping[str, Any], kl_kind: KlKind) -> StepSample | None:
-    """A sample from values by their names in a report, or None without a finite reward."""
-    reward, spread = _finite(values.get("reward")), _finite(values.get("reward_std"))
-    if reward is None:
-        return None
+@dataclass(frozen=True, slots=True)
+class EndSample:
+    """The loop has made its last step; `finished`: it came to its end by itself.
+
+    `step` and `began` are as in `guard_core.wire.EndReport`.
+    """
+
+    step: int | None
+    began: int | None
+    finished: bool
+
+
+def sample_of(step: int, values: Mapping[str, Any], kl_kind: KlKind) -> StepSample:
+    """Make a sample from values by their names in a report."""
+    spread = _finite(values.get("reward_std"))
     kl, kl_kind = _kl_of(values.get("kl"), kl_kind)
     return StepSample(
         step=step,
-        reward=reward,
+        reward=_finite(values.get("reward")),
         kl=kl,
         kl_kind=kl_kind,
         entropy=_finite(values.get("entropy")),

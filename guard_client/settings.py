@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Literal, Self
+from typing import Literal, Self, TypedDict
 
 from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError
@@ -25,9 +25,38 @@ _FORMS: tuple[tuple[str, type, str], ...] = (
 _MAY_BE_NONE = frozenset({"url", "token", "ca", "attempt", "max_lag"})
 
 
+class Options(TypedDict, total=False):
+    """The options that `Guard` and `GuardCallback` share; `ClientSettings` describes them."""
+
+    ca: str | None
+    attempt: int | None
+    on_unreachable: Literal["stop", "continue"]
+    unreachable_seconds: float
+    drain_seconds: float
+    max_lag: int | None
+    rollouts: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings that `Guard` and `GuardCallback` share; `Guard` describes them.
+    """Where the guard is, and how a trainer deals with it.
+
+    Args:
+        url: base URL of the guard; None: there is none.
+        token: the guard's ingest token.
+        ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
+            the system trusts.
+        attempt: number of this start of the trainer; None asks the guard.
+        on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
+            one report after the other, or when a checkpoint has not reached it by the end of training.
+        unreachable_seconds: the time of `on_unreachable`, seconds.
+        drain_seconds: how long the end of training may wait until the guard has evaluated every checkpoint.
+            For a guard that ends with the trainer, as in a pod; more than the limit of a collective would
+            fail the other ranks, which wait too.
+        max_lag: how many checkpoints may be unscored while training goes on, so that a fire comes before the
+            policy is ruined; None never waits. Training also waits for the baseline and for a second look at
+            an alarm. `guard_client.waiting` bounds all waits.
+        rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report.
 
     Raises:
         GuardConfigError: a setting is wrong.
@@ -48,20 +77,16 @@ class ClientSettings:
             refuse_other(name, getattr(self, name), kind, form)
         if self.url is not None:
             GuardClient(self.url, ca=self.ca)  # a wrong URL is an error here, not at the first step
-        if self.on_unreachable not in ("stop", "continue"):
-            raise GuardConfigError(
-                f"on_unreachable must be 'stop' or 'continue', got {self.on_unreachable!r}"
-            )
-        if not (math.isfinite(self.unreachable_seconds) and self.unreachable_seconds > 0):
-            raise GuardConfigError(
-                f"unreachable_seconds must be > 0 seconds, got {self.unreachable_seconds!r}"
-            )
-        if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
-            raise GuardConfigError(f"drain_seconds must be >= 0 seconds, got {self.drain_seconds!r}")
-        if self.attempt is not None and self.attempt < 0:
-            raise GuardConfigError(f"attempt must be >= 0, got {self.attempt!r}")
-        if self.max_lag is not None and self.max_lag < 0:
-            raise GuardConfigError(f"max_lag must be >= 0 checkpoints, got {self.max_lag!r}")
+        limits: tuple[tuple[str, bool, str], ...] = (
+            ("on_unreachable", self.on_unreachable in ("stop", "continue"), "'stop' or 'continue'"),
+            ("unreachable_seconds", 0 < self.unreachable_seconds < math.inf, "> 0 seconds"),
+            ("drain_seconds", 0 <= self.drain_seconds < math.inf, ">= 0 seconds"),
+            ("attempt", self.attempt is None or self.attempt >= 0, ">= 0"),
+            ("max_lag", self.max_lag is None or self.max_lag >= 0, ">= 0 checkpoints"),
+        )
+        for name, holds, must in limits:
+            if not holds:
+                raise GuardConfigError(f"{name} must be {must}, got {getattr(self, name)!r}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], *, optional: bool = False) -> Self:
@@ -70,7 +95,7 @@ class ClientSettings:
         Args:
             environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
                 `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue),
-                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG`,
+                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
                 `RLGUARD_ROLLOUTS` (1 or 0).
             optional: whether the run may be without a guard.
 
@@ -90,6 +115,7 @@ class ClientSettings:
         limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
         if limit <= 0:
             raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
+        lag = environ.get("RLGUARD_MAX_LAG") or "1"
         return cls(
             url,
             environ.get("RLGUARD_TOKEN") or None,
@@ -98,7 +124,7 @@ class ClientSettings:
             on_unreachable="stop" if on_unreachable == "stop" else "continue",
             unreachable_seconds=limit,
             drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
-            max_lag=_lag(environ.get("RLGUARD_MAX_LAG") or "1"),
+            max_lag=_count("RLGUARD_MAX_LAG", None if lag == "off" else lag, " or off"),
             rollouts=switch(environ, "RLGUARD_ROLLOUTS", "1"),
         )
 
@@ -119,17 +145,10 @@ def switch(environ: Mapping[str, str], name: str, default: Literal["0", "1"]) ->
     return text == "1"
 
 
-def _lag(text: str) -> int | None:
-    """How many checkpoints may be unscored; None for `off`, which waits for nothing."""
-    if text != "off" and not (text.isascii() and text.isdigit()):
-        raise GuardConfigError(f"RLGUARD_MAX_LAG must be a whole number of checkpoints or off, got {text!r}")
-    return None if text == "off" else int(text)
-
-
-def _count(name: str, text: str | None) -> int | None:
-    """A whole number >= 0 from the environment."""
+def _count(name: str, text: str | None, other: str = "") -> int | None:
+    """A whole number >= 0 from the environment; `other`: what else it may be, for the message."""
     if text is not None and not (text.isascii() and text.isdigit()):
-        raise GuardConfigError(f"{name} must be a whole number >= 0, got {text!r}")
+        raise GuardConfigError(f"{name} must be a whole number >= 0{other}, got {text!r}")
     return None if text is None else int(text)
 
 

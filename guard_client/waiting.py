@@ -1,17 +1,17 @@
-"""When training waits for its guard, and for how long at most. Decisions over values; no clock, no I/O.
+"""When training waits for its guard, and for how long at most. The one rule for everybody; pure.
 
 A fire that comes after the policy is ruined has stopped nothing. So the baseline comes before the first step,
 a bounded number of checkpoints is unscored, and nobody trains on while an alarm waits for its confirmation.
+
+`Guard` and `GuardCallback` hold training by it. A follower cannot hold its trainer, and says what it would
+have waited for. `max_lag` is `RLGUARD_MAX_LAG`, however it is set: by a script, `rlguard run` or a job.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from guard_client.client import VerdictView
-
-log = logging.getLogger(__name__)
 
 #: Seconds that one wait lasts without progress. The limit of a collective is 600 s by default.
 STALL_SECONDS = 480.0
@@ -20,7 +20,7 @@ TOTAL_SECONDS, TOTAL_SHARE = 1800.0, 0.25
 
 
 def reason_to_wait(verdict: VerdictView | None, unsent: int, max_lag: int | None) -> str | None:
-    """What training waits for, in a few words; None: it goes on.
+    """What training should wait for, in a few words; None: nothing.
 
     Args:
         verdict: the guard's newest; None before its first response.
@@ -37,6 +37,16 @@ def reason_to_wait(verdict: VerdictView | None, unsent: int, max_lag: int | None
     if verdict.next_pass == "confirmation":
         return "a second look at the newest checkpoint"
     return f"{unscored} unscored checkpoints (at most {max_lag})" if unscored > max_lag else None
+
+
+def lag_that_rotation_leaves(max_lag: int | None, kept: int | None) -> int | None:
+    """`max_lag`, or less where rotation would delete a checkpoint before its turn.
+
+    Args:
+        max_lag: checkpoints that may be unscored; None: nothing is waited for.
+        kept: checkpoints that rotation leaves to wait; None: it deletes none.
+    """
+    return max_lag if max_lag is None or kept is None else min(max_lag, max(0, kept - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,64 +68,69 @@ class WorkDone:
         return cls(*done, verdict.next_pass)
 
 
-class WaitLimit:
-    """Bounds the waits of one run.
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The waits of one run so far; times are seconds, monotonic.
+
+    Fields:
+        began: when the run began.
+        finished: seconds of the waits that are over.
+        since: when the wait under way began; None: there is none.
+        progress_at: when the guard finished something last, or the wait began.
+        progress: what it had finished then.
+        off: whether training does not wait until the guard has finished something.
+        reason: what training waits for; None: it goes on.
+        warning: what the user should read now, once; "" if nothing.
+    """
+
+    began: float
+    finished: float = 0.0
+    since: float | None = None
+    progress_at: float = 0.0
+    progress: WorkDone = WorkDone()
+    off: bool = False
+    reason: str | None = None
+    warning: str = ""
+    used_up: bool = False
+
+    def total(self, now: float) -> float:
+        """Seconds that training has waited by now."""
+        return self.finished + (0.0 if self.since is None else now - self.since)
+
+
+def look(waits: Waits, reason: str | None, progress: WorkDone, now: float) -> Waits:
+    """Decide at one look whether training waits (`Waits.reason`).
 
     A wait without progress for `STALL_SECONDS` ends, and training does not wait again until the guard has
     finished something. All waits together end at `TOTAL_SECONDS` or `TOTAL_SHARE` of the run.
 
     Args:
-        now: seconds, monotonic, at which the run begins.
+        waits: as of the look before.
+        reason: as of `reason_to_wait`; None also where the guard is lost or says stop.
+        progress: what the guard has finished by now.
+        now: seconds, monotonic.
     """
+    if progress != waits.progress:
+        waits = replace(waits, progress=progress, progress_at=now, off=False)
+    if reason is None or waits.off:
+        return _go_on(waits, now)
+    if waits.since is None:
+        waits = replace(waits, since=now, progress_at=now)
+    if now - waits.progress_at >= STALL_SECONDS:
+        return _go_on(
+            replace(waits, off=True),
+            now,
+            f"training goes on unjudged: it waited {now - waits.progress_at:.0f} s for {reason}, and the "
+            "guard finished nothing; see its log. It waits again once the guard has finished something",
+        )
+    if waits.total(now) >= max(TOTAL_SECONDS, TOTAL_SHARE * (now - waits.began)):
+        used_up = (
+            f"training has waited {waits.total(now) / 60:.0f} min for its guard, the most that it may: it "
+            "goes on, and a fire may come late. Save less often, or score fewer items"
+        )
+        return _go_on(replace(waits, used_up=True), now, "" if waits.used_up else used_up)
+    return replace(waits, reason=reason, warning="")
 
-    def __init__(self, now: float) -> None:
-        self._began = now
-        self._waited = 0.0  # seconds of the waits that are over
-        self._since: float | None = None  # when the wait under way began
-        self._progress_at = now
-        self._progress = WorkDone.of(None)
-        self._off = False  # until the guard has finished something
-        self._said_total = False
 
-    def allows(self, reason: str | None, progress: WorkDone, now: float) -> bool:
-        """Whether training waits now. Call it at every look.
-
-        Args:
-            reason: as of `reason_to_wait`.
-            progress: what the guard has finished by now.
-            now: seconds, monotonic.
-        """
-        if progress != self._progress:
-            self._progress, self._progress_at, self._off = progress, now, False
-        if reason is None or self._off:
-            self._end(now)
-            return False
-        if self._since is None:
-            self._since = self._progress_at = now
-        if now - self._progress_at >= STALL_SECONDS:
-            self._off = True
-            log.warning(
-                "training goes on unjudged: it waited %.0f s for %s, and the guard finished nothing; see its "
-                "log. It waits again once the guard has finished something",
-                now - self._progress_at,
-                reason,
-            )
-        elif self.total(now) >= max(TOTAL_SECONDS, TOTAL_SHARE * (now - self._began)):
-            if not self._said_total:
-                log.warning(
-                    "training has waited %.0f min for its guard, the most that it may: it goes on, and a "
-                    "fire may come late. Save less often, or score fewer items",
-                    self.total(now) / 60,
-                )
-            self._said_total = True
-        else:
-            return True
-        self._end(now)
-        return False
-
-    def total(self, now: float) -> float:
-        """Seconds that training has waited by now."""
-        return self._waited + (0.0 if self._since is None else now - self._since)
-
-    def _end(self, now: float) -> None:
-        self._waited, self._since = self.total(now), None
+def _go_on(waits: Waits, now: float, warning: str = "") -> Waits:
+    return replace(waits, finished=waits.total(now), since=None, reason=None, warning=warning)

@@ -29,6 +29,9 @@ BEFORE_THE_END = 2
 #: What is said with a number of evaluations that is for that start.
 FROM_NOISIEST = ", for a start near one half (near 0 it may take more)"
 
+#: Begins the line with which a trainer says why it does not start; `rlguard run` reads it in its output.
+REFUSED = "refused before the first step: "
+
 
 class CheckLevel(StrEnum):
     """What would become of a run. `REFUSE`: it would not start, or nothing of it could be judged."""

@@ -85,7 +85,7 @@ class StepWindow:
 
     def __init__(self) -> None:
         # (attempt, step, reward, KL that counts) of the steps after the last evaluated checkpoint.
-        self._pending: deque[tuple[int, int, float, float | None]] = deque(maxlen=MAX_PENDING)
+        self._pending: deque[tuple[int, int, float | None, float | None]] = deque(maxlen=MAX_PENDING)
         #: What is known of the KLs so far.
         self.gate = KlGate()
 
@@ -103,7 +103,7 @@ class StepWindow:
         return self.gate.moved
 
     def add(
-        self, attempt: int, step: int, reward: float, kl: float | None, kind: KlKind
+        self, attempt: int, step: int, reward: float | None, kl: float | None, kind: KlKind
     ) -> tuple[float, ...]:
         """Keep one step.
 
@@ -120,12 +120,12 @@ class StepWindow:
         later = [p for p in self._pending if (p[0], p[1]) > (attempt, step)]
         self._pending = deque(later, maxlen=MAX_PENDING)
         kls = [kl for _, _, _, kl in window if kl is not None]
-        rewards = [reward for _, _, reward, _ in window]
+        rewards = [reward for _, _, reward, _ in window if reward is not None]
         return Window(
             fmean(rewards) if rewards else None,
             median(kls) if kls else None,
             standard_error(rewards),
-            len(rewards),
+            len(window),
         )
 
 

@@ -43,6 +43,36 @@ class KlKind(StrEnum):
     ABSENT = "absent"
 
 
+#: Characters of a prompt and of a completion in a rollout; who reports it shortens them, and says so.
+MAX_ROLLOUT_TEXT = 2_000
+#: Rollouts that are kept of one step.
+MAX_ROLLOUTS = 4
+
+RolloutText = Annotated[str, Field(max_length=MAX_ROLLOUT_TEXT)]
+
+
+class Rollout(Wire):
+    """A training prompt, what the policy wrote, and what the training's reward paid for it."""
+
+    prompt: RolloutText = Field(description="The prompt, of the training data; a long one is shortened.")
+    completion: RolloutText = Field(description="What the policy wrote; a long one is shortened.")
+    reward: Measured = Field(description="Its reward, reward units.")
+
+
+Rollouts = Annotated[tuple[Rollout, ...], Field(strict=False, min_length=1, max_length=MAX_ROLLOUTS)]
+
+
+#: Further figures of one step, and of a run.
+MAX_FIGURES = 16
+#: Characters of the name of such a figure.
+MAX_FIGURE_NAME = 100
+
+Figures = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=MAX_FIGURE_NAME)], Measured],
+    Field(min_length=1, max_length=MAX_FIGURES),
+]
+
+
 class StepReport(Wire):
     """One training step, as the trainer saw it."""
 
@@ -70,6 +100,21 @@ class StepReport(Wire):
         if info.data.get("kl") is not None and kind in (KlKind.ABSENT, KlKind.NOT_FINITE):
             raise ValueError(f"kl is given but kl_kind is '{kind}': say which KL it is")
         return kind
+
+
+class PostedStep(StepReport):
+    """A step as it is posted: with what people are shown of it. Nothing is judged by that."""
+
+    figures: Figures | None = Field(
+        None, description="What else was measured, by the trainer's name, for plots."
+    )
+    rollouts: Rollouts | None = Field(
+        None, description="The best-rewarded rollouts of the step and one of the others, for people to read."
+    )
+
+    def evidence(self) -> StepReport:
+        """The step alone."""
+        return StepReport.model_construct(**{name: getattr(self, name) for name in StepReport.model_fields})
 
 
 def _unused(*values: float) -> AfterValidator:
@@ -252,27 +297,8 @@ class EvaluationReport(Wire):
         return self
 
 
-#: Steps in one `POST /v1/steps`, and in one `POST /v1/figures`.
+#: Steps in one `POST /v1/steps`.
 MAX_STEPS_PER_POST = 1_000
-MAX_FIGURES_PER_POST = 100
-
-#: Characters of a prompt and of a completion in a rollout; who reports it shortens them, and says so.
-MAX_ROLLOUT_TEXT = 2_000
-#: Rollouts that are kept of one step.
-MAX_ROLLOUTS = 4
-
-RolloutText = Annotated[str, Field(max_length=MAX_ROLLOUT_TEXT)]
-
-
-class Rollout(Wire):
-    """A training prompt, what the policy wrote, and what the training's reward paid for it."""
-
-    prompt: RolloutText = Field(description="The prompt, of the training data; a long one is shortened.")
-    completion: RolloutText = Field(description="What the policy wrote; a long one is shortened.")
-    reward: Measured = Field(description="Its reward, reward units.")
-
-
-Rollouts = Annotated[tuple[Rollout, ...], Field(strict=False, min_length=1, max_length=MAX_ROLLOUTS)]
 
 
 class RolloutsReport(Wire):
@@ -306,21 +332,13 @@ class MomentRollouts(Wire):
     rollouts: Rollouts = Field(description="As they were reported.")
 
 
-#: Further figures of one step, and of a run.
-MAX_FIGURES = 16
-#: Characters of the name of such a figure.
-MAX_FIGURE_NAME = 100
-
-
 class FiguresReport(Wire):
     """What else a trainer measured in one step, for people to see. Nothing is judged by it."""
 
     attempt: Attempt
     step: Step
-    figures: dict[Annotated[str, Field(min_length=1, max_length=MAX_FIGURE_NAME)], Measured] = Field(
-        min_length=1,
-        max_length=MAX_FIGURES,
-        description="By the trainer's name, such as `rewards/format/mean` or `completions/mean_length`.",
+    figures: Figures = Field(
+        description="By the trainer's name, such as `rewards/format/mean` or `completions/mean_length`."
     )
 
 
@@ -521,8 +539,8 @@ _REMEDIES = {
     Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
     "the whole run; if nobody did otherwise, ask who else writes there. Have a server load each checkpoint "
     "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
-    Code.NO_STEPS: "add GuardCallback.from_env() to the trainer, or, where its log is followed, let path and "
-    "format be those of that log",
+    Code.NO_STEPS: "add GuardCallback.from_env(trainer) to the trainer, or, where its log is followed, let "
+    "path and format be those of that log",
     Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None. If there is none, "
     "let the trainer log at least as often as it saves (logging_steps, save_steps)",
     Code.WARMING_UP: "save more often (save_steps), for more evaluations",
@@ -769,10 +787,4 @@ class EvaluationResponse(Wire):
         "would help now: to know the start better, or to confirm an alarm. null: none would. Without it the "
         "next checkpoint decides."
     )
-    verdict: Verdict
-
-
-class ShownResponse(Wire):
-    """Response to `POST /v1/rollouts` and `/v1/figures`: what they take is for people, and may be lost."""
-
     verdict: Verdict

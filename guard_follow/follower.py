@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
+from guard_client.waiting import reason_to_wait
 from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
@@ -40,6 +41,8 @@ SETTLE_SECONDS = 150.0
 _FIRST_RETRY_SECONDS = 0.2
 _LAST_RETRY_SECONDS = 5.0
 _RECORDS_AT_ONCE = 20_000
+#: Checkpoints that may be unscored before a trainer that reports for itself would wait, by default.
+_MAX_LAG = 1
 #: After so long without a record, or a checkpoint that can be scored, it is told where it was looked.
 PATIENCE_SECONDS = 600.0
 _AFTER_PATIENCE = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
@@ -125,6 +128,7 @@ class Follower:
             self._send(self._steps.rest())
         self._report_checkpoints(self._clock())
         self.verdict = self._ask(self._client.verdict) or self.verdict
+        self._say_what_is_not_held()
         self._complain()
 
     def finish(self, *, trainer_ended: bool) -> None:
@@ -262,6 +266,11 @@ class Follower:
 
         if self._waited:
             self._complain_of_nothing()
+
+    def _say_what_is_not_held(self) -> None:
+        """A trainer that reports for itself would wait now; nobody can make one wait that is followed."""
+        if (reason := reason_to_wait(self.verdict, 0, _MAX_LAG)) is not None:
+            self._once("not held", f"a followed trainer cannot be held: it trains on without {reason}")
 
     @property
     def _waited(self) -> bool:

@@ -264,8 +264,8 @@ class StepGatherer:
             self.counts.wrong += 1
             return None
         sample = sample_of(step, read, kind or KlKind.ABSENT)
-        self.counts.not_finite += sample is None and columns.source["reward"] in values
-        return sample
+        self.counts.not_finite += sample.reward is None and columns.source["reward"] in values
+        return None if sample.reward is None else sample
 
     def _kind(self, word: Any) -> KlKind | None:
         """Which KL the row says it has, by itself a token mean; None if there is no such kind."""

@@ -388,7 +388,7 @@ def settings() -> Iterator[str]:
     yield from field_table(Policy.model_json_schema())
     yield "## The trainer"
     yield ""
-    yield "`GuardCallback.from_env()` reads these; `rlguard run` sets URL and token."
+    yield "`GuardCallback.from_env(trainer)` reads these; `rlguard run` sets URL and token."
     yield ""
     yield from table(
         FIELD_COLUMNS, [(f"`{name}`", *rest) for name, rest in sorted(TRAINER_ENVIRONMENT.items())]

@@ -8,17 +8,15 @@ these. The statistics of the detectors are made of single items and stay in the 
 from __future__ import annotations
 
 import copy
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from guard_client.client import VerdictView
+from guard_client.log import log
 from guard_client.stopping import Stop
 from guard_core.wire import Level
-
-log = logging.getLogger(__name__)
 
 PREFIX = "rlguard/"
 #: The name of the tag in MLflow, and the start of it in W&B.

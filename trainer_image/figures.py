@@ -42,12 +42,12 @@ class Figures:
             if key is not None:
                 yield name, key
 
-    def of(self, trainer: Any) -> Mapping[str, Any]:
-        """The trainer's live lists by its own keys; empty if it has none."""
+    def lists_of(self, trainer: Any) -> Mapping[str, Any] | None:
+        """The trainer's live lists by its own keys; None if it has none."""
         lists = getattr(trainer, self.lists, None)
         if self.lists == "_metrics" and isinstance(lists, Mapping):
             lists = lists.get("train")
-        return lists if isinstance(lists, Mapping) else {}
+        return lists if isinstance(lists, Mapping) else None
 
 
 #: What a trainer that this table does not know may have; its KL may be anything.
@@ -97,13 +97,11 @@ def figures_of(args: Any) -> Figures | None:
 
     None for a trainer of TRL that measures no in-loop reward (SFT, DPO, ...); `UNKNOWN` for one of others.
     """
-    names = _trl_classes(args)
-    for name in names:
-        figures = _TRL.get(name)
-        if figures is not None:
-            no_kl = name in _KL_NEEDS_BETA and args.beta == 0.0
-            return replace(figures, kl=None, kl_kind=KlKind.ABSENT) if no_kl else figures
-    return None if names else UNKNOWN
+    name = _known_class(args)
+    if name is None:
+        return None if _trl_classes(args) else UNKNOWN
+    no_kl = name in _KL_NEEDS_BETA and args.beta == 0.0
+    return replace(_TRL[name], kl=None, kl_kind=KlKind.ABSENT) if no_kl else _TRL[name]
 
 
 def plotted(keys: Iterable[Any]) -> list[str]:
@@ -138,28 +136,10 @@ def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
 
 def kl_needs_beta(args: Any) -> bool:
     """Whether `beta` is what gives the trainer of these arguments a reference; to others it means more."""
-    return not _KL_NEEDS_BETA.isdisjoint(_trl_classes(args))
+    return _known_class(args) in _KL_NEEDS_BETA
 
 
-def limit_unwatched(args: Any, limit: float | None) -> str | None:
-    """Why a KL that should stop the run would never be compared with its limit; None if it may be.
-
-    Args:
-        args: the `TrainingArguments`.
-        limit: the policy's `kl.hard_stop` (`Verdict.kl_hard_stop`), nats/token; None: there is none.
-    """
-    figures = figures_of(args)
-    if limit is None or figures is None or figures is UNKNOWN or figures.kl_kind is KlKind.REF_TOKEN_MEAN:
-        return None
-    needs = "set beta above 0, or " if getattr(args, "beta", None) == 0 else ""
-    return (
-        f"this trainer gives no mean over tokens of the KL to the reference to hold against kl.hard_stop "
-        f"({limit:g}), and the run would end as one that was not judged: {needs}leave kl.hard_stop out of "
-        "the policy"
-    )
-
-
-def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
+def sampling_of(args: Any, model: Any = None) -> Sampling | None:
     """How the trainer samples completions; None if its arguments do not say.
 
     `generation_kwargs` of TRL's trainers wins over the argument of the same name, as it does in them.
@@ -174,7 +154,7 @@ def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
     if said["temperature"] is None:
         return None
     length = next((said[name] for name in reversed(_LENGTHS) if said[name] is not None), None)
-    stop = _ending(args, more, trainer)
+    stop = _ending(args, more, model)
     stop = [stop] if isinstance(stop, str) else stop
     try:
         used = {name: said[name] for name in _SAMPLING} | {"max_new_tokens": length, "stop": stop}
@@ -183,7 +163,7 @@ def sampling_of(args: Any, trainer: Any = None) -> Sampling | None:
         raise ValueError(format_errors(error)) from None
 
 
-def _ending(args: Any, more: Mapping[str, Any], trainer: Any) -> Any:
+def _ending(args: Any, more: Mapping[str, Any], model: Any) -> Any:
     """The texts that end a completion, by what generates it: each takes no notice of the other's name.
 
     `generate` of transformers also takes those of the model, where `more` has none. Its continuous batching
@@ -193,8 +173,13 @@ def _ending(args: Any, more: Mapping[str, Any], trainer: Any) -> Any:
         return more.get("stop")
     if any(getattr(args, name, False) for name in _BATCHING):
         return None
-    of_model = getattr(getattr(trainer, "model", None), "generation_config", None)
+    of_model = getattr(model, "generation_config", None)
     return more.get("stop_strings") or getattr(of_model, "stop_strings", None)
+
+
+def _known_class(args: Any) -> str | None:
+    """The most special class of these arguments that the table knows: AsyncGRPO's own before GRPO's."""
+    return next((name for name in _trl_classes(args) if name in _TRL), None)
 
 
 def _trl_classes(args: Any) -> list[str]:

@@ -1,25 +1,42 @@
-"""What a run of the Trainer needs so that a guard can judge it: one row for each question.
+"""What is known of a run of the Trainer before its first step, for the checks of `guard_core.run_checks`.
 
-What would be refused is refused before that (`unscorable`); what only the guard knows, `rlguard check` says.
+A run whose checkpoints nobody can load would train to its end unjudged, so what could never be scored is
+refused with the setting to change. Everything here reads the trainer as it is, and changes nothing.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from guard_client.client import VerdictView
-from guard_core.preflight import WITHOUT_KL, CheckLevel, Row
-from guard_core.wire import Adapters, Code, Sampling
+from guard_core.adapter import MERGE, AdapterError, read_adapter_config
+from guard_core.preflight import FROM_NOISIEST, CheckLevel, Row, needed_for
+from guard_core.run_checks import (
+    EVALUATIONS,
+    FOLDER,
+    LAYOUT,
+    SAMPLING,
+    START,
+    STEPS,
+    TIME,
+    TOKENIZER,
+    Folder,
+    Needed,
+    RunFacts,
+    Saves,
+    run_rows,
+)
+from guard_core.wire import Adapters, Code, KlKind, Sampling
 from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
-from trainer_image.outlook import capped_lag, evaluations_ahead, kept_for_their_turn, safe_lag
-from trainer_image.unscorable import trains_adapter
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
-_NO_TRAINER = "the trainer is not known: rlguard check --model looks at a checkpoint"
 _NO_ANSWER = "the guard has not answered yet: its log says why, once it runs"
+#: Checkpoints that must be kept for one between two regular ones: the best, the newest, and it.
+_ROOM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +44,11 @@ class Outset:
     """A run of the Trainer at its first step, and its guard.
 
     Args:
-        args: the `TrainingArguments`; what they lack has no row.
+        args: the `TrainingArguments`; what they lack is not checked.
         state: the `TrainerState` at the beginning of training.
-        trainer: the Trainer, or None where only its arguments are known.
+        model: that is trained; None: not known.
+        processing_class: the tokenizer; None: there is none, or it is not known.
+        trainer: the Trainer; None: not known.
         verdict: what the guard says of itself; None: it has not answered.
         sampling: how the trainer samples, None where that is not known, or why no guard can sample so.
         max_lag: checkpoints that may be unscored while training goes on; None: it never waits.
@@ -38,6 +57,8 @@ class Outset:
 
     args: Any
     state: Any
+    model: Any = None
+    processing_class: Any = None
     trainer: Any = None
     verdict: VerdictView | None = None
     sampling: Sampling | ValueError | None = None
@@ -46,138 +67,254 @@ class Outset:
 
 
 def trainer_rows(run: Outset) -> list[Row]:
-    """The whole table, of a run that is not refused."""
-    return [
-        _learnt_row(run),
-        *_kl_rows(run),
-        *_folder_rows(run),
-        _layout_row(run),
-        _tokenizer_row(run),
-        _evaluations_row(run),
-        _sampling_row(run),
-        _rotation_row(run),
-        _start_row(run),
-        Row("evaluation time", _UNKNOWN, "rlguard check --time makes one, and compares it with the saves"),
-    ]
+    """Every check of the run."""
+    return run_rows(facts_of(run))
 
 
-def _learnt_row(run: Outset) -> Row:
-    """What the guard will be told at every step."""
-    enough, said = what_is_learnt(run.args, run.trainer)
-    if figures_of(run.args) is UNKNOWN:
-        return Row("steps", _UNKNOWN, f"{said}: without a `reward` in its logs nothing can be judged")
-    return Row("steps", _OK if enough else _WARN, said)
-
-
-def _kl_rows(run: Outset) -> Iterator[Row]:
-    """Whether there will be a KL to the reference, where `beta` decides it."""
-    if kl_needs_beta(run.args):
-        known = (_OK, f"beta is {run.args.beta}") if run.args.beta else (_WARN, WITHOUT_KL)
-        yield Row("KL to the reference", *known)
-
-
-def _folder_rows(run: Outset) -> Iterator[Row]:
-    """Whether checkpoints are saved where the guard takes them from; elsewhere the run is refused."""
-    name, output = "checkpoints folder", getattr(run.args, "output_dir", None)
-    if output is None:
-        return
-    if run.verdict is None or run.verdict.checkpoint_root is None:
-        why = _NO_ANSWER if run.verdict is None else "the guard does not say where it may read: see its log"
-        yield Row(name, _UNKNOWN, why)
-    else:
-        said = f"{os.path.abspath(output)} is below the guard's {run.verdict.checkpoint_root}"
-        yield Row(name, _OK, said)
-
-
-def _layout_row(run: Outset) -> Row:
-    """Whether the guard could load what will be saved; what it could not is refused."""
-    name = "checkpoint layout"
-    if run.trainer is None:
-        return Row(name, _UNKNOWN, _NO_TRAINER)
-    if not trains_adapter(run.trainer):
-        return Row(name, _OK, "whole weights in safetensors")
-    if run.verdict is None or run.verdict.adapters != Adapters.APPLIED:
-        return Row(
-            name, _UNKNOWN, "an adapter; the guard does not say whether it has the base model: see its log"
-        )
-    return Row(
-        name, _OK, "an adapter; that the guard's base model is its own is looked at with the first one"
+def facts_of(run: Outset) -> RunFacts:
+    """What is known of the run."""
+    verdict, known = run.verdict, figures_of(run.args)
+    of_trl = known is not None and known is not UNKNOWN
+    watched = (kl_needs_beta(run.args) or _limit(verdict) is not None) and of_trl
+    kept = kept_for_their_turn(run.args, keep_best=run.keep_best)
+    own = {STEPS: _steps_row(run), SAMPLING: _sampling_row(run), START: _start_row(run)}
+    no_root = "the guard does not say where it may read: see its log"
+    no_number = (
+        "the guard does not say how many its policy takes: rlguard check does"
+        if verdict is None or verdict.needed is None
+        else "how many there will be is not known: set save_strategy='steps' and save_steps"
+    )
+    return RunFacts(
+        beta=getattr(run.args, "beta", None) if kl_needs_beta(run.args) else None,
+        kl_counts=known.kl_kind is KlKind.REF_TOKEN_MEAN if watched and known is not None else None,
+        kl_limit=_limit(verdict),
+        folder=_folder(run),
+        layout=_layout(run),
+        adapter=trains_adapter(run.model),
+        tokenizer=_tokenizer(run),
+        saves=_saves(run),
+        needed=_needed(run),
+        kept=0 if kept is None else kept or -1,
+        max_lag=run.max_lag,
+        own=own,
+        ask={
+            FOLDER: _NO_ANSWER if verdict is None else no_root,
+            LAYOUT: "an adapter; the guard does not say whether it has the base model: see its log"
+            if trains_adapter(run.model)
+            else "the trainer is not known: rlguard check --model looks at a checkpoint",
+            TOKENIZER: "the trainer is not known: rlguard check --model looks at a checkpoint",
+            EVALUATIONS: _NO_ANSWER if verdict is None else no_number,
+            TIME: "rlguard check --time makes one, and compares it with the saves",
+        },
     )
 
 
-def _tokenizer_row(run: Outset) -> Row:
-    """Whether there will be one beside the weights; a run without is refused."""
-    if run.trainer is None:
-        return Row("tokenizer", _UNKNOWN, _NO_TRAINER)
-    return Row("tokenizer", _OK, "saved with the model")
+def _limit(verdict: VerdictView | None) -> float | None:
+    return None if verdict is None else verdict.kl_hard_stop
 
 
-def _evaluations_row(run: Outset) -> Row:
-    """Whether there will be enough checkpoints to judge by."""
-    name = "evaluations"
-    if run.verdict is None:
-        return Row(name, _UNKNOWN, _NO_ANSWER)
-    if run.verdict.needed is None:
-        return Row(name, _UNKNOWN, "the guard does not say how many its policy takes: rlguard check does")
-    seen = run.verdict.attempt is not None
-    ahead = evaluations_ahead(run.args, run.state, run.verdict.needed, 0 if seen else run.state.global_step)
-    if ahead is None:
-        said = "how many there will be is not known: set save_strategy='steps' and save_steps"
-        return Row(name, _UNKNOWN, said)
-    enough, said = ahead
-    return Row(name, _OK if enough else _WARN, said)
+# -- rows that only the trainer's side can fill in -------------------------------------------------------
+
+
+def _steps_row(run: Outset) -> Row:
+    enough, says = what_is_learnt(run.args, run.trainer)
+    if figures_of(run.args) is UNKNOWN:
+        return Row(STEPS, _UNKNOWN, f"{says}: without a `reward` in its logs nothing can be judged")
+    return Row(STEPS, _OK if enough else _WARN, says)
 
 
 def _sampling_row(run: Outset) -> Row:
-    """Whether evaluations will sample as training does."""
-    name = "sampling"
     if isinstance(run.sampling, ValueError):
-        said = (
+        says = (
             f"the guard cannot evaluate as this trainer samples ({run.sampling}), so it is not told: its "
             "evaluator's own settings count"
         )
-        return Row(name, _WARN, said)
+        return Row(SAMPLING, _WARN, says)
     if run.sampling is None:
-        said = "this trainer does not say how it samples: set temperature and max_new_tokens of the evaluator"
-        return Row(name, _UNKNOWN, said)
-    return Row(name, _OK, f"completions are sampled with {run.sampling.words}; the guard is told")
-
-
-def _rotation_row(run: Outset) -> Row:
-    """Whether a checkpoint will still be there when its turn comes."""
-    name, room = "save_total_limit", kept_for_their_turn(run.args, keep_best=run.keep_best)
-    if room is None:
-        return Row(name, _OK, "none: every checkpoint stays until it is scored")
-    if room < 1:
-        return Row(name, _WARN, "none has room to wait for its score beside the best one: raise it")
-    if run.max_lag is not None:
-        most = capped_lag(run.max_lag, room)
-        return Row(name, _OK, f"{room} are kept, and training waits while more than {most} are unscored")
-    wait = f"max_lag={safe_lag(room)} has training wait for them"
-    return Row(
-        name,
-        _UNKNOWN,
-        f"whether checkpoints last until they are scored shows once evaluations have been made: {wait}; "
-        "rlguard check --time computes it",
-    )
+        says = "this trainer does not say how it samples: set temperature and max_new_tokens of the evaluator"
+        return Row(SAMPLING, _UNKNOWN, says)
+    return Row(SAMPLING, _OK, f"completions are sampled with {run.sampling.words}; the guard is told")
 
 
 def _start_row(run: Outset) -> Row:
     """Whether the guard has, or will have, what it compares with."""
-    name, verdict = "starting policy", run.verdict
+    verdict = run.verdict
     if verdict is None:
-        return Row(name, _UNKNOWN, f"{_NO_ANSWER}; without its answer none is saved for it")
+        return Row(START, _UNKNOWN, f"{_NO_ANSWER}; without its answer none is saved for it")
     if all(condition.code != Code.NO_BASELINE.value for condition in verdict.conditions):
-        return Row(name, _OK, "the guard has its baseline, or its policy needs none")
+        return Row(START, _OK, "the guard has its baseline, or its policy needs none")
     if not verdict.wants_the_start:
-        said = f"the baseline is being made: {verdict.baseline_passes} passes so far"
-        return Row(name, _UNKNOWN, f"{said}; nothing is judged before it is whole")
+        says = f"the baseline is being made: {verdict.baseline_passes} passes so far"
+        return Row(START, _UNKNOWN, f"{says}; nothing is judged before it is whole")
     later = "the first checkpoint will be the baseline, and what was learnt before it is not judged"
     if run.state.global_step > 0:
-        said = f"training goes on at step {run.state.global_step}: {later}; start with the guard from step 0"
-        return Row(name, _WARN, said)
-    if run.trainer is None:
-        return Row(
-            name, _WARN, f"it cannot be saved, for the trainer is not known: {later}; save it at step 0"
+        says = f"training goes on at step {run.state.global_step}: {later}; start with the guard from step 0"
+        return Row(START, _WARN, says)
+    if not can_save_start(run.args, run.model, run.trainer):
+        how = "GuardCallback.from_env(trainer)"
+        return Row(START, _WARN, f"it cannot be saved without the trainer: {later}; give it with {how}")
+    return Row(START, _OK, "saved for the guard before the first step: it is the baseline")
+
+
+def can_save_start(args: Any, model: Any, trainer: Any) -> bool:
+    """Whether the starting policy can be saved: of a sharded model only its trainer can."""
+    sharded = bool(getattr(args, "fsdp", None) or getattr(args, "deepspeed", None))
+    return trainer is not None or (hasattr(model, "save_pretrained") and not sharded)
+
+
+# -- what is saved ---------------------------------------------------------------------------------------
+
+
+def _folder(run: Outset) -> Folder | None:
+    """Where checkpoints go. The guard may see other links, so a place is wrong only with and without them."""
+    output = getattr(run.args, "output_dir", None)
+    if output is None or run.verdict is None:
+        return None
+    root = run.verdict.checkpoint_root
+    inside = root is None or any(
+        Path(of(output)).is_relative_to(of(root)) for of in (os.path.abspath, os.path.realpath)
+    )
+    return Folder(Path(os.path.abspath(output)), None if root is None else Path(root), inside)
+
+
+def _saves(run: Outset) -> Saves:
+    strategy, last = _strategy(run.args), getattr(run.state, "max_steps", 0)
+    if strategy == "no":
+        return Saves(
+            never="no checkpoint would be saved that the guard could score: "
+            f"set save_strategy='steps' and save_steps={max(1, last // 10)}"
         )
-    return Row(name, _OK, "saved for the guard before the first step: it is the baseline")
+    every = steps_per_save(run.args, run.state)
+    if every is None:
+        return Saves()
+    seen = run.verdict is not None and run.verdict.attempt is not None
+    since = 0 if seen else run.state.global_step  # a guard that knows of none is given those after it alone
+    count = math.ceil(last / every) - since // every
+    return Saves(every, last, count, by_steps=strategy == "steps")
+
+
+def _needed(run: Outset) -> Needed | None:
+    needed, every = None if run.verdict is None else run.verdict.needed, steps_per_save(run.args, run.state)
+    return None if needed is None else Needed(needed_for(needed, every), FROM_NOISIEST)
+
+
+def _tokenizer(run: Outset) -> str | None:
+    collator = getattr(run.trainer, "data_collator", None)
+    if run.processing_class or getattr(collator, "tokenizer", None):
+        return ""
+    if run.model is None and run.trainer is None:
+        return None
+    return (
+        "checkpoints would lack a tokenizer, without which nothing can be generated: "
+        "pass processing_class=tokenizer to the trainer"
+    )
+
+
+def _layout(run: Outset) -> str | None:
+    """Why no checkpoint could be loaded; "" if nothing speaks against it, None if that is not known."""
+    if not getattr(run.args, "save_safetensors", True):
+        return "the guard reads safetensors only, and runs no pickle of a trainer: set save_safetensors=True"
+    if run.model is None:
+        return None
+    if sharded := _sharded(run.trainer):
+        return sharded
+    if not trains_adapter(run.model):
+        return ""
+    adapters = None if run.verdict is None else run.verdict.adapters
+    if adapters == Adapters.REFUSED:
+        return (
+            "checkpoints of an adapter (PEFT) lack the base model, and the guard was given none: set "
+            "--base-model DIR (evaluator.base_model; on a cluster baseModel of the evaluator) to the model "
+            "that it is trained on"
+        )
+    return _adapter_problem(run.model) if adapters == Adapters.APPLIED else None
+
+
+def trains_adapter(model: Any) -> bool:
+    """Whether a model is an adapter (PEFT), so that its checkpoints lack the base model."""
+    wrapped = any(base.__module__.split(".")[0] == "peft" for base in type(model).__mro__)
+    return wrapped or bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def _adapter_problem(model: Any) -> str:
+    for config in getattr(model, "peft_config", {}).values():
+        try:
+            read_adapter_config(config.to_dict())
+        except AdapterError as error:
+            return f"the guard could not score checkpoints of this adapter (peft_config): {error}"
+    names = [name for name, _ in model.named_parameters()] if hasattr(model, "named_parameters") else []
+    embedding = next((name for name in names if ".lora_embedding_" in name), None)
+    if embedding is None:
+        return ""
+    # target_modules need not name an embedding: it may be tied to what they do.
+    return (
+        f"the guard could not score checkpoints of this adapter: {embedding} adapts an embedding, and the "
+        f"guard applies LoRA of linear layers only (target_modules, ensure_weight_tying): {MERGE}"
+    )
+
+
+def _sharded(trainer: Any) -> str:
+    """That FSDP or DeepSpeed would save shards; "" if not."""
+    if getattr(trainer, "is_fsdp_enabled", False):
+        kind = str(trainer.accelerator.state.fsdp_plugin.state_dict_type)
+        if "FULL_STATE_DICT" not in kind:
+            return (
+                f"FSDP saves shards ({kind}) that the guard cannot load: set state_dict_type to "
+                "FULL_STATE_DICT in fsdp_config"
+            )
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        zero = trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
+        if zero.get("stage") == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+            return (
+                "DeepSpeed ZeRO-3 saves shards that the guard cannot load: set "
+                "zero_optimization.stage3_gather_16bit_weights_on_model_save to true"
+            )
+    return ""
+
+
+# -- when it is saved ------------------------------------------------------------------------------------
+
+
+def _strategy(args: Any) -> str | None:
+    strategy = getattr(args, "save_strategy", None)
+    return getattr(strategy, "value", strategy)
+
+
+def steps_per_save(args: Any, state: Any) -> int | None:
+    """Steps between two checkpoints that the Trainer saves by itself; None where it saves none by a count."""
+    last, epochs = getattr(state, "max_steps", 0), getattr(state, "num_train_epochs", 0)
+    match _strategy(args):
+        case "steps" if last > 0 and getattr(state, "save_steps", 0) > 0:
+            return int(state.save_steps)
+        case "epoch" if last > 0 and epochs > 0:
+            return math.ceil(last / epochs)
+    return None
+
+
+def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
+    """How many checkpoints rotation leaves to wait for their score; None: it deletes none.
+
+    Args:
+        args: the `TrainingArguments`.
+        keep_best: whether the best one is spared, and takes the place of one that waits.
+    """
+    limit = getattr(args, "save_total_limit", None)
+    return None if limit is None or limit <= 0 else int(limit) - keep_best
+
+
+def save_sooner(every: int | None, since: int, args: Any) -> bool:
+    """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
+
+    About halfway, so there is at most one more; and none where it would take the place of one that may be
+    waited for, beside a best one that is kept. Between epochs there is none: the Trainer saves at their ends
+    after the last step, and would write over one that was saved at that step.
+
+    Args:
+        every: steps between two regular ones; None: not known.
+        since: steps since the newest one.
+        args: the `TrainingArguments`.
+    """
+    limit = getattr(args, "save_total_limit", None)
+    if every is None or _strategy(args) != "steps" or (limit and limit < _ROOM):
+        return False
+    return every <= 2 * since and 4 * since <= 3 * every

@@ -137,7 +137,7 @@ def train(config: TrainConfig) -> None:
             alpha_sdpo=config.alpha_sdpo,
             beta_replay=config.beta_replay,
         )
-        callback = GuardCallback.from_env(optional=True)
+        callback = GuardCallback.from_env(trainer, optional=True)
         trainer.add_callback(callback)
         checkpoint = latest_complete(Path(config.output_dir)) if config.resume else None
         checkpoint = ranks.agree(checkpoint, arguments.device)

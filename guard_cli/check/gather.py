@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from guard_cli.check.rows import Folder, Followed, Model, Split, TriedEvaluation, TriedScorer
+from guard_cli.check.rows import Followed, Model, Split, TriedEvaluation, TriedScorer
 from guard_cli.errors import CliError
 from guard_cli.evaluation import evaluate, start
 from guard_cli.split import ungrouped
 from guard_core.feed import Feed
+from guard_core.run_checks import Folder
 from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
 from guard_service.heldout.disjoint import check_disjoint

@@ -12,7 +12,22 @@ from pathlib import Path
 
 from guard_core import preflight
 from guard_core.policy import GREEDY_PASSES, Policy
-from guard_core.preflight import WITHOUT_KL, CheckLevel, Row, is_greedy
+from guard_core.preflight import CheckLevel, Row, is_greedy
+from guard_core.run_checks import (
+    EVALUATIONS,
+    FOLDER,
+    KL,
+    LAYOUT,
+    ROTATION,
+    SAMPLING,
+    TIME,
+    TOKENIZER,
+    Folder,
+    Needed,
+    RunFacts,
+    Saves,
+    run_rows,
+)
 from guard_core.unscored import (
     MAX_TIMED_OUT,
     MAX_TRUNCATED,
@@ -53,23 +68,6 @@ class Trainer:
         if self.steps_per_save is None or self.max_steps is None:
             return None
         return math.ceil(self.max_steps / self.steps_per_save)
-
-    @property
-    def seconds_per_save(self) -> float | None:
-        """Seconds from one save to the next."""
-        if self.steps_per_save is None or self.step_seconds is None:
-            return None
-        return self.steps_per_save * self.step_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """Where the trainer saves. `problem`: why it cannot be written or read, None if it can."""
-
-    path: Path
-    root: Path
-    inside: bool
-    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,33 +192,75 @@ class Found:
 
 
 def rows(found: Found) -> list[Row]:
-    """The whole table."""
+    """The whole table: what only this command can look at, and the checks of any run."""
     return [
         split_row(found.split),
         overlap_row(found.split),
         scorer_row(found.split),
         grader_row(found.split, found.measured, given=found.grader),
-        *_model_rows(found),
-        folder_row(found.folder),
+        *(() if found.remote else (memory_row(found.model),)),
         *(() if found.followed is None else (followed_row(found.followed),)),
-        evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
-        sampling_row(found.sampling, timed=found.measured is not None),
+        *_run_rows(found),
         *_measured_rows(found),
-        rotation_row(found.trainer, found.measured, baseline_passes(found.affordable)),
         baseline_row(found.affordable, found.sampling, found.about_the_budget),
-        kl_row(found.trainer, found.policy.kl.hard_stop),
     ]
 
 
-def _model_rows(found: Found) -> Iterator[Row]:
-    if not found.remote:
-        yield layout_row(found.model)
-        yield tokenizer_row(found.model)
-        yield memory_row(found.model)
+def _run_rows(found: Found) -> list[Row]:
+    """The checks that the trainer's callback makes too; a server that has the policy loads no checkpoint."""
+    shown = run_rows(run_facts(found))
+    return [row for row in shown if not (found.remote and row.name in (LAYOUT, TOKENIZER))]
+
+
+def run_facts(found: Found) -> RunFacts:
+    """What is known of the run."""
+    trainer, model, measured = found.trainer, found.model, found.measured
+    readable = found.split.items is not None
+    evaluations = (
+        "the split has to be readable first" if trainer.saves else "give --save-steps and --max-steps"
+    )
+    return RunFacts(
+        beta=trainer.beta,
+        kl_counts=None if trainer.beta is None else trainer.beta > 0,
+        kl_limit=found.policy.kl.hard_stop,
+        folder=found.folder,
+        layout=None if model is None else model.problem or "",
+        adapter=model is not None and model.adapter,
+        tokenizer=None if model is None else _tokenizer(model),
+        saves=Saves(trainer.steps_per_save, trainer.max_steps, trainer.saves),
+        needed=Needed(*evaluations_until_judged(found)) if readable else None,
+        kept=trainer.save_total_limit,
+        max_lag=1 if found.followed is None else None,
+        evaluation_seconds=None if measured is None else measured.seconds,
+        step_seconds=trainer.step_seconds,
+        own={
+            SAMPLING: sampling_row(found.sampling, timed=measured is not None),
+            **_failed_evaluation(measured),
+        },
+        ask={
+            KL: "give --beta",
+            FOLDER: "give --checkpoints DIR: the trainer's output_dir",
+            LAYOUT: "give --model DIR: a checkpoint as the trainer saves it",
+            TOKENIZER: "give --model DIR",
+            EVALUATIONS: evaluations,
+            ROTATION: "give --save-total-limit, if the trainer has one",
+            TIME: "--time evaluates --model once",
+        },
+    )
+
+
+def _tokenizer(model: Model) -> str:
+    return "" if model.no_tokenizer is None else f"{model.path}: {model.no_tokenizer}"
+
+
+def _failed_evaluation(measured: TriedEvaluation | None) -> dict[str, Row]:
+    """The row of an evaluation that was tried and failed."""
+    if measured is None or measured.seconds is not None:
+        return {}
+    return {TIME: Row(TIME, CheckLevel.REFUSE, measured.problem or "the evaluation failed")}
 
 
 def _measured_rows(found: Found) -> Iterator[Row]:
-    yield time_row(found.trainer, found.measured)
     if found.measured is not None and found.measured.score is not None:
         yield completions_row(found.measured)
         yield score_row(found.measured.score, found)
@@ -295,31 +335,6 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
 # -- checkpoints -----------------------------------------------------------------------------------------
 
 
-def layout_row(model: Model | None) -> Row:
-    """Whether the guard could load such a checkpoint: safetensors, no code, an adapter with its base."""
-    name = "checkpoint layout"
-    if model is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --model DIR: a checkpoint as the trainer saves it")
-    if model.problem is not None:
-        return Row(name, CheckLevel.REFUSE, model.problem)
-    found = "an adapter of the guard's base model" if model.adapter else "whole weights in safetensors"
-    return Row(name, CheckLevel.OK, found)
-
-
-def tokenizer_row(model: Model | None) -> Row:
-    """Whether a tokenizer lies beside the weights."""
-    name = "tokenizer"
-    if model is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --model DIR")
-    if model.no_tokenizer is not None:
-        return Row(name, CheckLevel.REFUSE, f"{model.path}: {model.no_tokenizer}")
-    return Row(
-        name,
-        CheckLevel.OK,
-        "saved with the model, or with its base model" if model.adapter else "saved with the model",
-    )
-
-
 def memory_row(model: Model | None) -> Row:
     """How much memory an evaluation needs at least."""
     if model is None:
@@ -330,23 +345,6 @@ def memory_row(model: Model | None) -> Row:
         CheckLevel.OK,
         f"an evaluation needs at least {needed}; more for its batches, and where it loads in another dtype",
     )
-
-
-def folder_row(folder: Folder | None) -> Row:
-    """Whether the trainer can save where the guard may read."""
-    name = "checkpoints folder"
-    if folder is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --checkpoints DIR: the trainer's output_dir")
-    if not folder.inside:
-        return Row(
-            name,
-            CheckLevel.REFUSE,
-            f"{folder.path} is outside checkpoint_root {folder.root}, so the guard refuses every checkpoint: "
-            "set checkpoint_root to a folder above it",
-        )
-    if folder.problem is not None:
-        return Row(name, CheckLevel.REFUSE, f"{folder.path}: {folder.problem}")
-    return Row(name, CheckLevel.OK, f"{folder.path} can be written and read")
 
 
 def followed_row(followed: Followed) -> Row:
@@ -382,92 +380,6 @@ def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
     if risen is None or (needed is not None and needed <= risen):
         return needed, ""
     return risen, preflight.low_start(score)
-
-
-def evaluations_row(trainer: Trainer, items: int | None, needed: int | None, condition: str = "") -> Row:
-    """Whether there are enough checkpoints to judge by."""
-    name = "evaluations"
-    if trainer.saves is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --save-steps and --max-steps")
-    assert trainer.max_steps is not None and trainer.steps_per_save is not None
-    if refused := preflight.never_in_time(trainer.steps_per_save, trainer.max_steps, needed):
-        return Row(name, CheckLevel.REFUSE, refused)
-    if items is None:
-        return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
-    enough, said = preflight.enough_evaluations(trainer.saves, needed, trainer.max_steps, condition)
-    return Row(name, CheckLevel.OK if enough else CheckLevel.WARN, said)
-
-
-# -- time ------------------------------------------------------------------------------------------------
-
-
-def time_row(trainer: Trainer, measured: TriedEvaluation | None) -> Row:
-    """Whether evaluations keep up with the trainer."""
-    name = "evaluation time"
-    if measured is None:
-        return Row(name, CheckLevel.UNKNOWN, "--time evaluates --model once")
-    if measured.seconds is None:
-        return Row(name, CheckLevel.REFUSE, measured.problem or "the evaluation failed")
-    took = f"an evaluation takes {measured.seconds:.3g} s"
-    save = trainer.seconds_per_save
-    if save is None:
-        return Row(name, CheckLevel.UNKNOWN, f"{took}; give --save-steps and --step-seconds to compare it")
-    said = f"{took}, and the trainer saves every {save:.3g} s"
-    if measured.seconds <= save:
-        return Row(name, CheckLevel.OK, said)
-    assert trainer.step_seconds is not None
-    least = math.ceil(measured.seconds / trainer.step_seconds)
-    return Row(
-        name,
-        CheckLevel.WARN,
-        f"{said}: the guard falls behind and a fire comes late; set save_steps to {least} or more, or take "
-        "fewer items or a shorter max_new_tokens",
-    )
-
-
-def rotation_row(trainer: Trainer, measured: TriedEvaluation | None, passes: int) -> Row:
-    """Whether a checkpoint is still there when its turn comes."""
-    name = "save_total_limit"
-    limit, saves, save = trainer.save_total_limit, trainer.saves, trainer.seconds_per_save
-    if limit is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --save-total-limit, if the trainer has one")
-    if measured is None or measured.seconds is None or saves is None or save is None:
-        return Row(
-            name,
-            CheckLevel.UNKNOWN,
-            f"whether {limit} kept checkpoints last until they are scored takes --time, --save-steps, "
-            "--max-steps and --step-seconds",
-        )
-    lost = rotated_away(saves, save, measured.seconds, passes, limit)
-    if not lost:
-        return Row(
-            name, CheckLevel.OK, f"each checkpoint is scored before {limit} newer ones have replaced it"
-        )
-    enough = limit
-    while rotated_away(saves, save, measured.seconds, passes, enough):
-        enough *= 2
-    return Row(
-        name,
-        CheckLevel.WARN,
-        f"{lost} of {saves} checkpoints will be rotated away before they are scored ({passes} baseline "
-        f"passes come first): {enough} would be enough, or save less often",
-    )
-
-
-def rotated_away(saves: int, save: float, evaluation: float, passes: int, limit: int) -> int:
-    """Checkpoints that are gone when the guard comes to them.
-
-    Checkpoint k is saved at k times `save` seconds and removed when `limit` newer ones are there. The guard
-    scores one after the other, after the baseline passes, and copies a checkpoint when its turn comes.
-    """
-    lost, free = 0, passes * evaluation
-    for k in range(1, saves + 1):
-        start = max(free, k * save)
-        if k + limit <= saves and start >= (k + limit) * save:
-            lost += 1
-        else:
-            free = start + evaluation
-    return lost
 
 
 # -- judging ---------------------------------------------------------------------------------------------
@@ -517,7 +429,7 @@ def baseline_passes(policy: Policy) -> int:
 
 def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> Row:
     """How evaluations sample. The trainer says it with its first checkpoint, and is not asked here."""
-    name = "sampling"
+    name = SAMPLING
     if sampling.source is SamplingSource.SETTINGS:
         return Row(name, CheckLevel.OK, sampling.words)
     ask = "give --temperature and --max-new-tokens as the trainer has them"
@@ -545,20 +457,3 @@ def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "")
     if budget:
         return Row(name, CheckLevel.OK, budget)
     return Row(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
-
-
-def kl_row(trainer: Trainer, limit: float | None) -> Row:
-    """Whether the trainer will report a KL to the reference; `limit` is the policy's `kl.hard_stop`."""
-    name = "KL to the reference"
-    if trainer.beta is None:
-        return Row(name, CheckLevel.UNKNOWN, "give --beta")
-    if trainer.beta == 0 and limit is not None:
-        return Row(
-            name,
-            CheckLevel.REFUSE,
-            f"beta is 0, so there is no KL to hold against kl.hard_stop ({limit:g}), and the run would end "
-            "as one that was not judged: set beta above 0, or leave kl.hard_stop out of the policy",
-        )
-    if trainer.beta == 0:
-        return Row(name, CheckLevel.WARN, WITHOUT_KL)
-    return Row(name, CheckLevel.OK, f"beta is {trainer.beta:g}")

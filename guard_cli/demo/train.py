@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not (arguments.model / "config.json").exists():
         make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
     trainer = build_trainer(task, problems, arguments)
-    trainer.add_callback(GuardCallback.from_env(optional=True))
+    trainer.add_callback(GuardCallback.from_env(trainer, optional=True))
     trainer.train()
 
 

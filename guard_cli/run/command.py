@@ -94,8 +94,9 @@ def run(
 ) -> None:
     """Run a trainer under a guard on this machine, stop it when the guard says so, and write a report.
 
-    The trainer gets RLGUARD_URL and RLGUARD_TOKEN. With trainer.add_callback(GuardCallback.from_env()) it
-    reports its steps and checkpoints. On a fire or a halt its whole process tree is ended.
+    The trainer gets RLGUARD_URL and RLGUARD_TOKEN, and reports its steps and checkpoints with
+    trainer.add_callback(GuardCallback.from_env(trainer)). On a fire or a halt its whole process tree is
+    ended.
     """
     from guard_cli.run.on_end import run_on_end
     from guard_cli.run.plan import Plan

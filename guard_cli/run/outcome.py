@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
 from guard_cli.errors import ExitCode
 from guard_core.ending import fired_at, not_judged, steps_after, warned
+from guard_core.preflight import REFUSED
+from guard_core.terminal import plain
 from guard_core.wire import Code, Level, Verdict
+
+_REFUSAL = re.compile(rf"(?:{re.escape(REFUSED)}|\bGuardConfigError: )(.*)")
 
 #: Begins the sentence of a run that was judged to its end and whose last verdict is a warning.
 WITH_A_WARNING = "the trainer finished with a warning"
@@ -32,6 +37,7 @@ class Ending:
         guard_lost: why the guard was lost; None if it was not.
         responded: whether the guard responded when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
+        refusal: why the trainer refused to start, by its own output; "" if it did not.
     """
 
     verdict: Verdict | None
@@ -41,6 +47,7 @@ class Ending:
     guard_lost: GuardLost | None = None
     responded: bool = True
     leftovers: tuple[int, ...] = ()
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +73,40 @@ def judge_ending(ending: Ending) -> RunOutcome:
 
 def _judge(ending: Ending) -> RunOutcome:
     verdict, code = ending.verdict, ending.trainer_code
+    reached = _reached(verdict)
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
         fired = fired_at(verdict.latch_step, verdict.code, after)
-        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason}")
+        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason}{reached}")
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
-        return RunOutcome(128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped")
+        return RunOutcome(
+            128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped{reached}"
+        )
     if ending.guard_lost is not None:
-        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_lost.reason}")
+        return RunOutcome(
+            ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_lost.reason}{reached}"
+        )
     if verdict is not None and verdict.halt:
-        return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}")
+        return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}{reached}")
     if code != 0:
-        return RunOutcome(code, f"the trainer failed by itself with exit code {code}{_refusals(verdict)}")
+        failed = f"the trainer failed by itself with exit code {code}{_refusals(verdict)}{reached}"
+        refused = f"the trainer refused to start (exit code {code}): {ending.refusal}"
+        return RunOutcome(code, refused if ending.refusal else failed)
     return _finished(verdict, ending.responded)
+
+
+def refusal_in(output: str) -> str:
+    """Why a trainer refused to start, from the end of its output; "" if it does not say so."""
+    found = _REFUSAL.findall(output)
+    return plain(found[-1], 1_000) if found else ""
+
+
+def _reached(verdict: Verdict | None) -> str:
+    """Where the trainer was, in one clause; "" before its first step."""
+    if verdict is None or verdict.step is None:
+        return ""
+    return f"; the trainer had reached step {verdict.step}, with {verdict.waiting} unscored checkpoints"
 
 
 def _refusals(verdict: Verdict | None) -> str:

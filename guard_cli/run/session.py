@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from guard_cli.guard_settings import is_set, make_settings
 from guard_cli.links import dashboard_link
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
-from guard_cli.run.outcome import Ending, GuardLost, judge_ending
+from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
 
 WATCH_SECONDS = 0.2
+#: Bytes at the end of a trainer's output in which its reason to refuse a start is looked for.
+OUTPUT_END = 65_536
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Settings that a supervised guard gets from here.
 OWN_SETTINGS = (
@@ -139,8 +142,6 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals) -> Ending:
         try:
             progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
             following = _start_following(plan, settings, guard, progress)
-            if following is not None:
-                progress.note("a followed trainer does not wait for the guard: a fire may come late")
             trainer = _start_trainer(plan, settings, guard)
             try:
                 if plan.resume_from is not None and (words := where_it_starts(plan)):
@@ -227,6 +228,8 @@ class _Watch:
             self._following.finish()
         if code is not None and not self._must_stop:
             self._drain()
+        else:
+            self._ask_once_more()
         ended_code = self._trainer.poll()
         self._progress.update(self._verdict)
         return Ending(
@@ -237,7 +240,24 @@ class _Watch:
             guard_lost=self._lost,
             responded=self._responded,
             leftovers=tuple(leftovers),
+            refusal=self._refusal() if code else "",
         )
+
+    def _refusal(self) -> str:
+        """Why the trainer refused to start, if it did; one that has made a step has started."""
+        if self._verdict is not None and self._verdict.step is not None:
+            return ""
+        try:
+            with (self._plan.out / "trainer.log").open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - OUTPUT_END))
+                return refusal_in(log.read().decode("utf-8", "replace"))
+        except OSError:
+            return ""
+
+    def _ask_once_more(self) -> None:
+        """How far the trainer came before it was stopped."""
+        with suppress(CliError):
+            self._verdict = self._guard.verdict() or self._verdict
 
     @property
     def _must_stop(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import FastAPI, Security
@@ -11,7 +10,6 @@ from pydantic import Field, TypeAdapter
 from starlette.responses import Response
 
 from guard_core.wire import (
-    MAX_FIGURES_PER_POST,
     MAX_STEPS_PER_POST,
     CheckpointReport,
     CheckpointResponse,
@@ -19,10 +17,7 @@ from guard_core.wire import (
     EndResponse,
     EvaluationReport,
     EvaluationResponse,
-    FiguresReport,
-    RolloutsReport,
-    ShownResponse,
-    StepReport,
+    PostedStep,
     StepsResponse,
 )
 from guard_service.api.openapi import JSON, Responses, auth_problems, problem, ref
@@ -31,15 +26,11 @@ from guard_service.engine import Engine
 from guard_service.refusals import Kind
 from guard_service.requests import Body, parse_body
 
-_STEP = TypeAdapter(StepReport)
-_STEPS = TypeAdapter(Annotated[list[StepReport], Field(max_length=MAX_STEPS_PER_POST)])
+_STEP = TypeAdapter(PostedStep)
+_STEPS = TypeAdapter(Annotated[list[PostedStep], Field(max_length=MAX_STEPS_PER_POST)])
 _CHECKPOINT = TypeAdapter(CheckpointReport)
 _END = TypeAdapter(EndReport)
 _EVALUATION = TypeAdapter(EvaluationReport)
-_ROLLOUTS = TypeAdapter(RolloutsReport)
-_FIGURES = TypeAdapter[Sequence[FiguresReport]](
-    Annotated[list[FiguresReport], Field(max_length=MAX_FIGURES_PER_POST)]
-)
 
 _UNFIT: Responses = {
     **auth_problems(),
@@ -57,11 +48,10 @@ _PROBLEMS: Responses = {
 }
 _STEPS_SCHEMA = {
     "anyOf": [
-        ref(StepReport),
-        {"type": "array", "items": ref(StepReport), "maxItems": MAX_STEPS_PER_POST},
+        ref(PostedStep),
+        {"type": "array", "items": ref(PostedStep), "maxItems": MAX_STEPS_PER_POST},
     ]
 }
-_FIGURES_SCHEMA = {"type": "array", "items": ref(FiguresReport), "maxItems": MAX_FIGURES_PER_POST}
 
 
 class IngestRoutes:
@@ -80,8 +70,6 @@ class IngestRoutes:
             ("/v1/checkpoints", self.post_checkpoint, trainer, CheckpointResponse, _PROBLEMS, checkpoint),
             ("/v1/evaluations", self.post_evaluation, outside, EvaluationResponse, _PROBLEMS, evaluation),
             ("/v1/end", self.post_end, trainer, EndResponse, _PROBLEMS, ref(EndReport)),
-            ("/v1/rollouts", self.post_rollouts, trainer, ShownResponse, _UNFIT, ref(RolloutsReport)),
-            ("/v1/figures", self.post_figures, trainer, ShownResponse, _UNFIT, _FIGURES_SCHEMA),
         ):
             app.add_api_route(
                 path,
@@ -100,11 +88,15 @@ class IngestRoutes:
         What is acknowledged is on disk and in the verdict. A step that was reported before with the same
         values is counted as a duplicate and not folded again. A list is kept whole or not at all: an item
         that contradicts what is on disk (409) or does not validate (422) refuses all of it.
+
+        `figures` and `rollouts` are for people: nothing is judged by them. A bounded number is kept, and is
+        on disk some seconds later; if the guard is killed before that, they alone are lost.
         """
         with self._engine.refusing(Kind.STEPS):
             many = body.lstrip()[:1] == b"["
             steps = parse_body(_STEPS, body) if many else [parse_body(_STEP, body)]
-        added = await self._engine.add_steps(steps)
+        added = await self._engine.add_steps([step.evidence() for step in steps])
+        self._engine.show(steps)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
             % (len(added.new), added.duplicates, self._engine.trainer_json),
@@ -139,23 +131,4 @@ class IngestRoutes:
         nobody reported or judged count as steps after the last judged checkpoint.
         """
         await self._engine.note_end(parse_body(_END, body))
-        return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
-
-    async def post_rollouts(self, body: Body) -> Response:
-        """Give a few rollouts of one step, on training prompts, for people to read.
-
-        Nothing is judged by them. Of many steps those are kept that `GET /v1/rollouts` may show. They are on
-        disk about a second later; if the guard is killed before that, they alone are lost.
-        """
-        self._engine.add_rollouts(parse_body(_ROLLOUTS, body))
-        return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)
-
-    async def post_figures(self, body: Body) -> Response:
-        """Give further figures of at most 100 steps, for plots: reward components, lengths of completions.
-
-        Nothing is judged by them. Of a run at most 16 names and 500 steps are kept, evenly spread; of one
-        step what was given first. They are on disk some 10 seconds later; if the guard is killed before that,
-        they alone are lost.
-        """
-        self._engine.add_figures(parse_body(_FIGURES, body))
         return Response(b'{"verdict":%b}' % self._engine.trainer_json, media_type=JSON)

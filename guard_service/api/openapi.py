@@ -9,27 +9,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from guard_core.wire import (
-    CheckpointReport,
-    EndReport,
-    EvaluationReport,
-    FiguresReport,
-    RolloutsReport,
-    StepReport,
-)
+from guard_core.wire import CheckpointReport, EndReport, EvaluationReport, FiguresReport, PostedStep
 from guard_service.errors import MEDIA_TYPE, ProblemDetails
 
 JSON = "application/json"
 
-_NAMED = (
-    StepReport,
-    CheckpointReport,
-    EvaluationReport,
-    EndReport,
-    RolloutsReport,
-    FiguresReport,
-    ProblemDetails,
-)
+_NAMED = (PostedStep, CheckpointReport, EvaluationReport, EndReport, FiguresReport, ProblemDetails)
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -24,6 +24,7 @@ from guard_core.wire import (
     EvaluationReport,
     FiguresReport,
     MomentRollouts,
+    PostedStep,
     RolloutsReport,
     StepReport,
     Verdict,
@@ -331,13 +332,19 @@ class Engine:
         """Take the outcomes of a checkpoint from whoever evaluated it; see `ReportedOutcomes.add`."""
         return await self._outcomes.add(report)
 
-    def add_rollouts(self, report: RolloutsReport) -> None:
-        """Take rollouts, for people. They are no evidence: they are kept later, and may be lost."""
-        self._rollouts.value = kept_rollouts((*self._rollouts.value, report), self.verdict)
-
-    def add_figures(self, reports: Sequence[FiguresReport]) -> None:
-        """Take further figures of steps, for people. They are no evidence: kept later, and may be lost."""
-        self._figures.value = kept_figures((*self._figures.value, *reports))
+    def show(self, steps: Sequence[PostedStep]) -> None:
+        """Take what of these steps is for people. It is no evidence: it is kept later, and may be lost."""
+        figures = [
+            FiguresReport(attempt=one.attempt, step=one.step, figures=one.figures)
+            for one in steps
+            if one.figures
+        ]
+        if figures:
+            self._figures.value = kept_figures((*self._figures.value, *figures))
+        for one in steps:
+            if one.rollouts:
+                report = RolloutsReport(attempt=one.attempt, step=one.step, rollouts=one.rollouts)
+                self._rollouts.value = kept_rollouts((*self._rollouts.value, report), self.verdict)
 
     def run_state(self) -> RunState:
         """What another guard of this run would have to know.

@@ -54,5 +54,5 @@ trainer = GRPOTrainer(
     train_dataset=load_dataset("json", data_files="train.jsonl", split="train"),
     processing_class=AutoTokenizer.from_pretrained(arguments.model),
 )
-trainer.add_callback(GuardCallback.from_env())
+trainer.add_callback(GuardCallback.from_env(trainer))
 trainer.train()

@@ -121,6 +121,7 @@ class Guard:
             **{f"RLGUARD_GUARD_{key.upper()}": value for key, value in settings.items()},
         }
         self.log = root / "guard.log"
+        self.shown: dict[int, dict[str, Any]] = {}
         self.start()
 
     def start(self) -> None:
@@ -138,9 +139,14 @@ class Guard:
         self.client = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
     def post(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
-        answer = self.client.post("/v1/steps", json=steps)
+        """Report steps, with what `show` has for them."""
+        answer = self.client.post("/v1/steps", json=[one | self.shown.get(one["step"], {}) for one in steps])
         answer.raise_for_status()
         return answer.json()["verdict"]
+
+    def show(self, step: int, **what: Any) -> None:
+        """Have figures or rollouts go with a step that will be reported."""
+        self.shown.setdefault(step, {}).update(what)
 
     def evaluate(self, step: int, attempt: int = 0) -> None:
         """Announce a checkpoint, and wait until it has been scored."""

@@ -42,26 +42,18 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\
 
 
 def write(guard: Guard, n: int, *completions: str) -> None:
-    """Report rollouts of a step, the first with the highest reward."""
+    """Have rollouts go with a step, the first with the highest reward."""
     rollouts = [
         {"prompt": f"Say {n}. {HOSTILE}", "completion": text, "reward": 1.0 - 0.25 * i}
         for i, text in enumerate(completions)
     ]
-    body = {"attempt": 0, "step": n, "rollouts": rollouts}
-    guard.client.post("/v1/rollouts", json=body).raise_for_status()
+    guard.show(n, rollouts=rollouts)
 
 
 def measure(guard: Guard, steps: Sequence[int], *names: str) -> None:
-    """Report further figures of steps; those of an even step have one name more."""
-    figures = [
-        {
-            "attempt": 0,
-            "step": n,
-            "figures": {**dict.fromkeys(names, n / 10), **({} if n % 2 else {"constructor": 0.5})},
-        }
-        for n in steps
-    ]
-    guard.client.post("/v1/figures", json=figures).raise_for_status()
+    """Have further figures go with steps; those of an even step have one name more."""
+    for n in steps:
+        guard.show(n, figures={**dict.fromkeys(names, n / 10), **({} if n % 2 else {"constructor": 0.5})})
 
 
 def fill_the_disk(guard: Guard) -> None:
@@ -426,11 +418,11 @@ class TestWhatElseTheTrainerMeasured:
         page = look(guard)
         expect(page.locator("#steps tbody tr")).to_have_count(1)
         expect(page.locator("#plots-part")).to_be_hidden()
-        measure(guard, [2, 10**9], "completions/clipped_ratio")
+        measure(guard, [2], "completions/clipped_ratio")
         guard.post([step(2, 0.5)])
         expect(page.locator("#plots figure:visible")).to_have_count(2)
         drawn = chart(page, "Training completions cut off").locator(".plot path.in-loop")
-        expect(drawn).to_have_count(1)  # a step that the run has not made is not drawn
+        expect(drawn).to_have_count(1)
 
 
 class TestWhatIsNotKnownIsNotShownAsHealthy:

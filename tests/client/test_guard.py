@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def opened(guard: FaultyGuard) -> Iterator[Guard]:
     made = Guard(guard.url).open()
     yield made
-    made.close(drain=False)
+    made.close(finished=False)
 
 
 def loop(
@@ -81,26 +81,55 @@ def test_a_loop_is_reported_as_it_was(guard: FaultyGuard, tmp_path: Path) -> Non
     assert posts[-3:] == ["/v1/checkpoints", "/v1/steps", "/v1/end"]
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, None, "broken"])
-def test_the_end_tells_of_steps_whose_reward_could_not_be_reported(guard: FaultyGuard, reward: Any) -> None:
-    with Guard(guard.url, on_unreachable="continue") as run:
-        run.step(1, reward=0.1)
-        run.step(2, reward=reward)
-        run.step(3, reward=reward)
-        run.step(2, reward=reward)
-        run.step(2**60, reward=0.1)
-    assert steps_of(guard) == [1] and [(end.attempt, end.step, end.began) for end in guard.ends] == [
-        (0, 3, 0)
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_reported_as_none(
+    guard: FaultyGuard, caplog: Any, reward: float | None
+) -> None:
+    """It is no step that was not made: a run of NaN rewards is not silent."""
+    loop(guard, 1, lambda run: [run.step(step, reward=reward) for step in (2, 3, 4, 5)])
+    assert [(step.step, step.reward) for step in guard.steps] == [
+        (1, 0.5),
+        *((n, None) for n in (2, 3, 4, 5)),
     ]
+    assert caplog.text.count("has no finite reward") == 1
 
 
-def test_steps_that_were_left_out_are_told_of_without_a_with(guard: FaultyGuard) -> None:
-    run = Guard(guard.url).open()
-    run.step(1, reward=0.1)
-    run.step(2, reward=math.nan)
-    run.close()
-    run.close()
-    assert [(end.step, end.began, end.finished) for end in guard.ends] == [(2, 0, False)]
+@pytest.mark.parametrize("wrong", [{"step": 3, "reward": "broken"}, {"step": 2**60, "reward": 0.1}])
+def test_the_end_tells_how_far_the_loop_came(guard: FaultyGuard, wrong: Any) -> None:
+    loop(guard, 1, lambda run: run.step(**wrong), on_unreachable="continue")
+    assert steps_of(guard) == [1]
+    (end,) = guard.ends
+    reached = 3 if wrong["step"] == 3 else 1
+    assert (end.attempt, end.step, end.began, end.finished) == (0, reached, 0, True)
+
+
+def test_the_last_line_says_how_far_training_came_and_what_was_not_scored(
+    guard: FaultyGuard, tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    guard.verdict_after = lambda _: BUSY
+    with Guard(guard.url) as run:
+        run.step(7, reward=0.5)
+        run.checkpoint(tmp_path, step=7)
+    assert caplog.messages[-1].startswith("training ended at step 7, with 1 unscored checkpoints")
+    guard.verdict_after = lambda steps: FIRED if steps > 1 else HEALTHY
+    with pytest.raises(CollapseStopError):
+        loop(guard, 1)
+    assert "training stopped at step 1, with 0 unscored checkpoints" in caplog.messages[-1]
+    assert "Hacking Gap +0.5" in caplog.messages[-1]
+
+
+def test_a_plain_script_shows_what_training_waits_for_and_how_it_ended(guard: FaultyGuard) -> None:
+    script = (
+        "from rlguard import Guard\n"
+        f"with Guard({guard.url!r}) as run:\n"
+        "    run.step(1, reward=float('nan'))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(guard_client.__file__).parents[1])}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True)
+    assert "rlguard: step 1 has no finite reward" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("rlguard: training ended at step 1, with 0 unscored")
 
 
 def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -> None:
@@ -113,15 +142,14 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
     ours = Path(guard_client.__file__).parents[1]  # with a mutant it is another one than what is installed
     environment = os.environ | {"PYTHONPATH": str(ours)}
     subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, timeout=60)
-    assert steps_of(guard) == [1]
-    assert [(end.step, end.finished) for end in guard.ends] == [(2, False)]
+    assert steps_of(guard) == [1, 2] and guard.ends == []
 
 
 @pytest.mark.parametrize(("code", "finished"), [(0, True), (None, True), (1, False), ("broken", False)])
 def test_sys_exit_0_is_an_end_like_any_other(guard: FaultyGuard, code: Any, finished: bool) -> None:
     with pytest.raises(SystemExit):
         loop(guard, 1, lambda run: (run.step(2, reward=math.nan), sys.exit(code)))
-    assert [(end.step, end.finished) for end in guard.ends] == [(2, finished)]
+    assert [(end.step, end.finished) for end in guard.ends] == ([(2, True)] if finished else [])
 
 
 def test_a_fire_is_raised_over_sys_exit_0(guard: FaultyGuard) -> None:
@@ -131,19 +159,12 @@ def test_a_fire_is_raised_over_sys_exit_0(guard: FaultyGuard) -> None:
 
 
 def test_a_resumed_loop_says_where_it_began(guard: FaultyGuard, tmp_path: Path) -> None:
-    """A reward that is NaN from its first step on is not reported."""
-    with Guard(guard.url, on_unreachable="continue") as run:
+    with Guard(guard.url) as run:
         run.checkpoint(tmp_path, step=20)
         for step in (21, 22, 23):
-            run.step(step, reward=math.nan)
-    assert [(end.step, end.began) for end in guard.ends] == [(23, 20)]
-
-
-def test_a_checkpoint_is_of_a_step_that_was_made(guard: FaultyGuard, tmp_path: Path) -> None:
-    with Guard(guard.url) as run:
-        run.step(1, reward=0.1)
-        run.checkpoint(tmp_path, step=5)
-    assert [end.step for end in guard.ends] == [5]
+            run.step(step, reward=0.5)
+        run.checkpoint(tmp_path, step=24)
+    assert [(end.step, end.began) for end in guard.ends] == [(24, 20)]
 
 
 def test_only_a_loop_that_came_to_its_end_says_that_training_has_finished(guard: FaultyGuard) -> None:
@@ -451,18 +472,6 @@ def test_a_loop_that_is_always_wrong_is_a_run_that_nobody_judges(opened: Guard, 
         GuardLostError, match=r"the client refuses every step, 3 in a row: reward must be a number"
     ):
         opened.raise_if_halted()
-
-
-@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_unknown_is_not_reported_and_stops_nothing(
-    opened: Guard, guard: FaultyGuard, caplog: Any, reward: float | None
-) -> None:
-    for step in range(1, 10):
-        opened.step(step, reward=reward)
-    opened.step(10, reward=0.5)
-    opened.close()
-    assert steps_of(guard) == [10] and opened.halted is None
-    assert caplog.text.count("step 1 has no finite reward") == caplog.text.count("no finite reward") == 1
 
 
 def test_a_guard_that_is_not_open_says_so(guard: FaultyGuard) -> None:

@@ -14,7 +14,7 @@ import pytest
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_client.reporter import Reporter
-from guard_client.samples import CheckpointSample, StepSample
+from guard_client.samples import CheckpointSample, EndSample, StepSample
 from guard_core.wire import Code, FailureKind, KlKind, Level, StepReport, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard, eventually, problem, reply
 
@@ -61,7 +61,7 @@ def test_reports_arrive_in_order_with_the_checkpoint_between_its_steps(
         reporter.submit(sample(step))
     reporter.submit(saved(tmp_path, 2))
     reporter.submit(sample(3))
-    reporter.start()
+    reporter.connect(0.0)
     delivery = reporter.close(5.0)
     assert order == ["/v1/steps", "/v1/checkpoints", "/v1/steps"]
     assert steps_of(guard) == [1, 2, 3] and [c.step for c in guard.checkpoints] == [2]
@@ -71,7 +71,6 @@ def test_reports_arrive_in_order_with_the_checkpoint_between_its_steps(
 def test_the_token_is_sent_and_one_connection_is_kept(make: Any, guard: FaultyGuard) -> None:
     reporter = make()
     reporter.connect(1.0)
-    reporter.start()
     for step in range(1, 51):
         reporter.submit(sample(step))
         eventually(lambda step=step: len(guard.steps) >= step)
@@ -104,13 +103,13 @@ def test_a_guard_that_keeps_no_report_still_tells_of_a_fire(
     full = problem(status, "full")
     guard.fault = lambda handler, body: handler.path == "/v1/steps" and full(handler, body)
     reporter = make()
-    reporter.start()
+    reporter.connect(0.0)
     reporter.submit(sample(1))
-    eventually(lambda: reporter.last_failure)
-    assert reporter.stop_verdict is None
+    eventually(lambda: reporter.state.failure)
+    assert reporter.state.stop is None
     guard.verdict_after = lambda _: FIRED
-    eventually(lambda: reporter.stop_verdict is not None)
-    assert reporter.stop_verdict.fire and steps_of(guard) == []
+    eventually(lambda: reporter.state.stop is not None)
+    assert reporter.state.stop.fire and steps_of(guard) == []
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 404])
@@ -120,7 +119,7 @@ def test_a_failing_guard_is_tried_again(make: Any, guard: FaultyGuard, status: i
         bool(body) and next(fails) < 3 and problem(status, "later")(handler, body)
     )
     reporter = make()
-    reporter.start()
+    reporter.connect(0.0)
     reporter.submit(sample(1))
     assert reporter.close(5.0).complete
     assert steps_of(guard) == [1]
@@ -135,7 +134,7 @@ def test_a_bad_step_does_not_take_the_others_with_it(make: Any, guard: FaultyGua
     reporter = make()
     for step in range(1, 6):
         reporter.submit(sample(step))
-    reporter.start()
+    reporter.connect(0.0)
     delivery = reporter.close(5.0)
     assert steps_of(guard) == [1, 2, 4, 5]
     assert (delivery.steps, delivery.refused, delivery.complete) == (4, 1, False)
@@ -145,9 +144,9 @@ def test_a_sample_that_the_wire_cannot_carry_is_counted_as_refused(make: Any, gu
     reporter = make()
     reporter.submit(StepSample(-1, 0.5))
     reporter.submit(sample(1))
-    reporter.start()
+    reporter.connect(0.0)
     delivery = reporter.close(5.0)
-    assert steps_of(guard) == [1] and delivery.refused == 1 and reporter.unreachable is None
+    assert steps_of(guard) == [1] and delivery.refused == 1 and reporter.state.lost is None
 
 
 def test_a_full_queue_drops_the_oldest_and_counts_them(make: Any, guard: FaultyGuard, caplog: Any) -> None:
@@ -155,7 +154,7 @@ def test_a_full_queue_drops_the_oldest_and_counts_them(make: Any, guard: FaultyG
     for step in range(1, 9):
         reporter.submit(sample(step))
     assert "1 reports dropped" in caplog.text and "4 reports dropped" in caplog.text
-    reporter.start()
+    reporter.connect(0.0)
     delivery = reporter.close(5.0)
     assert steps_of(guard) == [6, 7, 8]
     assert delivery.dropped == 5 and not delivery.complete
@@ -169,13 +168,13 @@ def test_what_the_guard_takes_of_one_kind_says_nothing_about_another(
     for step in (1, 2, 3):
         reporter.submit(saved(tmp_path, step))
         reporter.submit(sample(step))
-    reporter.start()
+    reporter.connect(0.0)
     eventually(lambda: steps_of(guard) == [1, 2, 3])
-    reporter.drain(5.0, 3, 0)
-    assert reporter.refusing is not None and "every checkpoint, 3 in a row: " in reporter.refusing
+    reporter.flush(5.0)
+    assert reporter.state.lost is not None and "every checkpoint, 3 in a row: " in reporter.state.lost
     guard.fault = None
     reporter.submit(saved(tmp_path, 4))
-    eventually(lambda: reporter.refusing is None)
+    eventually(lambda: reporter.state.lost is None)
 
 
 def test_the_last_step_is_told_before_the_guard_is_waited_for(
@@ -191,8 +190,9 @@ def test_the_last_step_is_told_before_the_guard_is_waited_for(
     guard.verdict_after = verdict
     reporter = make()
     reporter.submit(sample(7))
-    reporter.start()
-    reporter.drain(10.0, 9, 4)
+    reporter.connect(0.0)
+    reporter.submit(EndSample(9, 4, finished=False))
+    reporter.drain(10.0)
     (end,) = guard.ends
     assert (end.attempt, end.step, end.began, end.finished) == (0, 9, 4, False)
     assert guard.requests[-1][1] == "/v1/verdict" and asked.count(1) >= 3
@@ -206,13 +206,13 @@ def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(
     for step in range(1, 5):
         reporter.submit(CheckpointSample(step, str(tmp_path / f"checkpoint-{step}")))
     reporter.submit(saved(tmp_path, 5))
-    reporter.start()
+    reporter.submit(EndSample(5, 0, finished=True))
+    reporter.connect(0.0)
     delivery = reporter.close(5.0)
     assert [c.step for c in guard.checkpoints] == [5]
-    assert (delivery.gone, delivery.refused, delivery.complete, reporter.lag) == (4, 0, False, 0)
-    assert reporter.refusing is None and reporter.undelivered is None
+    assert (delivery.gone, delivery.refused, delivery.complete, reporter.state.unscored) == (4, 0, False, 0)
+    assert reporter.state.lost is None
     assert caplog.text.count("was deleted before it could be sent") == 1
-    reporter.say_the_end(5, 0, finished=True)
     assert [end.gone for end in guard.ends] == [4]
 
 
@@ -222,10 +222,10 @@ def test_a_checkpoint_that_the_full_queue_dropped_is_missed_at_the_end(
     reporter = make(queue_limit=1)
     reporter.submit(saved(tmp_path, 1))
     reporter.submit(sample(1))
-    reporter.start()
+    reporter.connect(0.0)
     reporter.close(5.0)
     assert steps_of(guard) == [1] and guard.checkpoints == []
-    assert reporter.undelivered is not None and "1 checkpoints never reached" in reporter.undelivered
+    assert reporter.state.lost is not None and "1 checkpoints never reached" in reporter.state.lost
 
 
 def test_a_long_queue_goes_in_lists_of_a_thousand(make: Any, guard: FaultyGuard) -> None:
@@ -234,7 +234,7 @@ def test_a_long_queue_goes_in_lists_of_a_thousand(make: Any, guard: FaultyGuard)
     reporter = make()
     for step in range(2500):
         reporter.submit(sample(step))
-    reporter.start()
+    reporter.connect(0.0)
     reporter.close(10.0)
     assert sizes == [1000, 1000, 500] and steps_of(guard) == list(range(2500))
 
@@ -246,26 +246,26 @@ def test_an_unreachable_guard_is_said_so_after_the_limit_and_taken_back(
     down.set()
     guard.fault = lambda handler, _: down.is_set() and reply(handler, 503, "starting")
     reporter = make(unreachable_seconds=0.1)
-    reporter.start()
+    reporter.connect(0.0)
     reporter.submit(sample(1))
-    assert reporter.unreachable is None
-    eventually(lambda: reporter.unreachable is not None)
-    assert "503: starting" in reporter.unreachable
+    assert reporter.state.lost is None
+    eventually(lambda: reporter.state.lost is not None)
+    assert "503: starting" in reporter.state.lost
     down.clear()
-    eventually(lambda: reporter.unreachable is None)
+    eventually(lambda: reporter.state.lost is None)
     eventually(lambda: steps_of(guard) == [1])
 
 
 def test_an_idle_reporter_hears_of_a_fire(make: Any, guard: FaultyGuard) -> None:
     reporter = make()
-    reporter.start()
-    eventually(lambda: reporter.verdict is not None)
-    assert reporter.stop_verdict is None
+    reporter.connect(0.0)
+    eventually(lambda: reporter.state.verdict is not None)
+    assert reporter.state.stop is None
     guard.verdict_after = lambda _: FIRED
-    eventually(lambda: reporter.stop_verdict is not None)
+    eventually(lambda: reporter.state.stop is not None)
     guard.verdict_after = lambda _: HEALTHY
-    eventually(lambda: reporter.verdict == seen(HEALTHY))
-    assert reporter.stop_verdict == seen(FIRED), "a latch never opens"
+    eventually(lambda: reporter.state.verdict == seen(HEALTHY))
+    assert reporter.state.stop == seen(FIRED), "a latch never opens"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_failed_evaluation_is_in_the_log_once_with_its_kind(
 ) -> None:
     guard.verdict_after = lambda _: HEALTHY.model_copy(update={"failed": 2, "failure": failure})
     reporter = make()
-    reporter.start()
+    reporter.connect(0.0)
     reporter.submit(sample(1))
     eventually(lambda: steps_of(guard) == [1])
     reporter.submit(sample(2))
@@ -290,15 +290,10 @@ def test_a_failed_evaluation_is_in_the_log_once_with_its_kind(
     assert told[0].startswith("the guard could not score a checkpoint (2 so far): " + words)
 
 
-def test_a_kind_of_a_newer_guard_is_told_by_its_name(guard: FaultyGuard) -> None:
-    view = VerdictView.model_validate({"fire": False, "stop": False, "failure": "solar_flare"})
-    assert view.failure_words == "solar_flare"
-
-
 def test_close_gives_up_in_time(make: Any, guard: FaultyGuard) -> None:
     guard.fault = lambda handler, _: reply(handler, 503, "")
     reporter = make()
-    reporter.start()
+    reporter.connect(0.0)
     for step in range(3):
         reporter.submit(sample(step))
     assert reporter.close(0.2).undelivered == 3
@@ -307,9 +302,9 @@ def test_close_gives_up_in_time(make: Any, guard: FaultyGuard) -> None:
 def test_a_bug_in_the_reporter_does_not_leave_the_run_unguarded(make: Any, monkeypatch: Any) -> None:
     reporter = make()
     monkeypatch.setattr(reporter, "_exchange", lambda: 1 / 0)
-    reporter.start()
-    eventually(lambda: reporter.unreachable is not None)
-    assert "ZeroDivisionError" in reporter.unreachable
+    reporter.connect(0.0)
+    eventually(lambda: reporter.state.lost is not None)
+    assert "ZeroDivisionError" in reporter.state.lost
 
 
 def test_connect_waits_for_a_guard_that_is_starting(make: Any, guard: FaultyGuard) -> None:
@@ -317,7 +312,9 @@ def test_connect_waits_for_a_guard_that_is_starting(make: Any, guard: FaultyGuar
     guard.fault = lambda handler, _: next(fails) < 3 and reply(handler, 503, "")
     reporter = make()
     reporter.connect(5.0)
-    assert reporter.verdict == seen(HEALTHY) and reporter.attempt == 0 and reporter.last_failure is None
+    assert (
+        reporter.state.verdict == seen(HEALTHY) and reporter.attempt == 0 and reporter.state.failure is None
+    )
 
 
 def test_the_attempt_is_not_guessed_while_the_guard_has_no_store(make: Any, guard: FaultyGuard) -> None:
@@ -334,7 +331,8 @@ def test_connect_gives_up(make: Any, guard: FaultyGuard) -> None:
     guard.fault = lambda handler, _: reply(handler, 503, "starting")
     reporter = make()
     reporter.connect(0.05)
-    assert reporter.verdict is None and "starting" in reporter.last_failure
+    assert reporter.state.verdict is None
+    eventually(lambda: "starting" in (reporter.state.failure or ""))
 
 
 # -- the client ------------------------------------------------------------------------------------------

@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from guard_client.client import EvaluationView, VerdictView
-from guard_client.waiting import STALL_SECONDS, TOTAL_SECONDS, WaitLimit, WorkDone, reason_to_wait
+from guard_client.waiting import (
+    STALL_SECONDS,
+    TOTAL_SECONDS,
+    Waits,
+    WorkDone,
+    lag_that_rotation_leaves,
+    look,
+    reason_to_wait,
+)
 
 SCORED = {"last_evaluation": EvaluationView(step=0, score=0.5)}
 WAITS = "1 unscored checkpoint"
+NOTHING = WorkDone()
 
 
 def verdict(**fields: object) -> VerdictView:
@@ -38,14 +47,26 @@ def test_what_training_waits_for(
     assert (reason_to_wait(newest, unsent, max_lag) is not None) == waits
 
 
+class Run:
+    """The looks of one run at its guard."""
+
+    def __init__(self) -> None:
+        self.waits, self.warnings = Waits(0.0), []
+
+    def waits_at(self, now: float, progress: WorkDone = NOTHING) -> bool:
+        self.waits = look(self.waits, WAITS, progress, now)
+        self.warnings += [self.waits.warning] if self.waits.warning else []
+        return self.waits.reason is not None
+
+
 def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
-    limit, none, some = WaitLimit(0.0), WorkDone(), WorkDone(evaluated=1)
-    assert limit.allows(WAITS, none, 100.0)
-    assert limit.allows(WAITS, none, 99.0 + STALL_SECONDS)
-    assert not limit.allows(WAITS, none, 100.0 + STALL_SECONDS)
-    assert not limit.allows(WAITS, none, 200.0 + STALL_SECONDS), "nothing was finished since"
-    assert limit.allows(WAITS, some, 300.0 + STALL_SECONDS)
-    assert limit.total(300.0 + STALL_SECONDS) == STALL_SECONDS
+    run, some = Run(), WorkDone(evaluated=1)
+    assert run.waits_at(100.0) and run.waits_at(99.0 + STALL_SECONDS)
+    assert not run.waits_at(100.0 + STALL_SECONDS)
+    assert not run.waits_at(200.0 + STALL_SECONDS), "nothing was finished since"
+    assert run.waits_at(300.0 + STALL_SECONDS, some)
+    assert run.waits.total(300.0 + STALL_SECONDS) == STALL_SECONDS
+    assert len(run.warnings) == 1 and "trains" not in run.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -54,21 +75,22 @@ def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
     + [WorkDone(next_pass="confirmation")],
 )
 def test_whatever_the_guard_finishes_is_progress(progress: WorkDone) -> None:
-    limit = WaitLimit(0.0)
-    assert limit.allows(WAITS, WorkDone(), 0.0)
-    assert limit.allows(WAITS, progress, STALL_SECONDS - 1)
-    assert limit.allows(WAITS, progress, 2 * STALL_SECONDS - 2)
-    assert not limit.allows(WAITS, progress, 2 * STALL_SECONDS - 1)
+    run = Run()
+    assert run.waits_at(0.0)
+    assert run.waits_at(STALL_SECONDS - 1, progress)
+    assert run.waits_at(2 * STALL_SECONDS - 2, progress)
+    assert not run.waits_at(2 * STALL_SECONDS - 1, progress)
 
 
 def waited(steps: int, step_seconds: float) -> float:
     """Seconds of waiting in a run whose guard finishes something every minute, and is always wanted."""
-    limit, now = WaitLimit(0.0), 0.0
+    run, now = Run(), 0.0
     for _ in range(steps):
         now += step_seconds
-        while limit.allows(WAITS, WorkDone(int(now // 60)), now):
+        while run.waits_at(now, WorkDone(int(now // 60))):
             now += 1.0
-    return limit.total(now)
+    assert len(run.warnings) <= 1, "that the time is used up is said once"
+    return run.waits.total(now)
 
 
 def test_all_waits_together_end_at_half_an_hour_of_a_short_run() -> None:
@@ -79,3 +101,10 @@ def test_all_waits_together_end_at_a_quarter_of_a_long_run() -> None:
     day = 24 * 3600.0
     total = waited(steps=int(day / 600), step_seconds=600.0)
     assert total / (day + total) == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize(("max_lag", "kept", "most"), [(3, 2, 1), (1, 1, 0), (1, None, 1), (None, 2, None)])
+def test_no_checkpoint_is_rotated_away_before_its_turn(
+    max_lag: int | None, kept: int | None, most: int | None
+) -> None:
+    assert lag_that_rotation_leaves(max_lag, kept) == most

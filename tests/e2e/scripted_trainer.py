@@ -56,7 +56,6 @@ class Trainer:
         client = GuardClient(os.environ["RLGUARD_URL"], os.environ["RLGUARD_TOKEN"], ca=ca)
         self.reporter = Reporter(client, attempt=None, unreachable_seconds=PATIENCE_SECONDS)
         self.reporter.connect(PATIENCE_SECONDS)
-        self.reporter.start()
         self.step = 0
         self.saved = CHECKPOINTS
         self.reported: list[dict[str, float]] = []
@@ -104,7 +103,7 @@ class Trainer:
             self.wait(POLL_SECONDS)
 
     def note(self) -> None:
-        delivery, stop = self.reporter.delivery, self.reporter.stop_verdict
+        delivery, stop = self.reporter.delivery, self.reporter.state.stop
         lost = delivery.refused + delivery.dropped
         line = {"steps": [] if lost else self.reported, "lost": lost, "fire": stop is not None and stop.fire}
         with (CHECKPOINTS / f"{os.environ['HOSTNAME']}.notes").open("a") as file:
@@ -132,8 +131,8 @@ class Trainer:
         """Wait, and end if the guard says so."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.reporter.stop_verdict is not None and not DEAF:
-                print(f"stopped: {self.reporter.stop_verdict.code}", flush=True)
+            if self.reporter.state.stop is not None and not DEAF:
+                print(f"stopped: {self.reporter.state.stop.code}", flush=True)
                 sys.exit(STOPPED_BY_GUARD)
             time.sleep(POLL_SECONDS)
 

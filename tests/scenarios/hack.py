@@ -164,7 +164,7 @@ def train(options: argparse.Namespace) -> None:
     else:
         from rlguard import GuardCallback
 
-        trainer.add_callback(GuardCallback.from_env())
+        trainer.add_callback(GuardCallback.from_env(trainer))
     trainer.add_callback(StandsStill())
     trainer.train(resume_from_checkpoint=options.resume or None)
     print("the training is complete", flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.wire import CheckpointResponse, EndResponse, ShownResponse, StepsResponse, Verdict
+from guard_core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
 from guard_service.errors import ProblemDetails
 from guard_service.requests import MAX_BODY_BYTES
 
@@ -431,9 +431,7 @@ ROUTES = [
     ("POST", "/v1/checkpoints", 422, 403, 401),
     ("GET", "/v1/verdict", 200, 200, 401),
     ("GET", "/v1/history", 403, 200, 401),
-    ("POST", "/v1/rollouts", 422, 403, 401),
     ("GET", "/v1/rollouts", 403, 200, 401),
-    ("POST", "/v1/figures", 422, 403, 401),
     ("GET", "/v1/figures", 403, 200, 401),
     ("GET", "/metrics", 403, 200, 401),
     ("GET", "/healthz", 200, 200, 200),
@@ -487,12 +485,17 @@ def test_no_token_is_needed_on_loopback_with_the_flag(new_guard: Callable[..., A
         Verdict.model_validate_json(client.get("/v1/verdict").content)
 
 
-# -- rollouts ----------------------------------------------------------------------------------------------
+# -- what of a step is for people ----------------------------------------------------------------------------
 
 
 def rollouts(step: int, *texts: str, attempt: int = 0) -> dict[str, Any]:
     rows = [{"prompt": "6*7=", "completion": text, "reward": 0.5} for text in texts or ("42",)]
-    return {"attempt": attempt, "step": step, "rollouts": rows}
+    return {"attempt": attempt, "step": step, "reward": 0.5, "rollouts": rows}
+
+
+def figures(step: int, attempt: int = 0, **values: float) -> dict[str, Any]:
+    found = values or {"rewards/format/mean": step / 10}
+    return {"attempt": attempt, "step": step, "reward": 0.5, "figures": found}
 
 
 def shown(guard: Any) -> list[tuple[list[str], int, int, list[str]]]:
@@ -500,173 +503,112 @@ def shown(guard: Any) -> list[tuple[list[str], int, int, list[str]]]:
     return [(r["moments"], r["attempt"], r["step"], [x["completion"] for x in r["rollouts"]]) for r in rows]
 
 
-def test_rollouts_of_the_start_and_the_newest_are_shown(guard: Any, step: Step) -> None:
+def test_rollouts_of_the_start_and_the_newest_are_shown(guard: Any) -> None:
     assert shown(guard) == []
-    answer = guard.post("/v1/rollouts", rollouts(1, "a", "b"))
-    ShownResponse.model_validate_json(answer.content)
-    for number in (5, 9):
-        assert guard.post("/v1/rollouts", rollouts(number)).status_code == 200
+    guard.post("/v1/steps", [rollouts(1, "a", "b"), rollouts(5), rollouts(9)])
     assert shown(guard) == [(["start"], 0, 1, ["a", "b"]), (["newest"], 0, 9, ["42"])]
-    # They are no report of the trainer: nothing of the verdict comes of them.
-    verdict = guard.get("/v1/verdict").json()
-    assert (verdict["steps"], verdict["code"]) == (0, "no_steps")
 
 
-def test_rollouts_are_there_after_a_restart_and_a_damaged_file_costs_them_alone(guard: Any) -> None:
-    guard.post("/v1/rollouts", rollouts(1, "<b>\u202e\0\x1f\x1e"))
-    before = shown(guard)
+def test_a_repeated_step_is_a_repeat_whatever_people_are_shown_of_it(guard: Any) -> None:
+    guard.post("/v1/steps", rollouts(1, "first"))
+    again = guard.post("/v1/steps", [rollouts(1, "other"), figures(1)]).json()
+    assert (again["accepted"], again["duplicates"]) == (0, 2)
+    assert shown(guard)[0][3] == ["first"]
+
+
+def test_what_is_shown_is_there_after_a_restart_and_a_damaged_file_costs_it_alone(guard: Any) -> None:
+    guard.post("/v1/steps", [rollouts(1, "<b>\u202e\0\x1f\x1e"), figures(2, reward=0.5)])
+    before = shown(guard), guard.get("/v1/figures").json()
     guard.end()
     guard.start()
-    assert shown(guard) == before and before[0][3] == ["<b>\u202e\0\x1f\x1e"]
+    assert (shown(guard), guard.get("/v1/figures").json()) == before
+    assert before[0][0][3] == ["<b>\u202e\0\x1f\x1e"]
     guard.end()
-    file = guard.state / "rollouts.json"
-    assert file.stat().st_mode & 0o777 == 0o600
-    file.write_bytes(file.read_bytes()[:-5])
+    for name in ("rollouts.json", "figures.json"):
+        file = guard.state / name
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_bytes(file.read_bytes()[:-5])
     guard.start()
-    assert shown(guard) == [] and "rollouts.json is not read" in guard.log
-    assert guard.post("/v1/rollouts", rollouts(1)).status_code == 200
+    assert shown(guard) == guard.get("/v1/figures").json() == []
+    assert "rollouts.json is not read" in guard.log and "figures.json is not read" in guard.log
+    assert guard.get("/v1/verdict").json()["steps"] == 2
 
 
 def test_rollouts_that_cannot_be_kept_are_shown_all_the_same(guard: Any) -> None:
     (guard.state / "rollouts.new").mkdir()
-    assert guard.post("/v1/rollouts", rollouts(1)).status_code == 200
+    guard.post("/v1/steps", rollouts(1))
     end = time.monotonic() + 60
     while "rollouts cannot be kept" not in guard.log:
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert len(shown(guard)) == 1 and guard.get("/v1/verdict").json()["code"] == "no_steps"
+    assert len(shown(guard)) == 1
+
+
+ONE = {"prompt": "", "completion": "", "reward": 1}
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("more", "status"),
     [
-        (b"", 400),
-        (b"[", 400),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"\\ud800","reward":1}]}', 400),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":NaN}]}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1e999}]}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":1,"completion":"","reward":1}]}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1,"answer":""}]}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":[]}', 422),
-        (b'{"attempt":-1,"step":1,"rollouts":[{"prompt":"","completion":"","reward":1}]}', 422),
-        (b'{"attempt":0,"step":1}', 422),
-        (b'{"attempt":0,"step":1,"rollouts":{"0":{}}}', 422),
-        (json.dumps(rollouts(1, "x" * 2001)).encode(), 422),
-        (json.dumps(rollouts(1, *"abcde")).encode(), 422),
-        (json.dumps(rollouts(1, "x" * (MAX_BODY_BYTES + 1))).encode(), 413),
+        ({"rollouts": [ONE | {"reward": None}]}, 422),
+        ({"rollouts": [ONE | {"prompt": 1}]}, 422),
+        ({"rollouts": [ONE | {"answer": ""}]}, 422),
+        ({"rollouts": []}, 422),
+        ({"rollouts": {"0": {}}}, 422),
+        ({"rollouts": [ONE | {"completion": "x" * 2001}]}, 422),
+        ({"rollouts": [ONE] * 5}, 422),
+        ({"rollouts": [ONE | {"completion": "x" * (MAX_BODY_BYTES + 1)}]}, 413),
+        ({"figures": {}}, 422),
+        ({"figures": {"a": None}}, 422),
+        ({"figures": {"a": {"b": 1}}}, 422),
+        ({"figures": {"": 1}}, 422),
+        ({"figures": {"x" * 101: 1.0}}, 422),
+        ({"figures": {f"n{i}": 1.0 for i in range(17)}}, 422),
     ],
 )
-def test_rollouts_that_are_wrong_are_refused_with_a_sentence(guard: Any, body: bytes, status: int) -> None:
-    headers = {"Content-Type": "application/json"}
-    with guard.client() as client:
-        told = problem(client.post("/v1/rollouts", content=body, headers=headers), status)
+def test_a_step_with_what_cannot_be_shown_is_refused_with_a_sentence(
+    shared_guard: Any, more: dict[str, Any], status: int
+) -> None:
+    with shared_guard.client() as client:
+        told = problem(client.post("/v1/steps", json={"attempt": 0, "step": 1, "reward": 0.5} | more), status)
     assert len(told["detail"]) > 10
-    assert shown(guard) == []
-    # Nobody is judged by them, so a refusal is no condition of the run.
-    assert guard.get("/v1/verdict").json()["code"] == "no_steps"
+    assert shared_guard.get("/v1/figures").json() == [] == shared_guard.get("/v1/rollouts").json()
 
 
-def test_a_flood_of_rollouts_fills_no_disk(guard: Any) -> None:
+def test_further_figures_are_shown_and_no_verdict_comes_of_them(guard: Any) -> None:
+    told = [
+        figures(n, **{"rewards/format/mean": -1e100, "__proto__": 1e100, "reward": n}) for n in range(1, 6)
+    ]
+    guard.post("/v1/steps", told)
+    shown = [{name: one[name] for name in ("attempt", "step", "figures")} for one in told]
+    assert guard.get("/v1/figures").json() == shown
+    guard.post("/v1/steps", figures(3, reward=0.5))  # the first report counts
+    assert guard.get("/v1/figures").json() == shown
+    assert "__proto__" not in guard.get("/v1/history").text + guard.get("/v1/verdict").text
+
+
+def test_a_flood_of_what_is_shown_fills_no_disk(guard: Any) -> None:
     worst = "\x01" * 2000  # six bytes each in JSON
-    for number in range(120):
-        assert guard.post("/v1/rollouts", rollouts(number, *[worst] * 4)).status_code == 200
+    names = [f"{i:03}" + "\x01" * 97 for i in range(1016)]
+    for first in range(0, 1000, 5):  # other names each time: those of the first stay
+        posted = [
+            figures(step, **dict.fromkeys(names[first : first + 16], 1 / 3))
+            for step in range(first, first + 5)
+        ]
+        posted[0] |= {"rollouts": rollouts(first, *[worst] * 4)["rollouts"]}
+        assert guard.post("/v1/steps", posted).status_code == 200
     assert len(guard.get("/v1/rollouts").json()) == 2
+    assert len({name for one in guard.get("/v1/figures").json() for name in one["figures"]}) == 16
     guard.end()
     assert (guard.state / "rollouts.json").stat().st_size < 4 << 20
-
-
-# -- further figures ---------------------------------------------------------------------------------------
-
-
-def figures(step: int, attempt: int = 0, **values: float) -> dict[str, Any]:
-    return {"attempt": attempt, "step": step, "figures": values or {"rewards/format/mean": step / 10}}
+    assert (guard.state / "figures.json").stat().st_size < 6 << 20
 
 
 def test_what_is_too_long_is_quoted_in_part(guard: Any) -> None:
     name = "x" * 400_000
-    for path, report in (("figures", [figures(1, **{name: 1.0})]), ("steps", {name: 1})):
-        refused = guard.post(f"/v1/{path}", report)
+    for report in ([figures(1, **{name: 1.0})], {name: 1}):
+        refused = guard.post("/v1/steps", report)
         assert refused.status_code == 422 and len(refused.content) < 2_000
         assert "xxx…" in refused.json()["detail"]
     refused = guard.get(f"/{name[:15_000]}")
     assert refused.status_code == 404 and len(refused.json()["detail"]) < 100
-
-
-def test_further_figures_are_shown_and_no_verdict_comes_of_them(guard: Any, step: Step) -> None:
-    guard.post("/v1/steps", [step(n) for n in range(1, 6)])
-    before = guard.get("/v1/verdict").json()
-    told = [
-        figures(n, **{"rewards/format/mean": -1e100, "__proto__": 1e100, "reward": n}) for n in range(1, 6)
-    ]
-    ShownResponse.model_validate_json(guard.post("/v1/figures", told).content)
-    assert guard.get("/v1/figures").json() == told
-    assert guard.post("/v1/figures", [figures(3, reward=0.5)]).status_code == 200  # the first report counts
-    assert guard.get("/v1/figures").json() == told
-    assert guard.get("/v1/verdict").json() == before
-    guard.end()
-    guard.start()
-    assert guard.get("/v1/figures").json() == told
-    after = guard.get("/v1/verdict").json()
-    assert [after[name] for name in ("steps", "code", "level")] == [
-        before[name] for name in ("steps", "code", "level")
-    ]
-    assert "__proto__" not in guard.get("/v1/history").text
-
-
-def test_a_damaged_file_of_figures_costs_them_alone(guard: Any, step: Step) -> None:
-    guard.post("/v1/steps", step(1))
-    guard.post("/v1/figures", [figures(1)])
-    guard.end()
-    file = guard.state / "figures.json"
-    assert file.stat().st_mode & 0o777 == 0o600
-    file.write_bytes(file.read_bytes()[:-5])
-    guard.start()
-    assert guard.get("/v1/figures").json() == [] and "figures.json is not read" in guard.log
-    assert guard.get("/v1/verdict").json()["steps"] == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 400),
-        (b"[", 400),
-        (b'[{"attempt":0,"step":1,"figures":{"\\ud800":1}}]', 400),
-        (b'{"attempt":0,"step":1,"figures":{"a":1}}', 422),
-        (b'[{"attempt":0,"step":1,"figures":{}}]', 422),
-        (b'[{"attempt":0,"step":1,"figures":{"a":NaN}}]', 422),
-        (b'[{"attempt":0,"step":1,"figures":{"a":1e999}}]', 422),
-        (b'[{"attempt":0,"step":1,"figures":{"a":null}}]', 422),
-        (b'[{"attempt":0,"step":1,"figures":{"a":{"b":1}}}]', 422),
-        (b'[{"attempt":0,"step":1,"figures":{"":1}}]', 422),
-        (b'[{"attempt":0,"step":-1,"figures":{"a":1}}]', 422),
-        (json.dumps([figures(1, **{"x" * 101: 1.0})]).encode(), 422),
-        (json.dumps([figures(1, **{f"n{i}": 1.0 for i in range(17)})]).encode(), 422),
-        (json.dumps([figures(n) for n in range(101)]).encode(), 422),
-        (json.dumps([figures(1, **{"x" * MAX_BODY_BYTES: 1.0})]).encode(), 413),
-    ],
-)
-def test_figures_that_are_wrong_are_refused_with_a_sentence(
-    shared_guard: Any, body: bytes, status: int
-) -> None:
-    headers = {"Content-Type": "application/json"}
-    before = shared_guard.get("/v1/verdict").json()["conditions"]
-    with shared_guard.client() as client:
-        told = problem(client.post("/v1/figures", content=body, headers=headers), status)
-    assert len(told["detail"]) > 10
-    assert shared_guard.get("/v1/figures").json() == []
-    # Nobody is judged by them, so a refusal is no condition of the run.
-    assert shared_guard.get("/v1/verdict").json()["conditions"] == before
-
-
-def test_a_flood_of_figures_fills_no_disk(guard: Any) -> None:
-    def worst(step: int, first: int) -> dict[str, Any]:
-        return figures(step, **{f"{i:03}" + "\x01" * 97: 1 / 3 for i in range(first, first + 16)})
-
-    for first in range(0, 1000, 50):  # other names each time: those of the first stay
-        posted = [worst(step, first if step % 2 else 0) for step in range(first, first + 50)]
-        assert guard.post("/v1/figures", posted).status_code == 200
-    shown = guard.get("/v1/figures").json()
-    assert 250 <= len(shown) <= 500
-    assert len({name for one in shown for name in one["figures"]}) == 16
-    guard.end()
-    assert (guard.state / "figures.json").stat().st_size < 6 << 20

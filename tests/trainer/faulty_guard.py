@@ -18,11 +18,8 @@ from guard_core.wire import (
     EndReport,
     EndResponse,
     EvaluationSummary,
-    FiguresReport,
     Level,
-    RolloutsReport,
-    ShownResponse,
-    StepReport,
+    PostedStep,
     StepsResponse,
     Verdict,
 )
@@ -61,11 +58,9 @@ class FaultyGuard:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.steps: list[StepReport] = []
+        self.steps: list[PostedStep] = []
         self.checkpoints: list[CheckpointReport] = []
         self.ends: list[EndReport] = []
-        self.rollouts: list[RolloutsReport] = []
-        self.figures: list[FiguresReport] = []
         self.requests: list[tuple[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.connections = 0
@@ -100,6 +95,11 @@ class FaultyGuard:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
+    @property
+    def rollouts(self) -> list[PostedStep]:
+        """The steps with rollouts."""
+        return [step for step in self.steps if step.rollouts]
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -110,7 +110,7 @@ class FaultyGuard:
         if self.fault is not None and self.fault(handler, body):
             return
         if handler.path == "/v1/steps":
-            reports = [StepReport.model_validate(report) for report in body]
+            reports = [PostedStep.model_validate(report) for report in body]
             self.steps += reports
             answer = StepsResponse(
                 accepted=len(reports), duplicates=0, verdict=self.verdict_after(len(self.steps))
@@ -121,12 +121,6 @@ class FaultyGuard:
         elif handler.path == "/v1/end":
             self.ends.append(EndReport.model_validate(body))
             answer = EndResponse(verdict=self.verdict_after(len(self.steps)))
-        elif handler.path == "/v1/rollouts":
-            self.rollouts.append(RolloutsReport.model_validate(body))
-            answer = ShownResponse(verdict=self.verdict_after(len(self.steps)))
-        elif handler.path == "/v1/figures":
-            self.figures += [FiguresReport.model_validate(report) for report in body]
-            answer = ShownResponse(verdict=self.verdict_after(len(self.steps)))
         else:
             answer = self.verdict_after(len(self.steps))
         reply(handler, 200, answer.model_dump_json())

@@ -90,7 +90,7 @@ def train(tiny_model: Path, tmp_path: Path):
         trainer = grpo_trainer(tiny_model, tmp_path / "out", **overrides)
         for callback in callbacks:
             trainer.add_callback(callback)
-        trainer.add_callback(GuardCallback(url, strict=strict))
+        trainer.add_callback(GuardCallback(url, trainer=trainer, strict=strict))
         return trainer
 
     return make

@@ -19,8 +19,8 @@ def verdict(**more: Any) -> VerdictView:
     return VerdictView.model_validate({"fire": False, "stop": False, **more})
 
 
-TRAINER = SimpleNamespace(model=SimpleNamespace())
-ADAPTED = SimpleNamespace(model=SimpleNamespace(_hf_peft_config_loaded=True))
+TRAINED = {"model": SimpleNamespace(), "trainer": SimpleNamespace()}
+ADAPTED = TRAINED | {"model": SimpleNamespace(_hf_peft_config_loaded=True)}
 NO_BASELINE = [{"code": Code.NO_BASELINE.value}]
 TEN = {"long_rounds": 10, "short_rounds": 10}
 
@@ -43,12 +43,12 @@ def row_of(
         (row_of("checkpoints folder", verdict()), UNKNOWN, "does not say"),
         (row_of("checkpoints folder", verdict(checkpoint_root="/c")), OK, "/c/out is below the guard's /c"),
         (row_of("checkpoint layout", verdict()), UNKNOWN, "the trainer is not known"),
-        (row_of("checkpoint layout", of={"trainer": TRAINER}), OK, "whole weights in safetensors"),
-        (row_of("checkpoint layout", verdict(), of={"trainer": ADAPTED}), UNKNOWN, "does not say whether"),
+        (row_of("checkpoint layout", of=TRAINED), OK, "whole weights in safetensors"),
+        (row_of("checkpoint layout", verdict(), of=ADAPTED), UNKNOWN, "does not say whether"),
         (
-            row_of("checkpoint layout", verdict(adapters="applied"), of={"trainer": ADAPTED}),
+            row_of("checkpoint layout", verdict(adapters="applied"), of=ADAPTED),
             OK,
-            "an adapter; that the guard's base model is its own",
+            "an adapter of the guard's base model",
         ),
         (row_of("tokenizer"), UNKNOWN, "rlguard check --model"),
         (row_of("evaluations"), UNKNOWN, "not answered"),
@@ -68,29 +68,22 @@ def row_of(
         (row_of("save_total_limit"), OK, "every checkpoint stays"),
         (row_of("save_total_limit", save_total_limit=0), OK, "every checkpoint stays"),
         (
-            row_of("save_total_limit", of={"max_lag": 2}, save_total_limit=3),
-            OK,
-            "3 are kept, and training waits",
-        ),
-        (row_of("save_total_limit", of={"max_lag": 0}, save_total_limit=1), OK, "1 are kept"),
-        (row_of("save_total_limit", of={"max_lag": 3}, save_total_limit=3), OK, "more than 2 are unscored"),
-        (
             row_of("save_total_limit", of={"max_lag": 2, "keep_best": True}, save_total_limit=3),
             OK,
             "more than 1 are unscored",
         ),
-        (row_of("save_total_limit", of={"max_lag": None}, save_total_limit=3), UNKNOWN, "max_lag=2"),
+        (row_of("save_total_limit", of={"max_lag": None}, save_total_limit=3), WARN, "max_lag=2"),
         (row_of("save_total_limit", of={"keep_best": True}, save_total_limit=1), WARN, "raise it"),
         (row_of("starting policy"), UNKNOWN, "not answered"),
         (row_of("starting policy", verdict(), step=7), OK, "has its baseline"),
         (
-            row_of("starting policy", verdict(conditions=NO_BASELINE), of={"trainer": TRAINER}),
+            row_of("starting policy", verdict(conditions=NO_BASELINE), of=TRAINED),
             OK,
             "saved for the guard before the first step",
         ),
         (row_of("starting policy", verdict(conditions=NO_BASELINE)), WARN, "it cannot be saved"),
         (
-            row_of("starting policy", verdict(conditions=NO_BASELINE), step=7, of={"trainer": TRAINER}),
+            row_of("starting policy", verdict(conditions=NO_BASELINE), step=7, of=TRAINED),
             WARN,
             "at step 7: the first checkpoint will be the baseline",
         ),
@@ -105,10 +98,9 @@ def test_a_row_says_how_it_is_and_what_to_do(row: Row, level: CheckLevel, words:
     assert row.level == level and words in row.says
 
 
-def test_what_a_trainer_lacks_has_no_row() -> None:
+def test_what_is_not_known_of_a_trainer_is_no_warning() -> None:
     rows = trainer_rows(Outset(SimpleNamespace(), SimpleNamespace(global_step=0)))
-    assert "checkpoints folder" not in {row.name for row in rows}
-    assert CheckLevel.WARN not in {row.level for row in rows}
+    assert {row.level for row in rows} <= {OK, UNKNOWN}
 
 
 def test_the_table_keeps_its_columns_and_breaks_no_word() -> None:

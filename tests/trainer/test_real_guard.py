@@ -48,7 +48,7 @@ def train(tiny_model: Path, tmp_path: Path) -> Any:
         environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": INGEST, "RLGUARD_STRICT": strict}
         environ |= {"RLGUARD_DRAIN_SECONDS": str(drain), "RLGUARD_SAVE_SOONER": sooner}
         environ |= {} if max_lag is None else {"RLGUARD_MAX_LAG": str(max_lag)}
-        trainer.add_callback(GuardCallback.from_env(environ))
+        trainer.add_callback(GuardCallback.from_env(trainer, environ))
         return trainer
 
     return make

@@ -42,8 +42,8 @@ def guarded(model: Path, output: Path, url: str, strict: str, **overrides: Any) 
     environ = {"RANK": str(RANK), "RLGUARD_STRICT": strict}
     if RANK == 0:
         environ |= {"RLGUARD_URL": url, "RLGUARD_TOKEN": INGEST}
-    callback = GuardCallback.from_env(environ)
     trainer = grpo_trainer(model, output, **overrides)
+    callback = GuardCallback.from_env(trainer, environ)
     trainer.add_callback(callback)
     return result(trainer, callback)
 

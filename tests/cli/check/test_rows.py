@@ -9,7 +9,6 @@ import pytest
 
 from guard_cli.check import rows
 from guard_cli.check.rows import (
-    Folder,
     Followed,
     Found,
     Model,
@@ -21,10 +20,13 @@ from guard_cli.check.rows import (
 from guard_core.evaluation import CheckpointEvaluation
 from guard_core.policy import BaselineBudget, Policy
 from guard_core.preflight import CheckLevel, Row
+from guard_core.run_checks import Folder
 from guard_core.wire import EvaluationSampling
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 PATH = Path("/run/out")
+#: A policy that takes eight evaluations.
+EIGHT = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": 8}})
 SPLIT = Split(
     items=128, counted=128, problem=None, compared=True, overlap=None, scorer=TriedScorer(None, 128)
 )
@@ -53,7 +55,7 @@ def found(**more: object) -> Found:
         "remote": False,
         "sampling": sampling(temperature=1.0, max_new_tokens=16),
         "grader": True,
-        "folder": Folder(PATH, PATH, inside=True, problem=None),
+        "folder": Folder(PATH, PATH, inside=True),
         "followed": None,
         "model": Model(PATH, None, no_tokenizer=None),
         "measured": ENDED,
@@ -83,6 +85,11 @@ def test_a_good_run_is_ok_in_every_row() -> None:
         ],
         OK,
     )
+
+
+def row_of(name: str, **more: object) -> Row:
+    """One row of a run that is good but for `more`."""
+    return next(row for row in rows.rows(found(**more)) if row.name == name)
 
 
 def until_judged(given: Found) -> int | None:
@@ -151,9 +158,10 @@ def test_near_duplicates_without_a_group_are_pointed_out() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_scored() -> None:
-    check(rows.layout_row(Model(PATH, "it holds a PEFT adapter", no_tokenizer=None)), REFUSE, "PEFT adapter")
+    adapter = Model(PATH, "it holds a PEFT adapter", no_tokenizer=None)
+    check(row_of("checkpoint layout", model=adapter), REFUSE, "PEFT adapter")
     none = "no tokenizer; give it to the trainer (processing_class=tokenizer)"
-    check(rows.tokenizer_row(Model(PATH, None, no_tokenizer=none)), REFUSE, none, str(PATH))
+    check(row_of("tokenizer", model=Model(PATH, None, no_tokenizer=none)), REFUSE, none, str(PATH))
 
 
 def test_how_much_memory_an_evaluation_needs_at_least() -> None:
@@ -161,11 +169,10 @@ def test_how_much_memory_an_evaluation_needs_at_least() -> None:
 
 
 def test_a_folder_that_the_guard_or_the_trainer_cannot_use() -> None:
-    root = Path("/elsewhere")
-    check(
-        rows.folder_row(Folder(PATH, root, inside=False, problem=None)), REFUSE, "checkpoint_root /elsewhere"
-    )
-    check(rows.folder_row(Folder(PATH, PATH, inside=True, problem="it is a file")), REFUSE, "it is a file")
+    outside = Folder(PATH, Path("/elsewhere"), inside=False)
+    check(row_of("checkpoints folder", folder=outside), REFUSE, "checkpoint_root /elsewhere")
+    file = Folder(PATH, PATH, inside=True, problem="it is a file")
+    check(row_of("checkpoints folder", folder=file), REFUSE, "it is a file")
 
 
 def test_a_log_that_the_guard_follows() -> None:
@@ -196,25 +203,18 @@ def test_a_log_that_the_guard_follows() -> None:
     ],
 )
 def test_evaluations(save: float | None, steps: int | None, level: CheckLevel, words: list[str]) -> None:
-    check(rows.evaluations_row(Trainer(save_steps=save, max_steps=steps), 256, 8), level, *words)
+    trainer = Trainer(save_steps=save, max_steps=steps)
+    check(row_of("evaluations", trainer=trainer, policy=EIGHT), level, *words)
 
 
 def test_evaluations_that_could_not_be_enough() -> None:
-    check(rows.evaluations_row(GOOD, None, None), UNKNOWN, "readable first")
-    check(
-        rows.evaluations_row(GOOD, 12, None), WARN, "no number of evaluations of so few items", "more items"
-    )
+    unreadable = Split(items=None, counted=None, problem="x: no items", compared=True, overlap=None)
+    check(row_of("evaluations", split=unreadable), UNKNOWN, "readable first")
+    few = replace(SPLIT, items=3, counted=3)
+    check(row_of("evaluations", split=few), WARN, "no number of evaluations of so few items", "more items")
     never = Trainer(save_steps=500, max_steps=80)
-    check(rows.evaluations_row(never, 12, None), REFUSE, "save_steps 500 is more than max_steps 80")
-
-
-@pytest.mark.parametrize(("steps", "needed", "most"), [(50, None, 25), (50, 1, 25), (51, 1, 25), (50, 5, 10)])
-def test_the_value_that_is_named_leaves_a_checkpoint_before_the_end(
-    steps: int, needed: int | None, most: int
-) -> None:
-    row = rows.evaluations_row(Trainer(save_steps=100, max_steps=steps), 256, needed)
-    check(row, REFUSE, f"set save_steps to {most} or less")
-    assert most < steps
+    refused = row_of("evaluations", split=few, trainer=never)
+    check(refused, REFUSE, "save_steps 500 is more than max_steps 80")
 
 
 def test_how_many_evaluations_the_policy_needs() -> None:
@@ -251,7 +251,8 @@ def test_a_start_too_low_for_a_fall_takes_a_level_and_a_score_that_has_risen() -
         needed, condition = rows.evaluations_until_judged(found(measured=replace(QUICK, score=score)))
         assert needed == 17, "16 for the level, and one to compare with it"
         assert condition.startswith(", and a score that has risen") and f"{score:.3f}" in condition
-    row = rows.evaluations_row(Trainer(save_steps=10, max_steps=80), 256, needed, condition)
+    low = replace(QUICK, score=0.07)
+    row = row_of("evaluations", trainer=Trainer(save_steps=10, max_steps=80), measured=low)
     check(row, WARN, "you will get 8 evaluations; 17 are needed, and a score", "save_steps to 4 or less")
     assert "items" not in row.says, "no number of items would help"
     few = found(measured=replace(QUICK, score=0.1), split=replace(SPLIT, items=3, counted=3))
@@ -270,47 +271,6 @@ def test_the_training_grader() -> None:
     check(
         rows.grader_row(replace(SPLIT, scorer=TriedScorer("it raised")), None, given=True), UNKNOWN, "first"
     )
-
-
-def test_the_time_of_an_evaluation() -> None:
-    check(rows.time_row(GOOD, QUICK), OK, "takes 10 s", "saves every 20 s")
-    check(rows.time_row(GOOD, replace(QUICK, seconds=20.0)), OK)
-    check(rows.time_row(GOOD, replace(QUICK, seconds=31.0)), WARN, "falls behind", "save_steps to 16 or more")
-    check(rows.time_row(replace(GOOD, step_seconds=None), QUICK), UNKNOWN, "takes 10 s", "--step-seconds")
-    check(
-        rows.time_row(GOOD, TriedEvaluation(None, None, "no room on the device")),
-        REFUSE,
-        "no room on the device",
-    )
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "passes", "limit", "lost"),
-    [
-        (10.0, 0, 1, 0),
-        (20.0, 0, 1, 0),  # as quick as the trainer saves
-        (40.0, 0, 1, 9),  # half as quick: every other one, but for the last, which nothing replaces
-        (40.0, 0, 100, 0),  # all are kept
-        (10.0, 4, 2, 0),
-        (10.0, 8, 1, 3),  # the baseline is done at second 80: checkpoints 1, 2 and 3 are gone
-        (10.0, 8, 4, 0),
-    ],
-)
-def test_checkpoints_that_are_rotated_away(evaluation: float, passes: int, limit: int, lost: int) -> None:
-    assert rows.rotated_away(20, 20.0, evaluation, passes, limit) == lost
-
-
-def test_the_limit_of_kept_checkpoints() -> None:
-    check(rows.rotation_row(GOOD, QUICK, 4), OK)
-    slow = replace(QUICK, seconds=40.0)
-    row = rows.rotation_row(GOOD, slow, 0)
-    check(row, WARN, " of 20 checkpoints will be rotated away")
-    enough = int(row.says.split("first): ")[1].split(" ")[0])
-    check(rows.rotation_row(replace(GOOD, save_total_limit=enough), slow, 0), OK)
-    check(rows.rotation_row(replace(GOOD, save_total_limit=None), slow, 0), UNKNOWN)
-    check(rows.rotation_row(replace(GOOD, step_seconds=None), slow, 0), UNKNOWN, "--step-seconds")
-    check(rows.rotation_row(GOOD, None, 0), UNKNOWN, "--time")
-    check(rows.rotation_row(GOOD, TriedEvaluation(None, None, "x"), 0), UNKNOWN)
 
 
 def test_the_passes_of_the_starting_policy() -> None:
@@ -378,11 +338,3 @@ def test_the_starting_score() -> None:
     alone = replace(found(), grader=False)
     check(rows.score_row(0.05, alone), WARN, "below twice the accepted decline", "`calibrated.on_gap: stop`")
     check(rows.score_row(0.05, replace(alone, grader=True)), OK, "no fall from there can stop the run")
-
-
-def test_the_kl() -> None:
-    for limit in (None, 0.5):
-        check(rows.kl_row(Trainer(beta=0.04), limit), OK)
-        check(rows.kl_row(Trainer(), limit), UNKNOWN, "--beta")
-    check(rows.kl_row(Trainer(beta=0.0), None), WARN, "no reference", "inert")
-    check(rows.kl_row(Trainer(beta=0.0), 0.5), REFUSE, "kl.hard_stop (0.5)", "not judged")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from guard_cli.errors import ExitCode, exit_code_help
-from guard_cli.run.outcome import Ending, GuardLost, judge_ending
+from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
 from guard_core.wire import Code, Condition, EvaluationSummary, Level, Verdict
 
 EVALUATED = EvaluationSummary(attempt=0, step=4, score=0.5, items=8, path="/c/4")
@@ -66,6 +66,40 @@ STOP = verdict(
 def test_the_first_that_holds_decides(ending, code, words):
     outcome = judge_ending(ending)
     assert (outcome.code, words in outcome.sentence) == (code, True), outcome
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        Ending(FIRE.model_copy(update={"step": 9, "waiting": 2}), 143, False),
+        Ending(STOP.model_copy(update={"step": 9, "waiting": 2}), 143, False),
+        Ending(verdict(step=9, waiting=2), 130, False, interrupted_by=2),
+        Ending(verdict(step=9, waiting=2), 143, False, guard_lost=GuardLost("died")),
+        Ending(verdict(step=9, waiting=2), 7, True),
+    ],
+)
+def test_a_run_that_was_stopped_says_where_the_trainer_was(ending):
+    assert judge_ending(ending).sentence.endswith(
+        "the trainer had reached step 9, with 2 unscored checkpoints"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rlguard: refused before the first step: set beta above 0",
+        "2026-11-28 ERROR rlguard.trainer: refused before the first step: set beta above 0",
+        "guard_client.errors.GuardConfigError: set beta above 0",
+    ],
+)
+def test_a_trainer_that_refused_to_start_says_why(line):
+    refusal = refusal_in(f"loading\n{line}\nTraceback (most recent call last):\n  raise\n")
+    outcome = judge_ending(Ending(verdict(), 1, True, refusal=refusal))
+    assert (outcome.code, outcome.sentence) == (
+        1,
+        "the trainer refused to start (exit code 1): set beta above 0",
+    )
+    assert refusal_in("ValueError: something else") == ""
 
 
 UNKNOWN, WARNING = Level.UNKNOWN, Level.WARNING

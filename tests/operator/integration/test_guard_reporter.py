@@ -107,10 +107,11 @@ class GuardProcess:
             text = answer.read().decode()
         return text if path == "/metrics" else json.loads(text)
 
-    def steps(self, first: int, count: int, kl: float, attempt: int = 0) -> Json:
-        """Report steps one after another; the last verdict."""
+    def steps(self, first: int, count: int, kl: float, attempt: int = 0, **more: Any) -> Json:
+        """Report steps one after another; the last verdict. Two at most have rollouts, for the room."""
         reports = [
             {
+                **{name: value for name, value in more.items() if name != "rollouts" or n <= first + 1},
                 "attempt": attempt,
                 "step": n,
                 "reward": 0.5,
@@ -392,12 +393,10 @@ def _fire_to_stopped(made: World, directory: Path) -> None:
         guard.start()
         worst = "\0\x1b\x85\u202e\u2028\ufffe\U0010ffff</a>\r\n" * 150
         rollout = {"prompt": worst, "completion": f"hack {worst}", "reward": -1e100}
-        for step in (1, 2):
-            guard.ask("/v1/rollouts", {"attempt": 0, "step": step, "rollouts": [rollout] * 4})
         odd = "</script>\0\x1b\x85\u202e\u2028\ufffe\U0010ffff\r\n"
         figures = {f"rewards/{n}{odd}": 1.0 for n in range(16)}
-        guard.ask("/v1/figures", [{"attempt": 0, "step": n, "figures": figures} for n in range(1, 61)])
-        assert guard.steps(1, 60, kl=HIGH_KL)["fire"]
+        shown = {"rollouts": [rollout] * 4, "figures": figures}
+        assert guard.steps(1, 60, kl=HIGH_KL, **shown)["fire"]
         made.expect("Fired", "True", "KlHardStop")
         made.expect_workload(lambda w: w["spec"]["runPolicy"].get("activeDeadlineSeconds") == 1, "it is told")
         made.training_operator_stops_the_job()

@@ -12,7 +12,7 @@ import pytest
 from guard_client.samples import StepSample, sample_of
 from guard_core.wire import KlKind
 from trainer_image.figures import Figures
-from trainer_image.metrics import StepMetrics, mean_of
+from trainer_image.readings import StepReader, mean_of
 
 REF = KlKind.REF_TOKEN_MEAN
 GRPO = Figures(kl_kind=REF, per_generation=True)
@@ -20,42 +20,42 @@ GRPO = Figures(kl_kind=REF, per_generation=True)
 
 def test_each_step_is_the_mean_of_what_was_appended_in_it() -> None:
     lists: dict[str, list[float]] = defaultdict(list)
-    metrics = StepMetrics(GRPO)
+    reader = StepReader(GRPO)
     lists["reward"].append(0.25)
     lists["kl"] += [0.1, 0.3]
-    metrics.gather(lists)
-    assert metrics.take(1) == StepSample(1, 0.25, kl=pytest.approx(0.2), kl_kind=REF)
+    reader.read_lists(lists)
+    assert reader.take(1) == StepSample(1, 0.25, kl=pytest.approx(0.2), kl_kind=REF)
     lists["reward"].append(0.75)
     lists["kl"] += [0.5]
-    metrics.gather(lists)
-    metrics.gather(lists)
-    assert metrics.take(2) == StepSample(2, 0.75, kl=0.5, kl_kind=REF)
+    reader.read_lists(lists)
+    reader.read_lists(lists)
+    assert reader.take(2) == StepSample(2, 0.75, kl=0.5, kl_kind=REF)
 
 
 def test_a_cleared_list_is_read_from_its_start() -> None:
     lists: dict[str, list[float]] = defaultdict(list)
-    metrics = StepMetrics(GRPO)
+    reader = StepReader(GRPO)
     for step in range(1, 5):
         lists["reward"].append(step / 10)
-        metrics.gather(lists)
-        assert metrics.take(step).reward == step / 10
+        reader.read_lists(lists)
+        assert reader.take(step).reward == step / 10
         lists.clear()
 
 
 def test_a_list_cleared_in_place_is_read_from_its_start() -> None:
     lists = {"reward": [0.1, 0.2]}
-    metrics = StepMetrics(GRPO)
-    metrics.gather(lists)
-    metrics.take(1)
+    reader = StepReader(GRPO)
+    reader.read_lists(lists)
+    reader.take(1)
     lists["reward"].clear()
     lists["reward"].append(0.9)
-    metrics.gather(lists)
-    assert metrics.take(2).reward == 0.9
+    reader.read_lists(lists)
+    assert reader.take(2).reward == 0.9
 
 
 def test_reading_creates_no_metric() -> None:
     lists: dict[str, list[float]] = defaultdict(list)
-    StepMetrics(GRPO).gather(lists)
+    StepReader(GRPO).read_lists(lists)
     assert not lists
 
 
@@ -72,20 +72,20 @@ def test_of_further_figures_those_are_taken_that_are_plotted() -> None:
         "completions/clipped_ratio": "no list",
         7: [1.0],
     }
-    metrics = StepMetrics(GRPO)
-    metrics.gather(lists)
-    sample = metrics.take(1)
+    reader = StepReader(GRPO)
+    reader.read_lists(lists)
+    sample = reader.take(1)
     assert sample is not None and sample.figures == {
         "rewards/format/mean": pytest.approx(0.3),
         "rewards/a\nb/c/mean": 1.0,
         "completions/mean_length": 7.0,
     }
-    assert metrics.take(2) == StepSample(2, 0.5, figures=sample.figures)  # it trains on the same completions
+    assert reader.take(2) == StepSample(2, 0.5, figures=sample.figures)  # it trains on the same completions
 
 
 @pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf, "0.5", True, [0.5, 0.6]])
-def test_without_a_finite_reward_there_is_no_sample(reward: Any) -> None:
-    assert sample_of(1, {"reward": reward, "kl": 0.1}, REF) is None
+def test_a_reward_that_is_not_a_finite_number_is_none(reward: Any) -> None:
+    assert sample_of(1, {"reward": reward, "kl": 0.1}, REF) == StepSample(1, None, kl=0.1, kl_kind=REF)
 
 
 def test_a_kl_that_is_missing_is_absent_and_not_zero() -> None:
@@ -107,27 +107,27 @@ def test_an_estimate_below_zero_is_a_kl_of_zero() -> None:
 
 
 def test_a_step_without_a_generation_has_the_reward_of_the_one_it_trains_on() -> None:
-    metrics, lists = StepMetrics(GRPO), {"reward": [0.25], "reward_std": [0.5], "kl": [0.1]}
-    metrics.gather(lists)
-    metrics.take(1)
+    reader, lists = StepReader(GRPO), {"reward": [0.25], "reward_std": [0.5], "kl": [0.1]}
+    reader.read_lists(lists)
+    reader.take(1)
     lists["kl"].append(0.2)
-    metrics.gather(lists)
-    assert metrics.take(2) == StepSample(2, 0.25, kl=0.2, kl_kind=REF, reward_std=0.5)
+    reader.read_lists(lists)
+    assert reader.take(2) == StepSample(2, 0.25, kl=0.2, kl_kind=REF, reward_std=0.5)
 
 
 def test_a_generation_without_a_finite_reward_hides_the_one_before() -> None:
-    metrics, lists = StepMetrics(GRPO), {"reward": [0.25]}
-    metrics.gather(lists)
-    metrics.take(1)
+    reader, lists = StepReader(GRPO), {"reward": [0.25]}
+    reader.read_lists(lists)
+    reader.take(1)
     lists["reward"].append(math.nan)
-    metrics.gather(lists)
-    assert metrics.take(2) is None and metrics.take(3) is None
+    reader.read_lists(lists)
+    assert reader.take(2) == StepSample(2, None) and reader.take(3) == StepSample(3, None)
 
 
 def test_of_a_trainer_whose_generations_are_not_known_nothing_is_carried_on() -> None:
-    metrics = StepMetrics(Figures())
-    metrics.gather({"reward": [0.25]})
-    assert metrics.take(1) is not None and metrics.take(2) is None
+    reader = StepReader(Figures())
+    reader.read_lists({"reward": [0.25]})
+    assert reader.take(1) is not None and reader.take(2) is None
 
 
 def test_a_kl_of_an_unknown_kind_is_absent() -> None:
@@ -150,3 +150,17 @@ def test_the_mean_passes_over_what_is_missing(values: Any, mean: float | None) -
 
 def test_the_mean_of_nans_is_nan_and_not_missing() -> None:
     assert math.isnan(mean_of([math.nan, None]))
+
+
+def test_what_is_logged_counts_where_there_are_no_lists() -> None:
+    """TRL logs None where no value of a step was a number."""
+    reader = StepReader(GRPO)
+    taken = []
+    for step, logs in enumerate([{"reward": 0.25, "kl": 0.1}, {"kl": 0.2}, {"reward": None, "kl": 0.3}], 1):
+        reader.read_log(logs)
+        taken.append(reader.take(step))
+    assert [(sample.reward, sample.kl) for sample in taken if sample is not None] == [
+        (0.25, 0.1),
+        (0.25, 0.2),
+        (None, 0.3),
+    ]

@@ -1,0 +1,157 @@
+"""What of a step is for people: its further figures and a few rollouts. No step is refused for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from guard_client.guard import Guard
+from guard_client.rollouts import BEST, Candidate, selected, shortened, shown_text
+from guard_client.samples import fit_figures
+from guard_client.settings import ClientSettings
+from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_ROLLOUT_TEXT, MAX_ROLLOUTS
+from guard_service.requests import MAX_BODY_BYTES
+from tests.trainer.faulty_guard import FaultyGuard
+
+FIGURES = {"rewards/format/mean": 0.5, "completions/mean_length": 12.0}
+pytestmark = pytest.mark.usefixtures("fast")
+
+
+def rewards(*values: Any) -> list[Candidate]:
+    return [Candidate("p", f"c{i}", value) for i, value in enumerate(values)]
+
+
+class TestSelection:
+    def test_the_best_rewarded_and_one_of_the_others(self) -> None:
+        found = selected(rewards(0.1, 0.9, 0.3, 0.8, 0.2, 0.7), step=3)
+        assert [one.reward for one in found[:BEST]] == [0.9, 0.8, 0.7]
+        assert len(found) == MAX_ROLLOUTS and found[-1].reward in (0.1, 0.2, 0.3)
+
+    def test_the_same_step_gives_the_same_ones_and_another_step_others(self) -> None:
+        many = rewards(*range(100))
+        assert selected(many, 7) == selected(many, 7)
+        assert len({selected(many, step)[-1].reward for step in range(20)}) > 5
+
+    def test_fewer_than_are_kept_are_all_sent(self) -> None:
+        assert [one.reward for one in selected(rewards(1, 2), 1)] == [2, 1]
+        assert selected([], 1) == ()
+
+    def test_of_equal_rewards_those_on_different_prompts_come_first(self) -> None:
+        group = [Candidate(f"p{i // 4}", f"c{i}", 1.0) for i in range(12)]
+        found = selected([Candidate("p9", "best", 2.0), *group], 1)
+        assert [one.completion for one in found[:BEST]] == ["best", "c0", "c4"]
+
+    def test_what_has_no_finite_reward_is_left_out(self) -> None:
+        found = selected(rewards(math.nan, math.inf, None, "1", True, 1e101, 0.5), 1)
+        assert [one.completion for one in found] == ["c6"]
+
+    def test_a_policy_that_always_writes_the_same_is_shown_once(self) -> None:
+        same = [Candidate("p", "always this", 1.0)] * 50
+        assert len(selected(same, 1)) == 1
+
+
+class TestTexts:
+    def test_a_long_one_keeps_both_ends_and_says_how_much_is_gone(self) -> None:
+        short = shortened("a" * 5_000 + "b" * 5_000)
+        assert MAX_ROLLOUT_TEXT - 60 < len(short) <= MAX_ROLLOUT_TEXT
+        assert short.startswith("aaa") and short.endswith("bbb") and "8,060 characters left out" in short
+        assert len(shortened("x" * 10**7)) <= MAX_ROLLOUT_TEXT
+        assert shortened("x" * MAX_ROLLOUT_TEXT) == "x" * MAX_ROLLOUT_TEXT
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ("plain", "plain"),
+            ([{"role": "assistant", "content": "an answer"}], "an answer"),
+            (
+                [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "2+2?"}],
+                "system: Be kind.\nuser: 2+2?",
+            ),
+            (
+                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}],
+                "user: What?",
+            ),
+            ([{"role": "assistant", "content": None}], ""),
+            ("broken \ud800", "broken ?"),
+            (7, "7"),
+        ],
+    )
+    def test_a_conversation_is_read_as_one(self, value: Any, text: str) -> None:
+        assert shown_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("figures", "fit", "said"),
+    [
+        ({"a": 1, "b": math.inf, "c": None}, {"a": 1.0}, None),
+        ({"a": "1"}, {}, "'a' must be a number up to 1e100, got '1'"),
+        ({"a": True}, {}, "'a' must be a number"),
+        ({"a": 1e101, "b": 2.0}, {"b": 2.0}, "'a' must be a number up to 1e100"),
+        ({7: 1.0}, {}, "a name must have 1 to 100 characters, got 7"),
+        ({"": 1.0}, {}, "a name must have 1 to 100 characters, got ''"),
+        ({"x" * (MAX_FIGURE_NAME + 1): 1.0}, {}, "a name must have 1 to 100 characters"),
+        ({"broken \ud800": 1.0}, {"broken ?": 1.0}, None),
+        (
+            {f"n{i}": 1.0 for i in range(MAX_FIGURES + 1)},
+            {f"n{i}": 1.0 for i in range(MAX_FIGURES)},
+            "only 16 of a step are shown, so 'n16' is not",
+        ),
+    ],
+)
+def test_what_fits(figures: dict[Any, Any], fit: dict[str, float], said: str | None) -> None:
+    found, wrong = fit_figures(figures)
+    assert found == fit
+    assert wrong is None if said is None else said in (wrong or "")
+
+
+def test_they_travel_with_their_step(guard: FaultyGuard) -> None:
+    with Guard(guard.url, attempt=0) as run:
+        run.step(1, reward=0.5, figures={**FIGURES, "unknown": None, "nan": math.nan})
+        run.step(2, reward=0.5, rollouts=[("p", f"c{i}", i / 10) for i in range(10)])
+        run.step(3, reward=0.5, figures={})
+    assert [step.figures for step in guard.steps] == [FIGURES, None, None]
+    (shown,) = guard.rollouts
+    assert shown.step == 2 and [one.reward for one in shown.rollouts or ()][:BEST] == [0.9, 0.8, 0.7]
+
+
+def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> None:
+    sizes: list[int] = []
+    guard.fault = lambda handler, _: bool(sizes.append(int(handler.headers.get("Content-Length", 0))))
+    texts = [("\u1234" * 5_000, f"\u1234{i}" * 2_000, 1.0) for i in range(8)]
+    names = {"\u1234" * 98 + f"{i:02}": 1.0 for i in range(MAX_FIGURES)}
+    with Guard(guard.url, attempt=0) as run:
+        for step in range(200):
+            run.step(step, reward=0.5, figures=names, rollouts=texts)
+    assert len(guard.steps) == len(guard.rollouts) == 200
+    assert max(sizes) < MAX_BODY_BYTES
+
+
+def test_one_setting_keeps_the_rollouts_in_the_trainer(guard: FaultyGuard) -> None:
+    off = ClientSettings.from_env({"RLGUARD_URL": guard.url, "RLGUARD_ROLLOUTS": "0"})
+    for run in (Guard(guard.url, attempt=0, rollouts=False), Guard.of(off)):
+        with run:
+            run.step(3, reward=0.5, rollouts=[("p", "c", 1.0)])
+    assert len(guard.steps) == 2 and guard.rollouts == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"figures": 7},
+        {"figures": ["a"]},
+        {"figures": {"a": object()}},
+        {"rollouts": [("p",)]},
+        {"rollouts": 7},
+    ],
+)
+def test_wrong_ones_are_one_warning_and_cost_no_step(
+    guard: FaultyGuard, caplog: pytest.LogCaptureFixture, wrong: Any
+) -> None:
+    with Guard(guard.url, attempt=0) as run:
+        for step in range(1, 5):
+            run.step(step, reward=0.5, **wrong)
+        assert run.halted is None
+    assert len(guard.steps) == 4 and guard.rollouts == []
+    assert caplog.text.count("cannot be shown") == 1
