@@ -386,7 +386,8 @@ class Guard:
             self._refuse("checkpoint", step, wrong)
         elif self._reporter is not None:
             let_the_guard_read(Path(path))
-            self._reporter.submit(CheckpointSample(int(step), os.path.abspath(path), sampling))
+            waits = self._settings.max_lag is not None and not (self._waits.off or self._waits.used_up)
+            self._reporter.submit(CheckpointSample(int(step), os.path.abspath(path), sampling, waits))
         if wait:
             self._wait()
 

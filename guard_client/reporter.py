@@ -367,7 +367,11 @@ class Reporter:
                 )
             return
         report = CheckpointReport(
-            attempt=attempt, step=sample.step, path=sample.path, sampling=sample.sampling
+            attempt=attempt,
+            step=sample.step,
+            path=sample.path,
+            sampling=sample.sampling,
+            waits=sample.waits,
         )
         self._succeeded(self._client.post_checkpoint(report).verdict, "checkpoint")
         self.delivery.checkpoints += 1

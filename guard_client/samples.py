@@ -72,6 +72,7 @@ class CheckpointSample:
     step: int
     path: str
     sampling: Sampling | None = None
+    waits: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

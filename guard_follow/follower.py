@@ -23,7 +23,7 @@ from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.waiting import reason_to_wait
 from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
-from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, StepReport
+from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, StepReport
 from guard_core.wording import format_errors
 from guard_follow.before import Before
 from guard_follow.errors import InputError
@@ -143,21 +143,7 @@ class Follower:
         last = [report for record in rest for report in self._steps.take(record)]
         self._send([*last, *self._steps.rest()])
         self._report_checkpoints(math.inf if trainer_ended else self._clock())
-        self._tell_the_end()
         self._complain()
-
-    def _tell_the_end(self) -> None:
-        """How far the log came, where its last steps had no finite reward: nobody judges them."""
-        attempt, newest = self._attempts.current, self._steps.newest
-        if attempt is None or newest is None or self._attempts.has_come_to(newest):
-            return
-        report = EndReport(attempt=attempt, step=newest, finished=False)
-        try:
-            response = self._ask(lambda: self._client.post_end(report))
-        except ReportRefusedError as refusal:
-            self._once("end", f"the guard was not told that the log goes on to step {newest}: {refusal}")
-            return
-        self.verdict = self.verdict if response is None else response.verdict
 
     def _report_steps(self) -> None:
         """Read and report to the end of what is there."""
@@ -260,7 +246,7 @@ class Follower:
         if "trouble" not in self._told and (trouble := self._steps.trouble):
             self._once("trouble", f"no step can be read yet: {trouble}")
         if self._steps.counts.not_finite:
-            self._once("not finite", "a step has no finite reward: such steps are not reported, nor judged")
+            self._once("not finite", "a step has no finite reward: nothing is judged by it")
         if self._steps.counts.wrong:
             self._once("wrong", "a step or a value is no number that can be reported, and was left out")
 

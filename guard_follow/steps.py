@@ -69,8 +69,6 @@ class StepGatherer:
     ) -> None:
         self.attempts = attempts
         self.counts = Counts()
-        #: The newest step of the log that has a reward, finite or not.
-        self.newest: int | None = None
         self._overrides, self._framework, self._settings, self._say = overrides, framework, settings, say
         self._measured = {theirs for ours, theirs in overrides.items() if ours in _MEASURED}
         self._seen: dict[str, None] = {}
@@ -135,8 +133,6 @@ class StepGatherer:
         placed: list[tuple[int, StepSample]] = []
         while self._waiting:
             (attempt, step), values = self._waiting.popleft()
-            if self._columns.source["reward"] in values:
-                self.newest = max(step, self.newest or 0)
             sample = self._sample(step, values, self._columns)
             placed += [] if sample is None else self.attempts.place(sample, attempt)
         return [sample.report(attempt) for attempt, sample in placed]
@@ -264,8 +260,11 @@ class StepGatherer:
             self.counts.wrong += 1
             return None
         sample = sample_of(step, read, kind or KlKind.ABSENT)
-        self.counts.not_finite += sample.reward is None and columns.source["reward"] in values
-        return None if sample.reward is None else sample
+        if sample.reward is not None:
+            return sample
+        without = "reward" in read and columns.source["reward"] in values
+        self.counts.not_finite += without
+        return sample if without else None
 
     def _kind(self, word: Any) -> KlKind | None:
         """Which KL the row says it has, by itself a token mean; None if there is no such kind."""

@@ -131,7 +131,7 @@ def test_ingest_documents_its_body_and_its_token(document: dict[str, Any]) -> No
     steps = document["paths"]["/v1/steps"]["post"]
     assert steps["security"] == [{"ingestToken": []}]
     body = steps["requestBody"]["content"]["application/json"]["schema"]
-    assert body["anyOf"][0] == {"$ref": "#/components/schemas/StepReport"}
+    assert body["anyOf"][0] == {"$ref": "#/components/schemas/PostedStep"}
     assert body["anyOf"][1]["maxItems"] == 1000
     assert set(steps["responses"]) == {
         "200",
