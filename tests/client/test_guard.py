@@ -273,14 +273,6 @@ def test_a_stop_that_the_loop_has_obeyed_is_not_raised_again(guard: FaultyGuard)
         eventually(lambda: run.halted)
 
 
-def test_the_loops_own_error_is_not_hidden(guard: FaultyGuard) -> None:
-    guard.verdict_after = lambda steps: FIRED if steps else HEALTHY
-    with pytest.raises(ZeroDivisionError):
-        loop(guard, 1, lambda _: 1 / 0)
-    assert steps_of(guard) == [1], "what was reported before it is delivered"
-    assert guard.ends == [], "it has not finished"
-
-
 def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, caplog: Any) -> None:
     guard.verdict_after = lambda _: BUSY
     with pytest.raises(ZeroDivisionError):
@@ -288,21 +280,6 @@ def test_a_loop_that_failed_does_not_wait_for_evaluations(guard: FaultyGuard, ca
     assert "left without an evaluation" not in caplog.text
     loop(guard, 1, drain_seconds=0.2)
     assert "left without an evaluation" in caplog.text
-
-
-def test_a_loop_that_was_stopped_does_not_wait_for_evaluations(
-    guard: FaultyGuard, tmp_path: Path, caplog: Any
-) -> None:
-    guard.verdict_after = lambda _: BUSY
-
-    def lose_the_guard(run: Guard) -> None:
-        run.checkpoint(tmp_path, step=1)
-        for _ in range(3):
-            run.step(-1, reward=0.5)
-        assert run.halted is not None and run.halted.lost
-
-    loop(guard, 1, lose_the_guard, drain_seconds=0.2)
-    assert "left without an evaluation" not in caplog.text
 
 
 def test_no_guard_at_the_start_stops(guard: FaultyGuard) -> None:
@@ -610,13 +587,6 @@ def test_without_a_url_an_optional_guard_guards_nothing_and_says_so(caplog: Any,
         assert run.halted is None and not run.guards and run.verdict is None and not run.must_wait()
         assert caplog.text.count("this run is unguarded") == 1
         assert not any(thread.name == "rlguard-reporter" for thread in threading.enumerate())
-
-
-def test_with_a_url_an_optional_guard_is_a_guard(guard: FaultyGuard) -> None:
-    environ = {"RLGUARD_URL": guard.url, "RLGUARD_TOKEN": "secret", "RLGUARD_ATTEMPT": "2"}
-    with Guard.from_env(environ, optional=True) as run:
-        run.step(1, reward=0.5)
-    assert [r.attempt for r in guard.steps] == [2]
 
 
 def test_without_a_url_the_error_says_what_to_set() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,28 +174,6 @@ def test_what_the_guard_takes_of_one_kind_says_nothing_about_another(
     guard.fault = None
     reporter.submit(saved(tmp_path, 4))
     eventually(lambda: reporter.state.lost is None)
-
-
-def test_the_last_step_is_told_before_the_guard_is_waited_for(
-    make: Any, guard: FaultyGuard, tmp_path: Path
-) -> None:
-    """It may want another look at the last checkpoint then, which is waited for, too."""
-    asked: list[int] = []
-
-    def verdict(_: int) -> Any:
-        asked.append(len(guard.ends))
-        return HEALTHY.model_copy(update={"waiting": int(len(guard.ends) > 0 and asked.count(1) < 3)})
-
-    guard.verdict_after = verdict
-    reporter = make()
-    reporter.submit(sample(7))
-    reporter.connect(0.0)
-    reporter.submit(EndSample(9, 4, finished=False))
-    reporter.drain(10.0)
-    (end,) = guard.ends
-    assert (end.attempt, end.step, end.began, end.finished) == (0, 9, 4, False)
-    assert guard.requests[-1][1] == "/v1/verdict" and asked.count(1) >= 3
-    assert steps_of(guard) == [7]
 
 
 def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(
@@ -380,12 +357,6 @@ def test_an_oversized_answer_is_not_read(guard: FaultyGuard) -> None:
         GuardClient(guard.url).verdict()
 
 
-def test_nobody_there_is_a_failure(guard: FaultyGuard) -> None:
-    guard.close()
-    with pytest.raises(GuardUnavailableError, match="refused"):
-        GuardClient(guard.url).verdict()
-
-
 def test_a_unix_socket_is_a_guard_as_any_other(tmp_path: Path) -> None:
     path = tmp_path / "s"
     guard = FaultyGuard(path)
@@ -403,14 +374,6 @@ def test_a_unix_socket_is_a_guard_as_any_other(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(GuardUnavailableError, match=rf"unix://{path}/v1/verdict: .*No such file"):
         client.verdict()
-
-
-def test_a_unix_socket_that_does_not_respond_is_given_up(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(tmp_path / "s"))
-        deaf.listen()
-        with pytest.raises(GuardUnavailableError, match="timed out"):
-            GuardClient(f"unix://{tmp_path / 's'}", timeout=0.2).verdict()
 
 
 def test_a_path_in_the_url_is_kept(guard: FaultyGuard) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,13 +87,6 @@ def test_a_loss_that_would_leave_the_kill_switch_out_is_refused(
         GuardedGRPOTrainer(given, **own)
 
 
-def test_a_reward_that_is_no_number_is_not_folded_and_calls_no_evaluation() -> None:
-    metrics = {"reward": [math.nan]}
-    trainer = bare(_metrics={"train": metrics}, heldout_eval_fn=lambda: pytest.fail("called"))
-    assert trainer._maybe_update_killswitch() is None
-    assert trainer.logged == [] and trainer.heldout_guard.count == 0
-
-
 def test_every_value_of_a_round_is_logged() -> None:
     trainer = bare(_metrics={"train": {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}})
     trainer._maybe_update_killswitch()
@@ -108,14 +100,6 @@ def test_every_value_of_a_round_is_logged() -> None:
             "killswitch/kl_ema": 0.02,
         }
     ]
-
-
-@pytest.mark.parametrize("kl", [None, [], [math.nan]])
-def test_a_missing_kl_is_not_zero(kl: Any) -> None:
-    metrics = {"reward": [0.5]} if kl is None else {"reward": [0.5], "kl": kl}
-    trainer = bare(_metrics={"train": metrics})
-    assert trainer._maybe_update_killswitch().kl_ema is None
-    assert "killswitch/kl_ema" not in trainer.logged[0]
 
 
 def test_a_kl_that_is_not_finite_is_logged_and_not_folded(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,14 +123,6 @@ def test_a_reward_that_is_no_number_hides_the_older_one() -> None:
     trainer._keep_newest()
     trainer._metrics = {"train": {"reward": [math.nan]}}
     assert trainer._maybe_update_killswitch() is None
-
-
-def test_only_logging_steps_count_and_step_0_is_one(parent_loss: torch.Tensor) -> None:
-    trainer = bare(args=SimpleNamespace(logging_steps=3), heldout_guard=HeldOutGuard())
-    for trainer.state.global_step in range(7):
-        for _micro_batch in range(4):
-            trainer._compute_loss(None, {})
-    assert trainer.heldout_guard.count == 3  # steps 0, 3 and 6, once each
 
 
 def test_a_ratio_of_logging_steps_is_what_the_trainer_made_of_it(parent_loss: torch.Tensor) -> None:
@@ -175,35 +151,10 @@ def test_all_ranks_fold_what_rank_0_measured(monkeypatch: pytest.MonkeyPatch) ->
     assert (status.in_loop_ema, status.heldout_ema, status.kl_ema) == (0.1, 0.2, 0.3)
 
 
-@pytest.mark.parametrize(("training", "scaled"), [(True, 2.0), (False, 8.0)])
-def test_a_loss_is_logged_over_all_ranks_and_scaled_for_accumulation(training: bool, scaled: float) -> None:
-    asked: list[str] = []
-
-    def reduce(loss: torch.Tensor, reduction: str) -> torch.Tensor:
-        asked.append(reduction)
-        return loss + 1.0  # what another rank would move the mean by
-
-    metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
-    trainer = bare(
-        model=torch.nn.Dropout().train(training),
-        accelerator=SimpleNamespace(reduce=reduce),
-        current_gradient_accumulation_steps=4,
-        _metrics=metrics,
-    )
-    assert trainer._record("sdpo_loss", torch.tensor(8.0)).item() == scaled
-    assert metrics["train" if training else "eval"] == {"sdpo_loss": [9.0]} and asked == ["mean"]
-
-
 @pytest.mark.parametrize("score", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_an_error_naming_the_function(score: float) -> None:
     with pytest.raises(ValueError, match="heldout_eval_fn"):
         bare(heldout_eval_fn=lambda: score)._maybe_update_killswitch()
-
-
-def test_a_zero_weight_computes_nothing(parent_loss: torch.Tensor) -> None:
-    trainer = bare(heldout_guard=None)
-    trainer._compute_sdpo_loss = trainer._compute_trace_replay_loss = lambda *_: pytest.fail("computed")
-    assert trainer._compute_loss(None, {}) is parent_loss
 
 
 # -- the kill switch in real training --------------------------------------------------------------
@@ -406,13 +357,6 @@ def test_replay_weighs_traces_and_not_their_lengths() -> None:
     loss = replay_loss(given(logits), ids, mask, torch.tensor([1.0, 3.0]))
     first, second = (-math.log(0.8) - math.log(0.5)) / 2, -math.log(0.2)
     assert loss.item() == pytest.approx((first + 3.0 * second) / 2, rel=1e-5)
-
-
-def test_a_row_without_a_trace_leaves_the_loss_of_the_others_as_it_is() -> None:
-    logits = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log().expand(2, 2, 2)
-    ids, mask = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[1, 1], [0, 0]])
-    loss = replay_loss(given(logits), ids, mask, torch.tensor([1.0, 3.0]))
-    assert loss.item() == pytest.approx((-math.log(0.8) - math.log(0.5)) / 2, rel=1e-5)
 
 
 def test_empty_masks_give_zero_and_not_nan() -> None:
@@ -665,12 +609,6 @@ def test_rows_without_a_trace_cost_nothing(tiny_model: Path, tmp_path: Path) -> 
     data = with_columns(replay_prompt=None, replay_completion=None)
     trainer = scored(tiny_model, tmp_path, data, beta_replay=1.0)
     assert trainer._compute_trace_replay_loss(trainer.model, trainer.seen).item() == 0.0
-
-
-def test_zero_weights_need_no_columns_and_no_forward(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = grpo_trainer(tiny_model, tmp_path, Scored, max_steps=1)
-    trainer.train()
-    assert not any("privileged" in key or "replay" in key for key in trainer.seen)
 
 
 @pytest.mark.nightly

@@ -73,9 +73,7 @@ class Trainer:
         elif word == "listen":
             self.listen()
         elif word == "exit":
-            self.guard.close()
-            if values == ["0"]:
-                self.guard.finish()
+            self.guard.close(finished=values == ["0"])
             sys.exit(int(values[0]))
         else:
             raise SystemExit(f"unknown order: {order!r}")
