@@ -75,7 +75,7 @@ def check(
     """Say whether a held-out split is disjoint from the training prompts, and which ids are not."""
     from guard_service.heldout.disjoint import check_disjoint
     from guard_service.heldout.errors import SplitError
-    from guard_service.heldout.making import drop_overlapping
+    from guard_service.heldout.make_split import drop_overlapping
     from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 
     near = near_duplicates(containment, jaccard, exact_only=exact_only)
@@ -118,7 +118,7 @@ def make(
 ) -> None:
     """Divide a data set by hash of the prompt, near-duplicates on one side, so that `split check` passes."""
     from guard_service.heldout.errors import SplitError
-    from guard_service.heldout.making import make_split
+    from guard_service.heldout.make_split import make_split
 
     near = near_duplicates(containment, jaccard, exact_only=exact_only)
     try:

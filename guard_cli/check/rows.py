@@ -155,15 +155,13 @@ class TriedEvaluation:
 class Found:
     """Everything that the rows are made from.
 
-    `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
-    trainer tells how it samples. `grader`: whether the guard has the training grader (`proxy_scorer`).
-    `followed`: None of a trainer that reports.
+    `sampling`: of an evaluation that no trainer tells how it samples. `grader`: whether the guard has the
+    training grader (`proxy_scorer`). `followed`: None of a trainer that reports.
     """
 
     trainer: Trainer
     policy: Policy
     split: Split
-    remote: bool
     sampling: EvaluationSampling
     grader: bool
     folder: Folder | None
@@ -200,7 +198,9 @@ def rows(found: Found) -> list[Row]:
         overlap_row(found.split),
         scorer_row(found.split),
         grader_row(found.split, found.measured, given=found.grader),
-        *_model_rows(found),
+        layout_row(found.model),
+        tokenizer_row(found.model),
+        memory_row(found.model),
         folder_row(found.folder),
         *(() if found.followed is None else (followed_row(found.followed),)),
         evaluations_row(found.trainer, found.split.counted, *evaluations_until_judged(found)),
@@ -210,13 +210,6 @@ def rows(found: Found) -> list[Row]:
         baseline_row(found.affordable, found.sampling, found.about_the_budget),
         kl_row(found.trainer, found.policy.kl.hard_stop),
     ]
-
-
-def _model_rows(found: Found) -> Iterator[Row]:
-    if not found.remote:
-        yield layout_row(found.model)
-        yield tokenizer_row(found.model)
-        yield memory_row(found.model)
 
 
 def _measured_rows(found: Found) -> Iterator[Row]:

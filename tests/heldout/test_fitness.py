@@ -9,9 +9,7 @@ import pytest
 
 from guard_core.frameworks import FRAMEWORKS
 from guard_service.heldout import fitness
-from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.fitness import unfit
-from guard_service.heldout.worker import EvaluationWorker
 
 WHOLE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "optimizer.pt")
 
@@ -99,18 +97,3 @@ def test_the_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(fitness, "MAX_NAMES", len(WHOLE))
     assert unfit(made(tmp_path / "c", *WHOLE)) == ""
     assert unfit(made(tmp_path / "d", *WHOLE, "more")).startswith(f"it has more than {len(WHOLE)} files: ")
-
-
-@pytest.mark.parametrize(
-    ("evaluator", "refuses"),
-    [
-        ({"kind": "checkpoint"}, True),
-        ({"kind": "vllm"}, True),
-        ({"kind": "openai", "base_url": "http://x/v1", "model": "m"}, False),
-    ],
-)
-def test_only_who_loads_checkpoints_looks_at_them(
-    tmp_path: Path, evaluator: dict[str, str], refuses: bool
-) -> None:
-    settings = HeldoutSettings.model_validate({"split": tmp_path / "s.jsonl", "evaluator": evaluator})
-    assert bool(EvaluationWorker(settings, tmp_path).unfit(made(tmp_path / "empty"))) is refuses

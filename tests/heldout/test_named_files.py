@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard_service.heldout.evaluators.local import taken
 
 from guard_core.wire import FailureKind
-from guard_service.heldout.asking import Stops
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.codec import Codec
-from guard_service.heldout.evaluators.local import taken
+from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.named_files import names_a_file, without_files
+from guard_service.heldout.prompts import StopTexts
 from guard_service.heldout.staging import pins_of
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -70,10 +70,10 @@ def saved(tmp_path: Path, **files: Any) -> Path:
     return path
 
 
-def read(checkpoint: Path, scratch: Path) -> Codec:
+def read(checkpoint: Path, scratch: Path) -> Tokenization:
     """As an evaluator reads it."""
     staged = taken(EvaluationRequest(0, 10, checkpoint), scratch)
-    return Codec.load(staged.path, staged.path, f"checkpoint {checkpoint}", Stops())
+    return Tokenization.load(staged.path, staged.path, f"checkpoint {checkpoint}", StopTexts())
 
 
 def failure(act: Callable[[], object]) -> EvaluationError | None:
@@ -102,7 +102,7 @@ def test_no_tokenizer_is_made_of_files_outside_its_checkpoint(
         "positions": {"tokenizer_config": own | {"init_inputs": [of, by]}},
         "texts": {"tokenizer_config": own | {"vocab": of, "merges": by}},
     }
-    made: list[Codec] = []
+    made: list[Tokenization] = []
     failed = failure(lambda: made.append(read(saved(tmp_path, **forms[form]), tmp_path)))
     if failed is not None:
         assert failed.kind is FailureKind.TOKENIZER and SECRET not in str(failed)

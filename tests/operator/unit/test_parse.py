@@ -29,7 +29,7 @@ def raw_job(**status: Any) -> Json:
     spec = {
         "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"x": 1}},
         "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
         "onFire": "Suspend",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.making import drop_overlapping, is_heldout, make_split
+from guard_service.heldout.make_split import drop_overlapping, is_heldout, make_split
 from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from tests.heldout.test_split import write
 
