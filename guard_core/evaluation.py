@@ -262,24 +262,6 @@ class VllmEvaluation(LocalEvaluation):
     )
 
 
-class NearDuplicates(Section):
-    """When a training prompt is too much like a held-out one; the same prompt always is."""
-
-    containment: Finite = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of a held-out prompt's 8-grams that one training prompt may not reach. A prompt "
-        "with fewer than 8 of them, its template left out, counts only when it is quoted in full.",
-    )
-    jaccard: Finite = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Similarity (Jaccard, of the sets of 2-grams) that a training prompt may not reach.",
-    )
-
-
 class Scoring(Section):
     """Which checkpoints are scored, and how, and how near to training the prompts of a split may be."""
 
@@ -287,8 +269,7 @@ class Scoring(Section):
         "exact",
         min_length=1,
         max_length=253,
-        description="Scorer of items that name none: exact, numeric, regex, math, module:function, or an "
-        "entry point of rlguard.scorers.",
+        description="Scorer of items that name none: exact, numeric, regex, math, or module:function.",
     )
     proxy_scorer: str | None = Field(
         None,
@@ -314,8 +295,8 @@ class Scoring(Section):
         4,
         ge=1,
         le=256,
-        description="Completions that are scored at once: processes, where there is a limit, or calls of an "
-        "async scorer, which share one process.",
+        description="Completions that are scored at once, each in a process of its own, where there is a "
+        "limit or the scorer is async.",
     )
     backlog: Literal["every", "newest"] = Field(
         "every",
@@ -323,9 +304,10 @@ class Scoring(Section):
         "newest: the newest alone, and those that wait before it are skipped and counted. The first one, "
         "with which the others are compared, is never skipped.",
     )
-    near_duplicates: NearDuplicates | None = Field(
-        NearDuplicates(),
-        description="When a training prompt counts as a near-duplicate; null: only the same prompt does.",
+    near_duplicates: bool = Field(
+        True,
+        description="Whether a training prompt that is nearly a held-out one is refused, too; false: "
+        "only the same prompt is.",
     )
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from pathlib import Path
 from guard_core import adapter
 from guard_core.wire import FailureKind
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.fitness import NEEDED_SUFFIXES, why_unfit
+from guard_service.heldout.scorable import NEEDED_SUFFIXES, why_names_unscorable
 
 CHUNK_BYTES = 1 << 22
 
@@ -114,7 +114,7 @@ def _why_unusable(path: Path) -> str:
     names = os.listdir(path)
     if adapter.CONFIG in names:  # transformers would follow it to another base
         return f"it has an {adapter.CONFIG}: give the whole model that adapters are trained on"
-    if problem := why_unfit(names, None):
+    if problem := why_names_unscorable(names, None):
         return problem
     for name in names:
         if name.endswith("config.json") and "auto_map" in json.loads((path / name).read_bytes()):

@@ -50,15 +50,15 @@ NICENESS = 10  # ingest must never wait for an evaluation
 _LAST = (EngineLostError, StartAgainError)
 OOM_SCORE = 500  # out of memory, this process goes first, and not the guard
 #: Takes settings, scratch directory and base model.
-Engine = Callable[..., Evaluator]
-ENGINES: Mapping[str, Engine] = {"hf": HfEvaluator, "vllm": VllmEvaluator}
+MakeEvaluator = Callable[..., Evaluator]
+ENGINES: Mapping[str, MakeEvaluator] = {"hf": HfEvaluator, "vllm": VllmEvaluator}
 
 
 class HeldoutEvaluation:
     """Split, scorers and evaluator of one run, checked."""
 
     def __init__(
-        self, settings: HeldoutSettings, scratch: Path, *, first: bool, engine: Engine | None = None
+        self, settings: HeldoutSettings, scratch: Path, *, first: bool, engine: MakeEvaluator | None = None
     ) -> None:
         """Load and check everything but the checkpoints.
 

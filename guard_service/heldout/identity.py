@@ -20,7 +20,7 @@ from typing import Any
 
 from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.fitness import MAX_NAMES
+from guard_service.heldout.scorable import MAX_NAMES
 
 _WEIGHTS = ".safetensors"
 _CONFIG = "config.json"

@@ -44,7 +44,7 @@ def answer_in(text: str, mark: str | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StopTexts:
+class Stops:
     """Texts that end a completion; `kept`: what ends it is a part of it, as for the trainer's reward."""
 
     texts: tuple[str, ...] = ()

@@ -3,10 +3,9 @@
 A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, Any]) -> float`. Where the
 answer begins after a mark (`answer_after`), its `completion` is what follows the mark; one that has a
 parameter `whole_completion` gets by that name all that was written. The training grader gets all of it as
-its `completion`, as it does in training. A scorer is named by one of the built-in names below, by an entry
-point of the group `rlguard.scorers`, or as `module:function`. They are imported and called in the worker
-process only, and in those that it starts (`pool`): there, where scorers have a limit, all are called that may
-not end, and async ones always.
+its `completion`, as it does in training. A scorer is named by one of the built-in names below, or as
+`module:function`. They are imported and called in the evaluation process only, and in those that it starts
+(`pool`): there, where scorers have a limit, all are called that may not end, and async ones always.
 
 At start each item's own answer is scored as if it were the completion, and must score 1
 (`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
@@ -32,7 +31,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
@@ -47,7 +45,6 @@ Scorer = Callable[..., Any]
 #: An item, what a scorer is asked about, and the completion in which it stands.
 Answered = tuple[HeldoutItem, str, str]
 
-ENTRY_POINTS = "rlguard.scorers"
 WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
 MAX_NAME = 64  # of an exception, characters
@@ -145,10 +142,9 @@ def load_scorer(name: str) -> Scorer:
         if name == "math" and find_spec("math_verify") is None:
             raise SplitError("scorer 'math' needs the package math-verify: pip install 'rlguard[math]'")
         return BUILT_IN[name]
-    named = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
-    module, colon, function = (named[0].value if named else name).partition(":")
+    module, colon, function = name.partition(":")
     if not colon:
-        known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINTS))})
+        known = sorted(BUILT_IN)
         near = nearest(name, known)
         raise SplitError(
             f"scorer {quoted(name)} is unknown: {f'did you mean {near}? Use' if near else 'use'} one of "

@@ -41,9 +41,9 @@ from guard_service.heldout.errors import (
     StartAgainError,
     failing_as,
 )
-from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
+from guard_service.heldout.scorable import why_unscorable
 
 log = logging.getLogger("rlguard.guard")
 
@@ -202,7 +202,7 @@ class EvaluationWorker:
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
-        return unfit(checkpoint, self._settings.base_model)
+        return why_unscorable(checkpoint, self._settings.base_model)
 
     async def pins(self, request: EvaluationRequest) -> Mapping[str, str]:
         """Digests of what the run's further checkpoints must have too.

@@ -94,14 +94,6 @@ def test_version():
         (["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"], "no.yaml cannot be read"),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
         (["split", "make", "missing.jsonl", "--train", "a", "--heldout", "b"], "missing.jsonl"),
-        (
-            ["split", "check", "--train", "a", "--heldout", "b", "--jaccard", "2"],
-            "--jaccard 2: must lie above 0",
-        ),
-        (
-            ["split", "check", "--train", "a", "--heldout", "b", "--exact-only", "--jaccard", "1"],
-            "leave out --jaccard",
-        ),
     ],
 )
 def test_wrong_use_exits_2_with_a_sentence(tmp_path, arguments, message):

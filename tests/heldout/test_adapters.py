@@ -26,7 +26,7 @@ from guard_service.heldout.evaluators.completions import Completions
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.loading import whole_model
 from guard_service.heldout.evaluators.lora import apply_adapter, merged
-from guard_service.heldout.fitness import unfit
+from guard_service.heldout.scorable import why_unscorable
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
@@ -286,7 +286,7 @@ def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(
     adapter: Path, base: Path, tmp_path: Path, spoil: Change, told: str
 ) -> None:
     spoil(adapter)
-    assert told in unfit(adapter, base)
+    assert told in why_unscorable(adapter, base)
     with pytest.raises(EvaluationError) as staged:
         stage(adapter, tmp_path / "stage", base)
     with pytest.raises(EvaluationError) as looked:
@@ -297,7 +297,7 @@ def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(
 
 def test_without_a_base_model_it_is_refused_with_the_setting(adapter: Path, tmp_path: Path) -> None:
     told = "give the guard the base model that it is trained on (--base-model DIR"
-    assert told in unfit(adapter)
+    assert told in why_unscorable(adapter)
     with pytest.raises(EvaluationError) as refused:
         stage(adapter, tmp_path / "stage")
     assert told in str(refused.value)
@@ -306,13 +306,13 @@ def test_without_a_base_model_it_is_refused_with_the_setting(adapter: Path, tmp_
 def test_a_link_is_no_part_of_it(adapter: Path, base: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").rename(tmp_path / "elsewhere")
     (adapter / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere")
-    assert unfit(adapter, base) == ""  # it may be rotated away as it is looked at; staging says more
+    assert why_unscorable(adapter, base) == ""  # it may be rotated away as it is looked at; staging says more
     with pytest.raises(EvaluationError, match=r"adapter_model\.safetensors is a symbolic link"):
         stage(adapter, tmp_path / "stage", base)
 
 
 def test_one_that_was_rotated_away_is_no_failure(base: Path, tmp_path: Path) -> None:
-    assert unfit(tmp_path / "gone", base) == ""
+    assert why_unscorable(tmp_path / "gone", base) == ""
     with pytest.raises(CheckpointGoneError):
         stage(tmp_path / "gone", tmp_path / "stage", base)
 
@@ -343,7 +343,7 @@ def test_whole_weights_count_and_no_adapter_beside_them_is_loaded(
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(adapter / name, whole)
     edit(whole, megatron_config={"x": 1}, megatron_core="evil")
-    assert unfit(whole) == ""
+    assert why_unscorable(whole) == ""
     found = complete(whole, tmp_path, None)
     assert found.texts == complete(base, tmp_path, None).texts
     assert found.staged is not None and not (found.staged / "adapter_config.json").exists()

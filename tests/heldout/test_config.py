@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.config import (
     HeldoutSettings,
     HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
-from guard_service.settings import load_settings
 
 MINIMAL: dict[str, Any] = {
     "state_dir": "s",
@@ -67,7 +65,7 @@ def test_one_field_of_the_evaluator_is_enough() -> None:
         ({"scorer_timeout_seconds": 5, "on_scorer_timeout": "wrong"}, True),
         ({"scorer_concurrency": 5}, False),
         ({"backlog": "newest"}, False),
-        ({"near_duplicates": None}, False),
+        ({"near_duplicates": False}, False),
     ],
 )
 def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bool) -> None:
@@ -78,23 +76,6 @@ def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bo
 def test_what_becomes_of_a_limit_needs_one() -> None:
     with pytest.raises(ValidationError, match="means nothing: set scorer_timeout_seconds, too"):
         HeldoutSettings.model_validate({"split": "s", "on_scorer_timeout": "wrong"})
-
-
-def test_near_duplicates_can_be_set_and_switched_off_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def near() -> NearDuplicates | None:
-        heldout = load_settings(**MINIMAL).heldout
-        assert heldout is not None
-        return heldout.near_duplicates
-
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "held.jsonl")
-    assert near() == NearDuplicates(containment=0.5, jaccard=0.8)
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD", "0.9")
-    assert near() == NearDuplicates(jaccard=0.9)
-    monkeypatch.delenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD")
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES", "null")
-    assert near() is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 from guard_core.wire import FailureKind
 from guard_service.heldout import identity, staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.fitness import NEEDED_SUFFIXES
 from guard_service.heldout.identity import Expected, as_one, manifest, pinned, refuse_others
+from guard_service.heldout.scorable import NEEDED_SUFFIXES
 from guard_service.heldout.staging import Staged, stage
 
 

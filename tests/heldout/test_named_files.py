@@ -22,7 +22,7 @@ from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.named_files import names_a_file, without_files
-from guard_service.heldout.prompts import StopTexts
+from guard_service.heldout.prompts import Stops
 from guard_service.heldout.staging import pins_of
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -73,7 +73,7 @@ def saved(tmp_path: Path, **files: Any) -> Path:
 def read(checkpoint: Path, scratch: Path) -> Tokenization:
     """As an evaluator reads it."""
     staged = taken(EvaluationRequest(0, 10, checkpoint), scratch)
-    return Tokenization.load(staged.path, staged.path, f"checkpoint {checkpoint}", StopTexts())
+    return Tokenization.load(staged.path, staged.path, f"checkpoint {checkpoint}", Stops())
 
 
 def failure(act: Callable[[], object]) -> EvaluationError | None:

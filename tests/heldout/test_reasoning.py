@@ -16,7 +16,7 @@ from guard_service.heldout.errors import SplitError
 from guard_service.heldout.evaluators.completions import Completion
 from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.prompts import (
-    StopTexts,
+    Stops,
     answer_after,
     answer_in,
     messages,
@@ -107,7 +107,7 @@ class Letters:
     ],
 )
 def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made: Any, stops: bool) -> None:
-    tokenization = Tokenization(Letters(), frozenset(), None, StopTexts(("d", "?")))
+    tokenization = Tokenization(Letters(), frozenset(), None, Stops(("d", "?")))
     mark = "#" if "#" in said else None
     assert tokenization.decode(said, mark, truncated=True) == Completion(*made)
     assert tokenization.stopped(said) is stops
@@ -115,11 +115,11 @@ def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made:
 
 @pytest.mark.parametrize(("said", "made"), [("axb?c", "axb?"), ("abb?", "abb"), ("?bb", "?"), ("axb", None)])
 def test_a_text_that_a_trainer_says_stays_in_the_completion(said: str, made: str | None) -> None:
-    assert StopTexts(("?", "bb"), kept=True).cut(said) == made
+    assert Stops(("?", "bb"), kept=True).cut(said) == made
     theirs, settings = Sampling(temperature=1.0, stop=("?", "bb")), HfEvaluation()
-    assert StopTexts.of(settings, settings.sampling_with(theirs)) == StopTexts(("?", "bb"), kept=True)
+    assert Stops.of(settings, settings.sampling_with(theirs)) == Stops(("?", "bb"), kept=True)
     own = HfEvaluation(stop=("!",))
-    assert StopTexts.of(own, own.sampling_with(theirs)) == StopTexts(("!",))
+    assert Stops.of(own, own.sampling_with(theirs)) == Stops(("!",))
 
 
 @pytest.mark.parametrize(

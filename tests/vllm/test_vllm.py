@@ -224,14 +224,20 @@ def test_a_reload_that_loads_nothing_or_not_all_is_noticed(
     for passed_over in ("", "model.layers.1.mlp.down_proj.weight"):
 
         def reload(
-            config: Any, model: Any, weights_path: str, passed_over: str = passed_over, **_: Any
+            config: Any,
+            model: Any,
+            weights_iterator: Any = None,
+            weights_path: str | None = None,
+            passed_over: str = passed_over,
+            **more: Any,
         ) -> None:
             from safetensors.torch import load_file
 
-            tensors = load_file(Path(weights_path) / "model.safetensors")
-            tensors.pop(passed_over, None)
-            if passed_over:
-                real(config, model, weights_iterator=iter(tensors.items()))
+            if weights_path is not None:
+                tensors = load_file(Path(weights_path) / "model.safetensors")
+                tensors.pop(passed_over, None)
+                weights_iterator = iter(tensors.items() if passed_over else ())
+            real(config, model, weights_iterator, None, **more)
 
         with monkeypatch.context() as patch:
             patch.setattr(gpu_model_runner, "reload_weights", reload)

@@ -17,10 +17,10 @@ from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators.completions import Completion, Completions
 from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
-from guard_service.heldout.fitness import without_tokenizer
 from guard_service.heldout.identity import pinned, refuse_others
 from guard_service.heldout.named_files import drop_named_files
-from guard_service.heldout.prompts import StopTexts, refuse_without_template
+from guard_service.heldout.prompts import Stops, refuse_without_template
+from guard_service.heldout.scorable import without_tokenizer
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest
@@ -92,7 +92,7 @@ class Evaluator(ABC):
         with timed(seconds, "stage"):
             staged = self._stage(request)
         with timed(seconds, "load"):
-            stops = StopTexts.of(self._settings, sampling)
+            stops = Stops.of(self._settings, sampling)
             policy = self._load(staged, self._tokenization(staged, shown, stops), shown)
         try:
             with timed(seconds, "generate"):
@@ -115,7 +115,7 @@ class Evaluator(ABC):
         self._copy = request.checkpoint, staged
         return staged
 
-    def _tokenization(self, staged: Staged, shown: str, stops: StopTexts) -> Tokenization:
+    def _tokenization(self, staged: Staged, shown: str, stops: Stops) -> Tokenization:
         """Read the tokenizer; of an adapter without one, that of the base model."""
         if staged.adapter is None:
             return Tokenization.load(staged.path, staged.path, shown, stops)

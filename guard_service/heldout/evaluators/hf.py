@@ -175,7 +175,7 @@ def _stopping(tokenization: Tokenization, width: int) -> Any:
     import torch
     from transformers import StoppingCriteria
 
-    class StopTexts(StoppingCriteria):  # type: ignore[misc]
+    class Stops(StoppingCriteria):  # type: ignore[misc]
         def __init__(self) -> None:
             self._ended: set[int] = set()
 
@@ -188,7 +188,7 @@ def _stopping(tokenization: Tokenization, width: int) -> Any:
             }
             return torch.tensor([row in self._ended for row in range(len(made))], device=input_ids.device)
 
-    return StopTexts()
+    return Stops()
 
 
 def _sampler(

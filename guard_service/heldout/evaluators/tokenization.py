@@ -12,7 +12,7 @@ from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.completions import Completion, sample_seed
 from guard_service.heldout.evaluators.loading import SAFELY, loading
-from guard_service.heldout.prompts import StopTexts, answer_after, answer_in, messages, template_kwargs
+from guard_service.heldout.prompts import Stops, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.split import HeldoutItem
 
 #: Tokens without a text of their own that may stand in a text of `stop`.
@@ -44,11 +44,11 @@ class Tokenization:
     tokenizer: Any
     ends: frozenset[int]
     positions: int | None
-    stops: StopTexts
+    stops: Stops
     limit: str = "the model's {} positions"
 
     @classmethod
-    def load(cls, model: Path, tokens: Path, shown: str, stops: StopTexts) -> Self:
+    def load(cls, model: Path, tokens: Path, shown: str, stops: Stops) -> Self:
         """Read it from the directories of the model and of the tokenizer.
 
         Raises:

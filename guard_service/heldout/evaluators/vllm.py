@@ -189,7 +189,7 @@ class _Engine:
         """
         self.reloaded = True
         with _ending_the_engine(shown):
-            self.llm.collective_rpc("guard_erase")
+            self.llm.collective_rpc("guard_erase", args=(str(path),))
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
             shown_to_be_new = self.llm.collective_rpc("guard_has", args=(str(path),))
             if not self.llm.reset_prefix_cache():

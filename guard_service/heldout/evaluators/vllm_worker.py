@@ -1,15 +1,16 @@
 """Show which weights vLLM scores. This runs in vLLM's workers, each with the model or a part of it.
 
-Before a reload every parameter is made NaN. Afterwards none may be: so each was written since, and the only
-source was the directory of the checkpoint, whose tensors the guard has hashed and found finite. Embeddings,
-which vLLM may share between input and output, are compared with the file. What a kernel has made of them
-earlier is made again, and must compute the same. Whatever else still computes with what was erased has NaN in
-its logits, which are watched.
+Before a reload, NaN is loaded for every tensor, by vLLM's own way, and every parameter is made NaN. After it
+none may be: so each was written since, and the only source was the directory of the checkpoint, whose tensors
+the guard has hashed and found finite. Embeddings, which vLLM may share between input and output, are compared
+with the file, and what a kernel makes of an output must compute what its weights do. Whatever else is made
+of what was erased still has NaN in its logits, which are watched.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,9 @@ class GuardedWorker:
         broken, self._guard_broken = self._guard_broken, None
         return broken is not None and bool(broken.item())
 
-    def guard_erase(self) -> None:
-        """Make every parameter NaN."""
+    def guard_erase(self, path: str) -> None:
+        """Make NaN of every parameter, and of all that vLLM makes of the tensors in this directory."""
+        self.reload_weights(weights_iterator=_erased(Path(path)))  # type: ignore[attr-defined]
         for parameter in self._guard_model().parameters():
             parameter.data.fill_(math.nan)
 
@@ -76,6 +78,17 @@ class GuardedWorker:
 
     def _guard_model(self) -> Any:
         return self.get_model()  # type: ignore[attr-defined]
+
+
+def _erased(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield NaN for each tensor, with its name and in its shape. None takes memory."""
+    import torch
+    from safetensors import safe_open
+
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as saved:
+            for name in saved.keys():  # noqa: SIM118
+                yield name, torch.tensor(math.nan).expand(saved.get_slice(name).get_shape())
 
 
 def _can_be_erased(parameter: Any) -> bool:

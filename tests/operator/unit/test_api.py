@@ -16,7 +16,6 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal
 
-from guard_core.evaluation import NearDuplicates
 from guard_core.policy import Policy
 from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
@@ -183,13 +182,12 @@ SECTIONS = {
         {"scorer_timeout_seconds": 1.0},
         {"volume", "split", "train_prompts", "evaluator"},
     ),
-    "near_duplicates": ("nearDuplicates", NearDuplicates, NearDuplicates, {}, set()),
 }
 FIELDS = [
     (section, name)
     for section, (_, _, guard, _, elsewhere) in SECTIONS.items()
     for name in guard.model_fields
-    if name not in elsewhere and (section, name) != ("heldout", "near_duplicates")
+    if name not in elsewhere
 ]
 #: What is tried where the schema has no bound to try.
 TRIED: dict[str, list[Any]] = {
