@@ -85,7 +85,7 @@ def test_how_evaluations_sample_is_read_as_it_was_written(
     created = client.create(JOBS, namespace, job, "test")
     heldout = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout
     assert heldout.near_duplicates is False
-    found = heldout.evaluator.checkpoint
+    found = heldout.evaluator.hf
     assert found is not None
     names = ("temperature", "top_p", "top_k")
     assert {name: getattr(found, name) for name in names} == dict.fromkeys(names) | {
@@ -332,7 +332,7 @@ def test_variables_of_the_chat_template_are_kept_as_they_are(
     created = client.get(JOBS, namespace, "run")
     found = GuardedTrainingJob.model_validate(
         {"spec": created["spec"]}
-    ).spec.guard.heldout.evaluator.checkpoint
+    ).spec.guard.heldout.evaluator.hf
     assert found is not None and found.chat_template_kwargs == VARIABLES
     assert (found.answer_after, found.system_prompt) == ("</think>", "Think.")
 
