@@ -98,7 +98,7 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     """Its own, the training grader's, and no file of ours; what it imports is another matter."""
     for name in ("own_scorer", "own_grader"):
         (tmp_path / f"{name}.py").write_text("def right(completion, answer, meta):\n    return 1.0\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"], *sys.path]))
     own = {"scorer": "own_scorer:right", "proxy_scorer": "own_grader:right"}
     given = settings().model_copy(update=own)
 

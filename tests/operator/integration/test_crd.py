@@ -330,9 +330,7 @@ def test_variables_of_the_chat_template_are_kept_as_they_are(
         with pytest.raises(ApiError, match="immutable"):
             client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
     created = client.get(JOBS, namespace, "run")
-    found = GuardedTrainingJob.model_validate(
-        {"spec": created["spec"]}
-    ).spec.guard.heldout.evaluator.hf
+    found = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout.evaluator.hf
     assert found is not None and found.chat_template_kwargs == VARIABLES
     assert (found.answer_after, found.system_prompt) == ("</think>", "Think.")
 
