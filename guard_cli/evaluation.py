@@ -33,7 +33,7 @@ def evaluate(
 
     Args:
         settings: as the guard has them.
-        model: directory of the model; with the evaluator `openai` only its name counts.
+        model: directory of the model.
         folder: where a copy of the model lies meanwhile; it is removed.
         another: called after each pass, with its sampling noise.
         started: called once split and scorers are known to be usable.

@@ -54,8 +54,6 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "evaluator", "chat_template_kwargs"): "--chat-template-kwargs",
     ("heldout", "evaluator", "system_prompt"): "--system-prompt",
     ("heldout", "evaluator", "answer_after"): "--answer-after",
-    ("heldout", "evaluator", "base_url"): "--openai-url",
-    ("heldout", "evaluator", "model"): "--openai-model",
 }
 
 ConfigOption = Annotated[
@@ -163,13 +161,6 @@ BacklogOption = Annotated[
         help="Where the guard is behind: every checkpoint in its turn, or the newest alone.",
     ),
 ]
-OpenAIOption = Annotated[
-    str | None,
-    typer.Option("--openai-url", help="Ask this OpenAI-compatible server instead of loading checkpoints."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--openai-model", help="Model name there; may contain {step}.")
-]
 KeepBestOption = Annotated[
     bool | None,
     typer.Option("--keep-best/--no-keep-best", help="Keep a copy of the best-scored checkpoint."),
@@ -195,8 +186,6 @@ class EvaluationOptions(TypedDict):
     system_prompt: SystemPromptOption
     answer_after: AnswerAfterOption
     vllm: VllmOption
-    openai_url: OpenAIOption
-    openai_model: ModelOption
 
 
 def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
@@ -232,12 +221,10 @@ def heldout_options(
     **evaluation: Unpack[EvaluationOptions],
 ) -> dict[str, Any]:
     """The options of held-out evaluation as nested settings, without those that were not given."""
-    url, model, base_model = evaluation["openai_url"], evaluation["openai_model"], evaluation["base_model"]
+    base_model = evaluation["base_model"]
     variables = evaluation["chat_template_kwargs"]
     evaluator = given(
-        kind=_evaluator_kind(url, model, vllm=bool(evaluation["vllm"])),
-        base_url=url,
-        model=model,
+        kind="vllm" if evaluation["vllm"] else None,
         max_new_tokens=evaluation["max_new_tokens"],
         temperature=evaluation["temperature"],
         stop=evaluation["stop"] or None,
@@ -326,7 +313,7 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
 def _missing(evaluator: str) -> str | None:
     if evaluator == "vllm":
         return missing_vllm()
-    return missing_extra("the evaluator 'checkpoint'", ["eval-hf"]) if evaluator == "checkpoint" else None
+    return missing_extra("the evaluator 'hf'", ["eval-hf"])
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
@@ -428,21 +415,6 @@ def _value(settings: Any, place: Place) -> Any:
     for part in place:
         settings = settings.get(part) if isinstance(settings, Mapping) else None
     return settings
-
-
-def _evaluator_kind(url: str | None, model: str | None, *, vllm: bool) -> str | None:
-    """Which evaluator `--openai-url`, `--openai-model` and `--vllm` choose; None: none.
-
-    Raises:
-        CliError: they choose half a server, or two evaluators.
-    """
-    if (url is None) != (model is None):
-        raise CliError("--openai-url and --openai-model belong together: give both or neither")
-    if vllm and url is not None:
-        raise CliError(
-            "--vllm has the guard load checkpoints itself, --openai-url has a server asked instead: give one"
-        )
-    return "vllm" if vllm else None if url is None else "openai"
 
 
 def given(**values: Any) -> dict[str, Any]:

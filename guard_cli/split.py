@@ -14,7 +14,6 @@ from guard_cli.errors import CliError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from guard_core.evaluation import NearDuplicates
     from guard_service.heldout.split import HeldoutItem
 
 NOT_DISJOINT = 1
@@ -29,21 +28,6 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 
 PromptColumn = Annotated[
     str, typer.Option("--prompt-column", help="Column of DATA or of the training file that holds the prompt.")
-]
-Containment = Annotated[
-    float | None,
-    typer.Option(
-        "--containment",
-        help="Near-duplicate: this share of a held-out prompt's 8-grams in one training prompt "
-        "[default: 0.5].",
-        show_default=False,
-    ),
-]
-Jaccard = Annotated[
-    float | None,
-    typer.Option(
-        "--jaccard", help="Near-duplicate: this similarity of the two sets of 2-grams [default: 0.8]."
-    ),
 ]
 ExactOnly = Annotated[
     bool,
@@ -67,28 +51,27 @@ def check(
         Path | None, typer.Option("--drop", help="Write the split without the offending items to this file.")
     ] = None,
     prompt_column: PromptColumn = "prompt",
-    containment: Containment = None,
-    jaccard: Jaccard = None,
     exact_only: ExactOnly = False,
     most: Annotated[int, typer.Option("--most", min=0, help="Offending pairs to list.")] = 20,
 ) -> None:
     """Say whether a held-out split is disjoint from the training prompts, and which ids are not."""
     from guard_service.heldout.disjoint import check_disjoint
     from guard_service.heldout.errors import SplitError
-    from guard_service.heldout.making import drop_overlapping
+    from guard_service.heldout.make_split import drop_overlapping
     from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 
-    near = near_duplicates(containment, jaccard, exact_only=exact_only)
     try:
         items = HeldoutSplit.load(heldout).items
-        report = check_disjoint(read_train_prompts(train, prompt_column), items, near)
+        report = check_disjoint(read_train_prompts(train, prompt_column), items, not exact_only)
         told = report.summary(most)
         if drop is not None:
-            left, out = drop_overlapping(train, heldout, drop, prompt_column=prompt_column, near=near)
+            left, out = drop_overlapping(
+                train, heldout, drop, prompt_column=prompt_column, near=not exact_only
+            )
             told += f"\n{left} items in {drop}, {out} left out: disjoint now"
     except SplitError as error:
         raise CliError(str(error)) from None
-    if alone := ungrouped(items, near):
+    if alone := ungrouped(items, not exact_only):
         print(f"warning: {alone}", file=sys.stderr)
     passed = report.disjoint or drop is not None
     print(told, file=sys.stdout if passed else sys.stderr)
@@ -112,15 +95,12 @@ def make(
     answer_column: Annotated[
         str, typer.Option("--answer-column", help="Column of DATA that holds the answer.")
     ] = "answer",
-    containment: Containment = None,
-    jaccard: Jaccard = None,
     exact_only: ExactOnly = False,
 ) -> None:
     """Divide a data set by hash of the prompt, near-duplicates on one side, so that `split check` passes."""
     from guard_service.heldout.errors import SplitError
-    from guard_service.heldout.making import make_split
+    from guard_service.heldout.make_split import make_split
 
-    near = near_duplicates(containment, jaccard, exact_only=exact_only)
     try:
         made = make_split(
             source,
@@ -130,7 +110,7 @@ def make(
             salt=salt,
             prompt_column=prompt_column,
             answer_column=answer_column,
-            near=near,
+            near=not exact_only,
         )
     except SplitError as error:
         raise CliError(str(error)) from None
@@ -142,7 +122,7 @@ def make(
         print(f"{made.near} rows that the hash held out are near-duplicates of training rows: they are there")
 
 
-def ungrouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> str:
+def ungrouped(items: Sequence[HeldoutItem], near: bool) -> str:
     """A sentence if near-duplicates within the split are not one group; else ""."""
     from guard_service.heldout.disjoint import families
 
@@ -156,24 +136,3 @@ def ungrouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> str:
         f"{example}). They succeed or fail together, so the score is noisier than their number says: give "
         "them the same `group`, or keep one of them"
     )
-
-
-def near_duplicates(
-    containment: float | None, jaccard: float | None, *, exact_only: bool
-) -> NearDuplicates | None:
-    """The rule that the options name.
-
-    Raises:
-        CliError: a threshold outside (0, 1], or thresholds of a rule that is switched off.
-    """
-    from guard_core.evaluation import NearDuplicates
-
-    given = {n: v for n, v in (("containment", containment), ("jaccard", jaccard)) if v is not None}
-    for name, value in given.items():
-        if not 0 < value <= 1:
-            raise CliError(f"--{name} {value:g}: must lie above 0 and be at most 1")
-    if exact_only:
-        if given:
-            raise CliError(f"--exact-only looks for no near-duplicates: leave out --{next(iter(given))}")
-        return None
-    return NearDuplicates(**given)

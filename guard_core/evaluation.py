@@ -118,7 +118,7 @@ class Generation(Section):
         (),
         description="Texts that end a completion, beside the model's own end; neither the text nor what "
         "follows it is scored, and the completion is not cut off. Empty: the trainer's, after which what "
-        "follows is not scored, and the text itself is. OpenAI's own API takes four at most.",
+        "follows is not scored, and the text itself is.",
     )
     samples: int = Field(
         1,
@@ -228,7 +228,7 @@ class LocalEvaluation(Generation):
     )
 
 
-class CheckpointEvaluation(LocalEvaluation):
+class HfEvaluation(LocalEvaluation):
     """Load each checkpoint in the guard and generate there."""
 
     device: str = Field(
@@ -255,63 +255,10 @@ class VllmEvaluation(LocalEvaluation):
         gt=0,
         le=1,
         description="Share of each GPU's memory that vLLM may take, for weights and cache; it keeps it from "
-        "the first checkpoint until the guard ends, or gives it back after each (`release_memory`).",
-    )
-    release_memory: bool = Field(
-        False,
-        description="Give the device's memory back after each evaluation. On CUDA vLLM sleeps, and wakes in "
-        "seconds; elsewhere its process ends, and the next evaluation waits for a new one.",
+        "the first checkpoint until the guard ends.",
     )
     enforce_eager: bool = Field(
         False, description="Compile and capture nothing: slower, with a quicker start and less memory."
-    )
-
-
-class OpenAIEvaluation(Generation):
-    """Ask an OpenAI-compatible server that serves the policy. The prompts go to that server."""
-
-    base_url: str = Field(
-        max_length=2048,
-        pattern=r"^https?://[!-~]+$",
-        description="Up to and with the version, e.g. http://127.0.0.1:8000/v1.",
-    )
-    model: str = Field(
-        min_length=1,
-        max_length=253,
-        pattern=r"^([^{}]|\{(step|attempt|checkpoint)\})*$",
-        description="Model name; only {step}, {attempt} and {checkpoint} (the directory's name) may stand in "
-        "braces.",
-    )
-    concurrency: int = Field(8, ge=1, le=1_000, description="Requests under way at once.")
-    request_timeout_seconds: Finite = Field(120.0, gt=0, description="Limit of one request, seconds.")
-    retries: int = Field(
-        5, ge=0, le=100, description="Further tries of a request after 408, 429, 5xx or a time-out."
-    )
-    chat: bool = Field(
-        True,
-        description="Send a string prompt to /chat/completions as one user message; false: to /completions.",
-    )
-
-    def model_name(self, *, attempt: int, step: int, checkpoint: str) -> str:
-        """The model to ask for at this checkpoint."""
-        return self.model.format(attempt=attempt, step=step, checkpoint=checkpoint)
-
-
-class NearDuplicates(Section):
-    """When a training prompt is too much like a held-out one; the same prompt always is."""
-
-    containment: Finite = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Share of a held-out prompt's 8-grams that one training prompt may not reach. A prompt "
-        "with fewer than 8 of them, its template left out, counts only when it is quoted in full.",
-    )
-    jaccard: Finite = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Similarity (Jaccard, of the sets of 2-grams) that a training prompt may not reach.",
     )
 
 
@@ -322,8 +269,7 @@ class Scoring(Section):
         "exact",
         min_length=1,
         max_length=253,
-        description="Scorer of items that name none: exact, numeric, regex, math, module:function, or an "
-        "entry point of rlguard.scorers.",
+        description="Scorer of items that name none: exact, numeric, regex, math, or module:function.",
     )
     proxy_scorer: str | None = Field(
         None,
@@ -349,8 +295,8 @@ class Scoring(Section):
         4,
         ge=1,
         le=256,
-        description="Completions that are scored at once: processes, where there is a limit, or calls of an "
-        "async scorer, which share one process.",
+        description="Completions that are scored at once, each in a process of its own, where there is a "
+        "limit or the scorer is async.",
     )
     backlog: Literal["every", "newest"] = Field(
         "every",
@@ -358,9 +304,10 @@ class Scoring(Section):
         "newest: the newest alone, and those that wait before it are skipped and counted. The first one, "
         "with which the others are compared, is never skipped.",
     )
-    near_duplicates: NearDuplicates | None = Field(
-        NearDuplicates(),
-        description="When a training prompt counts as a near-duplicate; null: only the same prompt does.",
+    near_duplicates: bool = Field(
+        True,
+        description="Whether a training prompt that is nearly a held-out one is refused, too; false: "
+        "only the same prompt is.",
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,6 @@ from guard_core.rounds import Round, StepWindow
 from guard_core.step_count import StepCount
 from guard_core.unscored import Unscored
 from guard_core.wire import (
-    AS_BEFORE,
     DOUBTS,
     CheckpointReport,
     Code,
@@ -415,15 +414,11 @@ class Judge:
         """Fold an evaluation that failed: the checkpoint, or the wanted pass of it, is given up.
 
         Weights that were scored as the checkpoint before are judged with it: they are no new evidence, and
-        nothing that was missed. Weights of which nobody has shown which they are were judged by nobody, so
-        the run cannot pass; but no evaluator failed. Steps since the last evaluation stay unjudged.
+        nothing that was missed. Steps since the last evaluation stay unjudged.
         """
         self._failure = kind
-        if kind in AS_BEFORE and pass_index == 0:
-            if kind is FailureKind.UNCHANGED:
-                self._evaluated += 1
-            else:
-                self._failed += 1
+        if kind is FailureKind.UNCHANGED and pass_index == 0:
+            self._evaluated += 1
             self._last_failure = error
             return
         self._failures += 1
@@ -652,7 +647,7 @@ class Judge:
         for condition in self._liveness(silent_for):
             if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
-        if self._failure in DOUBTS and (self._failure not in AS_BEFORE or self._count.reported):
+        if self._failure in DOUBTS and (self._failure is not FailureKind.UNCHANGED or self._count.reported):
             yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
         yield from self._unscored.conditions(self._sampling)
         if self._reward_lost >= REWARD_LOST_STEPS:

@@ -445,7 +445,6 @@ class FailureKind(StrEnum):
     TOKENIZER_CHANGED = "tokenizer_changed"
     CHANGED = "changed"
     UNCHANGED = "unchanged"
-    UNPROVEN = "unproven"
     WEIGHTS = "weights"
     OUT_OF_MEMORY = "out_of_memory"
     EVALUATOR = "evaluator"
@@ -457,10 +456,8 @@ class FailureKind(StrEnum):
         return _FAILURE_WORDS[self]
 
 
-#: Weights that are, or may be, those of the checkpoint before.
-AS_BEFORE = frozenset({FailureKind.UNCHANGED, FailureKind.UNPROVEN})
 #: A checkpoint that is not what it should be, which may be no accident.
-DOUBTS = AS_BEFORE | {FailureKind.CHANGED, FailureKind.TOKENIZER_CHANGED}
+DOUBTS = frozenset({FailureKind.UNCHANGED, FailureKind.CHANGED, FailureKind.TOKENIZER_CHANGED})
 
 _FAILURE_WORDS = {
     FailureKind.CHECKPOINT: "the checkpoint's files could not be taken (layout, size, links or permissions)",
@@ -469,13 +466,11 @@ _FAILURE_WORDS = {
     "checkpoint that was scored",
     FailureKind.CHANGED: "the checkpoint's files were changed after it was announced",
     FailureKind.UNCHANGED: "the weights are those of the checkpoint that was scored before",
-    FailureKind.UNPROVEN: "nobody has shown which weights the server has: its completions are those of the "
-    "checkpoint before",
     FailureKind.WEIGHTS: "the weights were refused: they do not load, are not whole, or are not finite",
     FailureKind.OUT_OF_MEMORY: "the guard ran out of memory while it loaded the model",
     FailureKind.EVALUATOR: "the guard's evaluation process could not work, whatever the checkpoint",
     FailureKind.UNDERWAY: "it broke off while completions were made or scored (a time-out, too little "
-    "memory, a server, a scorer, broken generation)",
+    "memory, a scorer, broken generation)",
 }
 
 _MEANINGS = {
@@ -494,8 +489,7 @@ _MEANINGS = {
     Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row, or the training grader did "
     "on some of them.",
     Code.CHECKPOINT_DOUBTFUL: "The newest checkpoint was not scored, because it is not what this run may be "
-    "judged by: other files than were announced, another tokenizer, the weights of the one before, or a "
-    "server whose completions are all those of the one before.",
+    "judged by: other files than were announced, another tokenizer, or the weights of the one before.",
     Code.NO_STEPS: "No step has been reported yet.",
     Code.NO_REWARD: "The newest evaluated checkpoints were compared with no reward: none was reported.",
     Code.WARMING_UP: "Too few evaluation rounds for the rule to judge.",
@@ -537,8 +531,7 @@ _REMEDIES = {
     "itself passed them over (backlog: newest), let it take each (backlog: every)",
     Code.EVALUATION_FAILING: "fix what the failure names; the guard's log has each one",
     Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
-    "the whole run; if nobody did otherwise, ask who else writes there. Have a server load each checkpoint "
-    "before it is announced, or the guard do it (load_checkpoints, or the evaluator vllm)",
+    "the whole run; if nobody did otherwise, ask who else writes there",
     Code.NO_STEPS: "add GuardCallback.from_env(trainer) to the trainer, or, where its log is followed, let "
     "path and format be those of that log",
     Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None. If there is none, "
@@ -679,8 +672,7 @@ class Verdict(Wire):
     )
     failed: int = Field(
         0,
-        description="Of these, given up because their evaluation failed, or because nobody has shown which "
-        "weights were scored (`unproven`).",
+        description="Of these, given up because their evaluation failed.",
     )
     skipped: int = Field(
         0,

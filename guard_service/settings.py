@@ -142,8 +142,8 @@ class GuardSettings(BaseSettings):
     )
     keep_best_checkpoint: bool = Field(
         False,
-        description="Keep the files of the best-scored checkpoint in <state_dir>/best (checkpoint evaluator "
-        "only; costs the disk space of one model).",
+        description="Keep the files of the best-scored checkpoint in <state_dir>/best (costs the disk "
+        "space of one model).",
     )
 
     max_store_mib: int = Field(
@@ -300,7 +300,7 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
 
 def _without_kind(place: Place) -> Place:
     """The place as a user writes it: pydantic puts the evaluator's kind into it."""
-    kinds = ("checkpoint", "vllm", "openai")
+    kinds = ("hf", "vllm")
     nested = place[:2] == ("heldout", "evaluator") and place[2:3] and place[2] in kinds
     return (*place[:2], *place[3:]) if nested else place
 

@@ -225,7 +225,6 @@ def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
         "containers": [{"name": "trainer", "volumeMounts": mounts}],
         "volumes": [{"name": "other", "emptyDir": {}}],
     }
-    openai = {"baseUrl": "https://other", "model": "other", "apiKeySecretName": "other"}
     spec = {
         "template": {
             "apiVersion": "batch/v1",
@@ -233,7 +232,7 @@ def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
             "spec": {"completionMode": "Indexed", "template": {"spec": pod}},
         },
         "guard": {
-            "heldout": {"volume": {"secretName": "other"}, "split": "other", "evaluator": {"openai": openai}},
+            "heldout": {"volume": {"secretName": "other"}, "split": "other", "evaluator": {"vllm": {}}},
             "checkpoints": {"volume": "other"},
             "state": {"claimName": "other"},
             "port": 1025,
@@ -260,7 +259,7 @@ def own_guard() -> dict[str, Any]:
         "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}],
     }
     guard = {
-        "heldout": {"volume": {"secretName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"secretName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
         "state": {"claimName": "s", "keepBest": True},
         "placement": "Pod",

@@ -38,8 +38,7 @@ from guard_service.auth import Tokens
 from guard_service.engine import Engine
 from guard_service.errors import MEDIA_TYPE, ProblemType
 from guard_service.heldout.config import (
-    CheckpointEvaluatorSettings,
-    OpenAIEvaluatorSettings,
+    HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
 from guard_service.metrics import GuardMetrics
@@ -372,13 +371,13 @@ def settings() -> Iterator[str]:
     yield "### Evaluators"
     yield ""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for model in (CheckpointEvaluatorSettings, VllmEvaluatorSettings, OpenAIEvaluatorSettings):
+    for model in (HfEvaluatorSettings, VllmEvaluatorSettings):
         kind = f"`{model.model_fields['kind'].default}`"
         for row in field_rows(model.model_json_schema(), f"{ENV_PREFIX}HELDOUT__EVALUATOR__", env=True):
             if "EVALUATOR__KIND`" not in row[0]:
                 rows.setdefault(row, []).append(kind)
     kinds = "RLGUARD_GUARD_HELDOUT__EVALUATOR__KIND"
-    yield f"`{kinds}` is `checkpoint`, `vllm` or `openai`."
+    yield f"`{kinds}` is `hf` or `vllm`."
     yield ""
     yield from table((*FIELD_COLUMNS, "Of"), [(*row, ", ".join(of)) for row, of in rows.items()])
     yield "## The policy file"

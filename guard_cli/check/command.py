@@ -102,14 +102,13 @@ def _gather(
     heldout = settings.heldout
     if heldout is None:
         raise options.no_split()
-    remote = not heldout.takes_checkpoints
-    if timed and model is None and not remote:
+    if timed and model is None:
         raise CliError("--time needs a model to evaluate: give --model DIR")
     split, readable = gather.look_at_split(heldout)
     root, metrics, measured = settings.checkpoint_root, settings.metrics, None
-    if readable and timed:
+    if readable and timed and model is not None:
         scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
-        scorer, measured = gather.measure(heldout, (model or Path("policy")).absolute(), scratch)
+        scorer, measured = gather.measure(heldout, model.absolute(), scratch)
         split = replace(split, scorer=scorer)
     elif readable:
         split = replace(split, scorer=gather.try_scorer(heldout, Path.cwd()))
@@ -117,7 +116,6 @@ def _gather(
         trainer=trainer,
         policy=settings.policy(),
         split=split,
-        remote=remote,
         sampling=heldout.evaluator.sampling_ahead(),
         grader=heldout.proxy_scorer is not None,
         folder=None if checkpoints is None else gather.look_at_folder(checkpoints, root),

@@ -18,7 +18,7 @@ from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.fitness import is_adapter, why_unfit, without_tokenizer
+from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import refuse_unstageable
 
@@ -77,7 +77,7 @@ def look_at_model(path: Path, base: Path | None) -> Model:
     names = os.listdir(path) if path.is_dir() else []
     adapter = base is not None and is_adapter(names)
     no_tokenizer = "" if adapter else without_tokenizer(names)  # an adapter's base model has one
-    if no_tokenizer and why_unfit(names, base) == no_tokenizer:  # which has a row of its own
+    if no_tokenizer and why_names_unscorable(names, base) == no_tokenizer:  # which has a row of its own
         return Model(path, None, no_tokenizer)
     try:
         refuse_unstageable(path, base)

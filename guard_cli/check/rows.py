@@ -153,15 +153,13 @@ class TriedEvaluation:
 class Found:
     """Everything that the rows are made from.
 
-    `remote`: a server has the policy, and no checkpoint is loaded. `sampling`: of an evaluation that no
-    trainer tells how it samples. `grader`: whether the guard has the training grader (`proxy_scorer`).
-    `followed`: None of a trainer that reports.
+    `sampling`: of an evaluation that no trainer tells how it samples. `grader`: whether the guard has the
+    training grader (`proxy_scorer`). `followed`: None of a trainer that reports.
     """
 
     trainer: Trainer
     policy: Policy
     split: Split
-    remote: bool
     sampling: EvaluationSampling
     grader: bool
     folder: Folder | None
@@ -198,7 +196,7 @@ def rows(found: Found) -> list[Row]:
         overlap_row(found.split),
         scorer_row(found.split),
         grader_row(found.split, found.measured, given=found.grader),
-        *(() if found.remote else (memory_row(found.model),)),
+        memory_row(found.model),
         *(() if found.followed is None else (followed_row(found.followed),)),
         *_run_rows(found),
         *_measured_rows(found),
@@ -207,9 +205,8 @@ def rows(found: Found) -> list[Row]:
 
 
 def _run_rows(found: Found) -> list[Row]:
-    """The checks that the trainer's callback makes too; a server that has the policy loads no checkpoint."""
-    shown = run_rows(run_facts(found))
-    return [row for row in shown if not (found.remote and row.name in (LAYOUT, TOKENIZER))]
+    """The checks that the trainer's callback makes too."""
+    return run_rows(run_facts(found))
 
 
 def run_facts(found: Found) -> RunFacts:

@@ -123,7 +123,7 @@ def make_plan(
     command += ["--grader", grader, "--train", str(trainer / "train.jsonl")]
     command += ["--model", str(trainer / "model"), "--checkpoints", str(trainer / "checkpoints")]
     command += ["--seed", str(seed), "--steps", str(steps), "--warmup-steps", str(warmup_steps)]
-    evaluator = {"kind": "checkpoint", "batch_size": HELDOUT_ITEMS, "seed": seed}
+    evaluator = {"kind": "hf", "batch_size": HELDOUT_ITEMS, "seed": seed}
     options = {
         "heldout": {
             "split": folder.absolute() / "guard" / "heldout.jsonl",

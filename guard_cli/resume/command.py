@@ -205,15 +205,10 @@ def _told(resumed: Resumed, *, created: bool) -> Iterator[str]:
     yield "what you have not changed is as it was: a reward that was hacked will be again"
     yield from _of_a_followed_trainer(resumed)
     guard = resumed.manifest["spec"]["guard"]["heldout"]["evaluator"]
-    if (guard.get("checkpoint") or guard.get("vllm") or {}).get("baseModel"):
+    if (guard.get("hf") or guard.get("vllm") or {}).get("baseModel"):
         yield (
             "an adapter's run: the trainer image starts from whole models. Merge the adapter, give the guard "
             "the result as its base model too, and name it with --checkpoint"
-        )
-    if "{checkpoint}" in str((guard.get("openai") or {}).get("model")):
-        yield (
-            "the evaluator asks for a model by the checkpoint's name, which the old run has used, too: see "
-            "that its server has not the old weights under it"
         )
     namespace = resumed.manifest["metadata"].get("namespace")
     where = f" -n {shlex.quote(namespace)}" if namespace else ""

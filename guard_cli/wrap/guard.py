@@ -110,7 +110,7 @@ def _source(heldout: str) -> tuple[dict[str, str], str]:
 def _in_api(scoring: Mapping[str, Any], base_model: str | None) -> dict[str, Any]:
     """The guard's settings under the names that `spec.guard.heldout` has for them; the evaluator is last."""
     settings = {"base_model": base_model, **scoring.get("evaluator", {})}
-    kind = settings.pop("kind", "checkpoint")
+    kind = settings.pop("kind", "hf")
     others = {to_camel(name): value for name, value in scoring.items() if name != "evaluator"}
     return others | {"evaluator": {kind: given(**{to_camel(name): one for name, one in settings.items()})}}
 

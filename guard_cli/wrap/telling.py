@@ -125,7 +125,6 @@ def _guard(spec: Spec) -> Iterator[str]:
         if name is not None
     )
     how = "loads each checkpoint" + (" into vLLM" if heldout.evaluator.vllm is not None else "")
-    how = "asks a server" if heldout.evaluator.openai is not None else how
     default = "" if "scorer" in heldout.model_fields_set else " by default: a completion must be the answer"
     yield f"held-out split: {heldout.split} in {source}; scorer {heldout.scorer}{default}; the guard {how}"
     policy = "" if "policy" in guard.model_fields_set else " by default"

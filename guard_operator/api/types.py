@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
-from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation, Scoring, VllmEvaluation
+from guard_core.evaluation import HfEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import KlPolicy, Policy
 from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
@@ -228,7 +228,7 @@ class LocalEvaluatorModel(EvaluatorModel):
     )
 
 
-class CheckpointEvaluatorSpec(LocalEvaluatorModel, CheckpointEvaluation):
+class HfEvaluatorSpec(LocalEvaluatorModel, HfEvaluation):
     """Loads each checkpoint in the guard and generates there. Needs the `guard-hf` image."""
 
 
@@ -236,38 +236,26 @@ class VllmEvaluatorSpec(LocalEvaluatorModel, VllmEvaluation):
     """Loads each checkpoint in the guard and generates with vLLM. Needs the `guard-vllm` image."""
 
 
-class OpenAIEvaluatorSpec(EvaluatorModel, OpenAIEvaluation):
-    """Asks an OpenAI-compatible server that serves the policy."""
-
-    api_key_secret_name: ObjectName | None = Field(
-        None, description="Secret with the API key under the key `api-key`; read by the guard alone."
-    )
-
-
 class EvaluatorSpec(ApiModel):
     """What turns a checkpoint into completions. Exactly one."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
-            (
-                "[has(self.checkpoint), has(self.vllm), has(self.openai)].exists_one(x, x)",
-                "exactly one evaluator must be set: checkpoint, vllm or openai",
-            )
+            ("has(self.hf) != has(self.vllm)", "exactly one evaluator must be set: hf or vllm")
         )
     )
 
-    checkpoint: CheckpointEvaluatorSpec | None = Field(
+    hf: HfEvaluatorSpec | None = Field(
         None, description="Load the checkpoint in the guard and generate there."
     )
     vllm: VllmEvaluatorSpec | None = Field(
         None, description="Load the checkpoint in the guard and generate with vLLM."
     )
-    openai: OpenAIEvaluatorSpec | None = Field(None, description="Ask an OpenAI-compatible server.")
 
     @property
     def timeout_seconds(self) -> float:
         """The limit of one evaluation."""
-        chosen = (one for one in (self.checkpoint, self.vllm, self.openai) if one is not None)
+        chosen = (one for one in (self.hf, self.vllm) if one is not None)
         return max((one.timeout_seconds for one in chosen), default=0.0)
 
 
@@ -408,10 +396,6 @@ class GuardSpec(ApiModel):
                 "!has(self.state) || !self.state.keepBest || has(self.state.claimName)",
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
             ),
-            (
-                "!has(self.state) || !self.state.keepBest || !has(self.heldout.evaluator.openai)",
-                "state.keepBest needs an evaluator that reads the checkpoints itself, not openai",
-            ),
             ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
             (
                 "self.placement != 'Pod' || (has(self.state) && has(self.state.claimName))",
@@ -489,10 +473,6 @@ class GuardSpec(ApiModel):
         if self.state.keep_best and self.state.claim_name is None:
             raise ValueError(
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod"
-            )
-        if self.state.keep_best and self.heldout.evaluator.openai is not None:
-            raise ValueError(
-                "state.keepBest needs an evaluator that reads the checkpoints itself, not openai"
             )
         return self
 

@@ -30,7 +30,6 @@ from guard_operator.reconcile.leaks import had
 from guard_operator.reconcile.refusals import (
     SourceRef,
     Violation,
-    asks_its_own_pod,
     evaluator_findings,
     guarded_sources,
 )
@@ -55,7 +54,6 @@ def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     why = guarded_sources(guard).get(("PersistentVolumeClaim", str(guard.checkpoints.claim_name)))
     if why is not None:
         yield Violation("spec.guard.checkpoints.claimName", why)
-    yield from asks_its_own_pod(guard)
     yield from evaluator_findings(guard)
 
 

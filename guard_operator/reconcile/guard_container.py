@@ -122,9 +122,6 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> dict[s
     variables["RLGUARD_GUARD_METRICS_HOST"] = own_address()  # what Prometheus asks
     if index_field is not None:
         variables[layout.REPLICA_INDEX_ENV] = {"valueFrom": {"fieldRef": {"fieldPath": index_field}}}
-    evaluator = guard.heldout.evaluator.openai
-    if evaluator is not None and evaluator.api_key_secret_name is not None:
-        variables[layout.API_KEY_ENV] = from_secret(evaluator.api_key_secret_name, layout.API_KEY_KEY)
     return variables
 
 
@@ -145,13 +142,10 @@ def heldout_settings(heldout: Heldout) -> Json:
 
 
 def _evaluator_settings(evaluator: EvaluatorSpec) -> Json:
-    if (openai := evaluator.openai) is not None:
-        key = {} if openai.api_key_secret_name is None else {"api_key_env": layout.API_KEY_ENV}
-        return {"kind": "openai"} | openai.model_dump(mode="json", exclude={"api_key_secret_name"}) | key
     if evaluator.vllm is not None:
         return {"kind": "vllm"} | evaluator.vllm.model_dump(mode="json")
-    assert evaluator.checkpoint is not None
-    return {"kind": "checkpoint"} | evaluator.checkpoint.model_dump(mode="json")
+    assert evaluator.hf is not None
+    return {"kind": "hf"} | evaluator.hf.model_dump(mode="json")
 
 
 def _mounts(job: Job, checkpoints: Json, index_field: str | None) -> Iterator[Json]:

@@ -26,7 +26,6 @@ from guard_operator.reconcile.guard_container import (
 from guard_operator.reconcile.owned import job_labels, owned
 from guard_operator.reconcile.refusals import (
     Violation,
-    asks_its_own_pod,
     checkpoint_mount,
     field_of,
     pod_spec,
@@ -249,7 +248,6 @@ def find_obstacles(
     if guard.state.claim_name is None:
         why = "must be set: a guard that is moved to another node has no other memory of its run"
         yield Violation("spec.guard.state.claimName", why)
-    yield from asks_its_own_pod(guard)
     for template in adapter.pod_templates(spec):
         pod, where = pod_spec(spec, template), field_of(template)
         if own.service_account_name in _accounts(pod):

@@ -58,7 +58,3 @@ INGEST_TOKEN_KEY = "ingest-token"
 READ_TOKEN_KEY = "read-token"
 POLICY_KEY = "policy.yaml"
 CERTIFICATE_KEY, PRIVATE_KEY_KEY = "tls.crt", "tls.key"
-API_KEY_KEY = "api-key"
-
-#: Environment variable of the guard with the key of the server that it asks.
-API_KEY_ENV = "RLGUARD_EVALUATOR_API_KEY"

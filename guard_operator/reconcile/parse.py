@@ -44,7 +44,7 @@ UNREADABLE = "unreadable"
 #: In the place of a guard that cannot be read: the guard runs already, so nothing here is used any more.
 _SOME_GUARD = GuardSpec.model_validate(
     {
-        "heldout": {"volume": {"claimName": UNREADABLE}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": UNREADABLE}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": UNREADABLE},
     }
 )

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
-from guard_core.loopback import is_loopback
 from guard_core.wording import quoted
 from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
 from guard_operator.api.names import OWN_LABELS, RESERVED_PREFIX
@@ -34,7 +32,7 @@ from guard_operator.reconcile.layout import (
 #: What one variable of the guard may hold, bytes: Linux takes 128 KiB with its name, and paths are added.
 MAX_SETTING = 120_000
 #: Names in the document of the guard's settings that the admission policy counts there.
-_OF_THE_SETTINGS = frozenset({"split", "scorer", "evaluator", "kind", "base_url"})
+_OF_THE_SETTINGS = frozenset({"split", "scorer", "evaluator", "kind"})
 _EVALUATOR = ("heldout", "evaluator")
 #: The fields of a container in which volumes come into it, as a directory or as a block device.
 MOUNTS = ("volumeMounts", "volumeDevices")
@@ -114,16 +112,14 @@ def find_violations(
 
 def guarded_sources(guard: GuardSpec) -> dict[SourceRef, str]:
     """What only the guard may have of what a user names, each with what a trainer could do with it."""
-    volume, evaluator = guard.heldout.volume, guard.heldout.evaluator.openai
+    volume = guard.heldout.volume
     split = "must not be the held-out data: the trainer could read the split"
     state = "must not be the claim of the guard's state: the trainer could rewrite what it knows"
-    key = "must not be the evaluator's API key, which is the guard's alone"
     named = [
         ("PersistentVolumeClaim", volume.claim_name, split),
         ("Secret", volume.secret_name, split),
         ("ConfigMap", volume.config_map_name, split),
         ("PersistentVolumeClaim", guard.state.claim_name, state),
-        ("Secret", evaluator.api_key_secret_name if evaluator else None, key),
     ]
     return {(kind, name): why for kind, name, why in named if name is not None}
 
@@ -234,19 +230,6 @@ def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
         why = f"has {len(said)} bytes; the guard takes at most {MAX_SETTING}: shorten its systemPrompt"
         yield Violation("spec.guard.heldout", why)
     yield from _unreadable_findings(guard)
-    evaluator = guard.heldout.evaluator.openai
-    if (
-        evaluator is None
-        or not evaluator.base_url.startswith("http:")
-        or names_the_pod_itself(evaluator.base_url)
-    ):
-        return
-    yield _relaxable(
-        "spec.guard.heldout.evaluator.openai.baseUrl",
-        f"must start with https://, or name a loopback address (it is {evaluator.base_url})",
-        "a plain http endpoint is sent the held-out prompts where others can read or redirect them",
-        guard,
-    )
 
 
 def _unreadable_findings(guard: GuardSpec) -> Iterator[Violation]:
@@ -254,15 +237,14 @@ def _unreadable_findings(guard: GuardSpec) -> Iterator[Violation]:
     said = guard.model_dump(by_alias=True, exclude_none=True)
     follow, checkpoints = ("metrics", "follow", "path"), ("metrics", "checkpoints", "path")
     config = ("metrics", "follow", "runConfig")
-    paths = (follow, config, checkpoints, (*_EVALUATOR, "openai", "baseUrl"))
-    for path in paths:
+    for path in (follow, config, checkpoints):
         if re.search(f"[{ESCAPED}]", str(at(said, *path) or "")):
             yield Violation(f"spec.guard.{'.'.join(path)}", PLAIN)
-    for kind in ("checkpoint", "vllm", "openai"):
-        path = (*_EVALUATOR, kind, "chatTemplateKwargs")
-        for name in sorted(_keys(at(said, *path)) & _OF_THE_SETTINGS):
+    for kind in ("hf", "vllm"):
+        variables = (*_EVALUATOR, kind, "chatTemplateKwargs")
+        for name in sorted(_keys(at(said, *variables)) & _OF_THE_SETTINGS):
             why = f"must not have {name!r}, a name of the guard's own settings: rename it in the template"
-            yield Violation(f"spec.guard.{'.'.join(path)}", why)
+            yield Violation(f"spec.guard.{'.'.join(variables)}", why)
 
 
 def _keys(value: Any) -> set[str]:
@@ -270,22 +252,6 @@ def _keys(value: Any) -> set[str]:
     if isinstance(value, Mapping):
         return {str(key) for key in value}.union(*map(_keys, value.values()))
     return set[str]().union(*map(_keys, value)) if isinstance(value, list) else set()
-
-
-def asks_its_own_pod(guard: GuardSpec) -> Iterator[Violation]:
-    """What is refused of an evaluator where the guard has a pod of its own."""
-    asked = guard.heldout.evaluator.openai
-    if asked is not None and names_the_pod_itself(asked.base_url):
-        why = "must not be a loopback address: a model server beside the trainer is in another pod"
-        yield Violation("spec.guard.heldout.evaluator.openai.baseUrl", why)
-
-
-def names_the_pod_itself(url: str) -> bool:
-    """Whether a URL names the pod itself."""
-    try:
-        return is_loopback(urlsplit(url).hostname or "")
-    except ValueError:  # no URL at all
-        return False
 
 
 def _relaxable(field: str, message: str, cost: str, guard: GuardSpec) -> Violation:

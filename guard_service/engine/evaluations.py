@@ -189,17 +189,7 @@ class Evaluations:
         refuse_overwritten(request, self._ledger.queue)
         refuse_no_outcomes(result)
         refuse_other_weights(request, result, self._ledger.verdict.last_evaluation)
-        if result.said is not None:
-            refuse_unproven(request, result.said, await self._ledger.persist(self._said_before))
-            await self._ledger.persist(partial(self._note_said, CheckpointKey.of(request), result.said))
         return result
-
-    async def _said_before(self, store: EventLog) -> tuple[CheckpointKey, str] | None:
-        note = await self._ledger.call(store.newest_note, NoteKind.SAID)
-        return None if note is None else (note.key, note.content)
-
-    async def _note_said(self, key: CheckpointKey, said: str, store: EventLog) -> None:
-        await self._ledger.append(store, Note(NoteKind.SAID, said, key))
 
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
         """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
@@ -339,26 +329,6 @@ def refuse_other_weights(
             "each checkpoint to a directory of its own, and leave it as it is until it has been scored",
             FailureKind.CHECKPOINT,
         )
-
-
-def refuse_unproven(request: EvaluationRequest, said: str, before: tuple[CheckpointKey, str] | None) -> None:
-    """A server that says what it said of the checkpoint before may still have that one's weights. Pure.
-
-    Such a policy looks like one that never changes, which reads as healthy.
-
-    Raises:
-        EvaluationError: all greedy completions are those of another checkpoint.
-    """
-    if before is None or before[0] == CheckpointKey.of(request) or before[1] != said:
-        return
-    attempt, step = before[0]
-    raise EvaluationError(
-        f"nobody has shown which weights the server has: of step {request.step} it says to the letter what "
-        f"it said of step {step}{'' if attempt == request.attempt else f' of attempt {attempt}'}. Have it "
-        "load each checkpoint before that is announced, or let the guard do it (load_checkpoints, or the "
-        "evaluator vllm)",
-        FailureKind.UNPROVEN,
-    )
 
 
 def _reason(error: Exception) -> str:

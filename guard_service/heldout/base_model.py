@@ -9,6 +9,7 @@ model. No torch here.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard_core import adapter
-from guard_service.heldout.errors import SplitError
-from guard_service.heldout.fitness import NEEDED_SUFFIXES, why_unfit
+from guard_core.wire import FailureKind
+from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.scorable import NEEDED_SUFFIXES, why_names_unscorable
 
 CHUNK_BYTES = 1 << 22
 
@@ -37,15 +39,22 @@ class BaseModel:
     sha256: str
     stamps: tuple[Stamp, ...]
 
-    def as_it_is_now(self) -> BaseModel | None:
-        """It, with the stamps of now; None if its files are no longer those that were hashed."""
-        try:
+    def refreshed(self) -> BaseModel:
+        """Read the files again if a file system says that they changed.
+
+        Raises:
+            EvaluationError: they are no longer those that were hashed.
+        """
+        with contextlib.suppress(OSError, SplitError):
             if _stamps(self.path) == self.stamps:
                 return self
-            found = look_at(self.path)
-        except (OSError, SplitError):
-            return None
-        return found if found.sha256 == self.sha256 else None
+            if (found := look_at(self.path)).sha256 == self.sha256:
+                return found
+        raise EvaluationError(
+            f"the base model in {self.path} is no longer the one that the guard started with: restore it, or "
+            "start a new run",
+            FailureKind.EVALUATOR,
+        )
 
 
 def look_at(path: Path) -> BaseModel:
@@ -105,7 +114,7 @@ def _why_unusable(path: Path) -> str:
     names = os.listdir(path)
     if adapter.CONFIG in names:  # transformers would follow it to another base
         return f"it has an {adapter.CONFIG}: give the whole model that adapters are trained on"
-    if problem := why_unfit(names, None):
+    if problem := why_names_unscorable(names, None):
         return problem
     for name in names:
         if name.endswith("config.json") and "auto_map" in json.loads((path / name).read_bytes()):

@@ -16,20 +16,15 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
 from guard_core.wire import FailureKind
-from guard_service.heldout.base_model import BaseModel, look_at
-from guard_service.heldout.config import (
-    EvaluatorSettings,
-    HeldoutSettings,
-    OpenAIEvaluatorSettings,
-    VllmEvaluatorSettings,
-)
+from guard_service.heldout.base_model import look_at
+from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import (
     KINDS,
@@ -39,8 +34,9 @@ from guard_service.heldout.errors import (
     SplitError,
     StartAgainError,
 )
-from guard_service.heldout.evaluators import Completion, Completions, Evaluator, timed
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.completions import Completion, Completions
+from guard_service.heldout.evaluators.evaluator import Evaluator, timed
+from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.pool import Limits
 from guard_service.heldout.processes import open_channel, supervise
@@ -53,16 +49,25 @@ NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.
 _LAST = (EngineLostError, StartAgainError)
 OOM_SCORE = 500  # out of memory, this process goes first, and not the guard
+#: Takes settings, scratch directory and base model.
+MakeEvaluator = Callable[..., Evaluator]
+ENGINES: Mapping[str, MakeEvaluator] = {"hf": HfEvaluator, "vllm": VllmEvaluator}
 
 
 class HeldoutEvaluation:
     """Split, scorers and evaluator of one run, checked."""
 
-    def __init__(self, settings: HeldoutSettings, scratch: Path, *, first: bool) -> None:
+    def __init__(
+        self, settings: HeldoutSettings, scratch: Path, *, first: bool, engine: MakeEvaluator | None = None
+    ) -> None:
         """Load and check everything but the checkpoints.
 
-        `first`: also what takes long and stays true while the split does: that it is disjoint from training,
-        and that its own answers score 1.
+        Args:
+            settings: of the run.
+            scratch: where checkpoints are copied to.
+            first: also check what takes long and stays true while the split does: that it is disjoint from
+                training, and that its own answers score 1.
+            engine: makes the completions; that of the settings if absent.
 
         Raises:
             SplitError: something must be mended first.
@@ -77,7 +82,8 @@ class HeldoutEvaluation:
         self._settings, self._scratch = settings.evaluator, scratch
         self._proxy = None if settings.proxy_scorer is None else ProxyScoring(settings.proxy_scorer, limits)
         self._base = None if settings.base_model is None else look_at(settings.base_model)
-        self._evaluator = _evaluator(settings.evaluator, scratch, self._base)
+        engine = engine or ENGINES[settings.evaluator.kind]
+        self._evaluator = engine(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
         #: Items whose own answer was tried; None where it was before.
         self._answers_tried = self._check_split(settings) if first else None
@@ -104,11 +110,6 @@ class HeldoutEvaluation:
             "scorer_code": self._scoring.code | ({} if self._proxy is None else self._proxy.code),
         }
 
-    @property
-    def over(self) -> bool:
-        """See `Evaluator.over`."""
-        return self._evaluator.over
-
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
         self._evaluator.warm_up()
@@ -131,7 +132,7 @@ class HeldoutEvaluation:
             EvaluationError: there is no outcome.
         """
         completions = self._evaluator.complete(self._split.items, request)
-        staged, seconds = completions.staged, dict(completions.seconds)
+        seconds = dict(completions.seconds)
         with timed(seconds, "score"):
             right, paid = self._right(completions), self._paid(completions)
         return {
@@ -139,13 +140,12 @@ class HeldoutEvaluation:
             "parts": seconds,
             "truncated": completions.truncated,
             "unanswered": completions.unanswered(self._split.items, self._settings),
-            "unscored": fmean(self._answer(made) is None for row in completions.made for made in row),
+            "unscored": fmean(self._answer(made) is None for row in completions.rows for made in row),
             "timed_out": self._timed_out(right, paid or right),
             "sampling": completions.sampling.model_dump(mode="json"),
             "sha256": completions.sha256,
-            "staged": None if staged is None else str(staged),
-            "completions": sum(map(len, completions.made)),
-            "said": completions.said,
+            "staged": str(completions.staged),
+            "completions": sum(map(len, completions.rows)),
         }
 
     def _right(self, completions: Completions) -> list[Graded]:
@@ -167,7 +167,7 @@ class HeldoutEvaluation:
 
     def _each(self, completions: Completions) -> Iterator[tuple[HeldoutItem, Completion]]:
         """Each completion, with its item."""
-        for item, row in zip(self._split.items, completions.made, strict=True):
+        for item, row in zip(self._split.items, completions.rows, strict=True):
             yield from ((item, made) for made in row)
 
     def _timed_out(self, right: Sequence[Graded], paid: Sequence[Graded]) -> float | None:
@@ -187,7 +187,7 @@ class HeldoutEvaluation:
 
         def means(scores: Iterable[float]) -> list[float]:
             each = iter(scores)
-            return self._split.by_group([fmean(next(each) for _ in row) for row in completions.made])
+            return self._split.by_group([fmean(next(each) for _ in row) for row in completions.rows])
 
         items = means(one.score for one in right)
         each_is_one = len(items) == len(right)
@@ -199,24 +199,8 @@ class HeldoutEvaluation:
         }
 
 
-def _evaluator(settings: EvaluatorSettings, scratch: Path, base: BaseModel | None) -> Evaluator:
-    if isinstance(settings, OpenAIEvaluatorSettings):
-        # With httpx, which takes a third of the start of this process; the other two ask nobody.
-        from guard_service.heldout.evaluators.openai import OpenAIEvaluator
-        from guard_service.heldout.evaluators.served import ServedVllm
-
-        served = ServedVllm(settings, scratch) if settings.load_checkpoints else None
-        return OpenAIEvaluator(settings, served)
-    if isinstance(settings, VllmEvaluatorSettings):
-        return VllmEvaluator(settings, scratch, base)
-    return CheckpointEvaluator(settings, scratch, base)
-
-
 def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
-    """Respond to the first line, then to one line after the other, for as long as the guard lives.
-
-    Or until only the end of this process gives memory back.
-    """
+    """Respond to the first line, then to one line after the other, for as long as the guard lives."""
     first = json.loads(lines.get())
     send = partial(_send, responses, first[NUMBER])
     try:
@@ -234,14 +218,12 @@ def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None
         try:
             response = respond(EvaluationRequest.from_json(message))
         except Exception as error:
-            over = isinstance(error, _LAST) or not isinstance(error, HeldoutError) or evaluation.over
+            over = isinstance(error, _LAST) or not isinstance(error, HeldoutError)
             send(_told(error, over=over))
             if over:
                 raise SystemExit(1) from error
         else:
-            send(response | {"over": evaluation.over})
-            if evaluation.over:
-                return
+            send(response)
 
 
 def _told(error: Exception, *, over: bool) -> dict[str, Any]:

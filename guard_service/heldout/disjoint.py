@@ -4,18 +4,18 @@ A held-out item that was trained on measures memory: the guard would see a score
 policy hacks. Three rules, the usual ones of decontamination, on the tokens of `text.tokens`:
 
 - exact: the normalised prompts are equal, or what their users ask is, where no other held-out item asks it;
-- containment: at least half (`NearDuplicates.containment`) of the held-out prompt's 8-grams occur in one
+- containment: at least half of the held-out prompt's 8-grams occur in one
   training prompt. Fewer than 8 of them are no profile: without its template "solve: 89 + 49 =" begins like
   every "solve: 89 + b", so such a prompt has to be quoted in full. A prompt of fewer than 8 tokens has no
   8-gram and counts as one n-gram of its own length; below 4 tokens ("2 + 3") a quotation shows nothing, and
   the other rules decide;
 - minhash: the Jaccard similarity of the two sets of 2-grams, estimated by MinHash (Broder 1997; datasketch,
-  128 permutations, standard error about 0.035 there), is at least 0.8 (`NearDuplicates.jaccard`). Pairs
+  128 permutations, standard error about 0.035 there), is at least 0.8. Pairs
   survive what breaks 8-grams: sentences in another order, a word put in here and there. Again fewer than 8
   pairs are no profile of a text.
 
-The exact rule always holds; the other two are settings. They compare what users ask, because a system message
-is mostly the same for all; or every turn, where that does not tell the held-out items apart.
+The exact rule always holds; the other two can be switched off. They compare what users ask, because a system
+message is mostly the same for all; or every turn, where that does not tell the held-out items apart.
 
 An n-gram that more than 5 held-out prompts share is their template ("answer the following question ...") and
 identifies none of them, so the two approximate rules leave it out. Otherwise every templated data set would
@@ -31,16 +31,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.text import Prompt, asked, normalised, prompt_text, tokens, whole_text
 
 if TYPE_CHECKING:
     from datasketch import MinHash
 
+CONTAINMENT = 0.5  # share of 8-grams
 CONTAINMENT_GRAM = 8
 CONTAINMENT_FEWEST = 8  # 8-grams of a text
 SHORTEST_QUOTATION = 4  # tokens
+JACCARD = 0.8  # similarity of the sets of 2-grams
 MINHASH_GRAM = 2
 MINHASH_FEWEST = 8  # 2-grams of a text
 MINHASH_MARGIN = 0.1  # about three standard errors of the estimate
@@ -51,8 +52,6 @@ MAX_OVERLAPS = 10_000
 
 OverlapRule = Literal["exact", "containment", "minhash"]
 Gram = tuple[str, ...]
-
-DEFAULT_RULE = NearDuplicates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +103,11 @@ class DisjointReport:
 def check_disjoint(
     train: Iterable[tuple[str, Prompt]],
     heldout: Sequence[HeldoutItem],
-    near: NearDuplicates | None = DEFAULT_RULE,
+    near: bool = True,
 ) -> DisjointReport:
     """Compare every training prompt, given as (id, prompt), with every held-out item.
 
-    `near`: what counts as a near-duplicate; None looks for the same prompt only.
+    `near`: also look for near-duplicates, and not for the same prompt only.
     """
     index = _Index(heldout, near)
     overlaps: list[Overlap] = []
@@ -133,7 +132,7 @@ def check_disjoint(
 def disjoint_part(
     train: Callable[[Sequence[HeldoutItem]], Iterable[tuple[str, Prompt]]],
     heldout: Sequence[HeldoutItem],
-    near: NearDuplicates | None = DEFAULT_RULE,
+    near: bool = True,
 ) -> tuple[HeldoutItem, ...]:
     """The items that are left when those that overlap with training are taken out; maybe none.
 
@@ -146,9 +145,7 @@ def disjoint_part(
     return left
 
 
-def families(
-    items: Sequence[HeldoutItem], near: NearDuplicates | None = DEFAULT_RULE
-) -> tuple[tuple[int, ...], ...]:
+def families(items: Sequence[HeldoutItem], near: bool = True) -> tuple[tuple[int, ...], ...]:
     """Places of held-out items that are near-duplicates of each other, directly or through others.
 
     By the same rules, so words that more than TEMPLATE_PROMPTS items share make no family.
@@ -198,7 +195,7 @@ class _Grams:
 class _Index:
     """The held-out side, ready to be asked about one training prompt after the other."""
 
-    def __init__(self, heldout: Sequence[HeldoutItem], near: NearDuplicates | None) -> None:
+    def __init__(self, heldout: Sequence[HeldoutItem], near: bool) -> None:
         self._near = near
         questions = [asked(item.conversation) for item in heldout]
         asking = Counter(questions)
@@ -219,29 +216,27 @@ class _Index:
         for same in (self._exact.get(normalised(prompt)), self._asked.get(asked(prompt))):
             if same is not None:
                 found[same] = ("exact", 1.0)
-        if self._near is not None:
-            for item, rule, value in self._near_duplicates(prompt, self._near):
+        if self._near:
+            for item, rule, value in self._near_duplicates(prompt):
                 found.setdefault(item, (rule, value))
         return [(item, rule, value) for item, (rule, value) in found.items()]
 
-    def _near_duplicates(
-        self, prompt: Prompt, near: NearDuplicates
-    ) -> Iterable[tuple[int, OverlapRule, float]]:
+    def _near_duplicates(self, prompt: Prompt) -> Iterable[tuple[int, OverlapRule, float]]:
         words = tokens(self._text(prompt))
         for size in self._short_sizes:
             for gram in _ngrams(words, size) & self._short.keys():
                 yield self._short[gram], "containment", 1.0
         for item, shared in self._long.shared_with(_ngrams(words, CONTAINMENT_GRAM)).items():
             grams = len(self._long.of_item[item])
-            if shared / grams >= (near.containment if grams >= CONTAINMENT_FEWEST else 1.0):
+            if shared / grams >= (CONTAINMENT if grams >= CONTAINMENT_FEWEST else 1.0):
                 yield item, "containment", shared / grams
-        for item, value in self._alike(_ngrams(words, MINHASH_GRAM), near.jaccard):
+        for item, value in self._alike(_ngrams(words, MINHASH_GRAM)):
             yield item, "minhash", value
 
-    def _alike(self, grams: set[Gram], threshold: float) -> Iterable[tuple[int, float]]:
+    def _alike(self, grams: set[Gram]) -> Iterable[tuple[int, float]]:
         # The Jaccard similarity is at most common / larger side. An estimate is drawn only where that bound
         # leaves room for it, three standard errors below the threshold: for few pairs of many.
-        bound = threshold - MINHASH_MARGIN
+        bound = JACCARD - MINHASH_MARGIN
         own = grams - self._minhash.template
         known = [gram for gram in own if gram in self._minhash.items]
         if len(own) < MINHASH_FEWEST or len(known) < bound * len(own):
@@ -252,7 +247,7 @@ class _Index:
             if held < MINHASH_FEWEST or common < bound * max(len(own), held):
                 continue
             signature = signature or _signature(own)
-            if (value := signature.jaccard(self._held_signature(item))) >= threshold:
+            if (value := signature.jaccard(self._held_signature(item))) >= JACCARD:
                 yield item, float(value)
 
     def _held_signature(self, item: int) -> MinHash:

@@ -20,7 +20,7 @@ from typing import Any
 
 from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.fitness import MAX_NAMES
+from guard_service.heldout.scorable import MAX_NAMES
 
 _WEIGHTS = ".safetensors"
 _CONFIG = "config.json"
@@ -210,7 +210,7 @@ def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: 
     """
     if expected.pins is not None and _ALL in expected.pins:
         pins = as_one(pins)
-    known = {_CONFIG: pins.get(_CONFIG), **(pins if expected.pins is None else expected.pins)}
+    known = pins if expected.pins is None else expected.pins
     if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
         names = "one of its files" if _ALL in changed else ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(

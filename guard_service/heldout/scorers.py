@@ -3,10 +3,9 @@
 A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, Any]) -> float`. Where the
 answer begins after a mark (`answer_after`), its `completion` is what follows the mark; one that has a
 parameter `whole_completion` gets by that name all that was written. The training grader gets all of it as
-its `completion`, as it does in training. A scorer is named by one of the built-in names below, by an entry
-point of the group `rlguard.scorers`, or as `module:function`. They are imported and called in the worker
-process only, and in those that it starts (`pool`): there, where scorers have a limit, all are called that may
-not end, and async ones always.
+its `completion`, as it does in training. A scorer is named by one of the built-in names below, or as
+`module:function`. They are imported and called in the evaluation process only, and in those that it starts
+(`pool`): there, where scorers have a limit, all are called that may not end, and async ones always.
 
 At start each item's own answer is scored as if it were the completion, and must score 1
 (`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
@@ -19,6 +18,7 @@ too, unless the settings say that such a completion is wrong.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -31,7 +31,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
@@ -39,14 +38,13 @@ from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.pool import Limits, Question, Said, Take, ask_one_by_one, ask_together
+from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
 Scorer = Callable[..., Any]
 #: An item, what a scorer is asked about, and the completion in which it stands.
 Answered = tuple[HeldoutItem, str, str]
 
-ENTRY_POINTS = "rlguard.scorers"
 WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
 MAX_NAME = 64  # of an exception, characters
@@ -112,6 +110,8 @@ def math_verify(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
 
 
 BUILT_IN: Mapping[str, Scorer] = {"exact": exact, "numeric": numeric, "regex": regex, "math": math_verify}
+#: One event loop for all calls of async scorers, which may share clients that belong to it.
+_RUNNER = asyncio.Runner()
 #: These end soon, whatever a completion is. A pattern may backtrack for ever.
 _ALWAYS_END = (exact, numeric)
 
@@ -142,10 +142,9 @@ def load_scorer(name: str) -> Scorer:
         if name == "math" and find_spec("math_verify") is None:
             raise SplitError("scorer 'math' needs the package math-verify: pip install 'rlguard[math]'")
         return BUILT_IN[name]
-    named = [e for e in entry_points(group=ENTRY_POINTS) if e.name == name]
-    module, colon, function = (named[0].value if named else name).partition(":")
+    module, colon, function = name.partition(":")
     if not colon:
-        known = sorted({*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINTS))})
+        known = sorted(BUILT_IN)
         near = nearest(name, known)
         raise SplitError(
             f"scorer {quoted(name)} is unknown: {f'did you mean {near}? Use' if near else 'use'} one of "
@@ -200,22 +199,22 @@ def _is_async(scorer: Scorer) -> bool:
     return any(map(inspect.iscoroutinefunction, (scorer, getattr(type(scorer), "__call__", None))))  # noqa: B004  # which it is
 
 
-def _valid(value: Any) -> Said:
-    """What a scorer returned, as its score if it is one."""
+def _valid(value: Any) -> ScoreResult:
+    """Take what a scorer returned for its score if it is one."""
     if not isinstance(value, Real):
         got = f"a {type(value).__name__}"
     elif not 0 <= (number := float(value)) <= 1:  # NaN too
         got = "NaN" if math.isnan(number) else "a number outside [0, 1]"
     else:
-        return Said(number)
-    return Said(None, f"returned {got} for", "it must be in [0, 1]")
+        return ScoreResult(number)
+    return ScoreResult(None, f"returned {got} for", "it must be in [0, 1]")
 
 
-def _raised(error: Exception) -> Said:
+def _raised(error: BaseException) -> ScoreResult:
     traceback.print_exc()
     name = type(error).__name__  # which what is scored may have chosen
     known = name if name.isidentifier() and len(name) <= MAX_NAME else "an exception"
-    return Said(None, f"raised {known} on", "fix it, or the item")
+    return ScoreResult(None, f"raised {known} on", "fix it, or the item")
 
 
 @contextmanager
@@ -258,24 +257,15 @@ class NamedScorer(NamedTuple):
         except OSError:
             return None
 
-    def ask(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
-        """Call it, here and now."""
+    def score(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> ScoreResult:
+        """Call it, here and now; of an async one, wait for its end."""
+        more = {WHOLE: whole} if self.takes_whole else {}
         with _no_copies():
             try:
-                return _valid(self.function(completion, answer, meta, **self._more(whole)))
-            except Exception as error:
+                value = self.function(completion, answer, meta, **more)
+                return _valid(_RUNNER.run(value) if self.is_async else value)
+            except (Exception, asyncio.CancelledError) as error:
                 return _raised(error)
-
-    async def ask_async(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> Said:
-        """Await it."""
-        with _no_copies():
-            try:
-                return _valid(await self.function(completion, answer, meta, **self._more(whole)))
-            except Exception as error:
-                return _raised(error)
-
-    def _more(self, whole: str) -> dict[str, str]:
-        return {WHOLE: whole} if self.takes_whole else {}
 
     def runs_here(self, limits: Limits) -> bool:
         """Whether it is called in this process."""
@@ -293,25 +283,22 @@ _Asked = tuple[NamedScorer, Answered]
 _NO_LIMIT = Limits()
 
 
+def _request(scorer: NamedScorer, answered: Answered) -> ScoreRequest:
+    item, completion, whole = answered
+    return ScoreRequest(scorer.name, item.id, completion, whole, item.answer, item.meta)
+
+
 def _ask_all(asked: Sequence[_Asked], limits: Limits, take: Take) -> None:
-    """Ask each scorer, at once where they have processes of their own; `take` gets what comes of it."""
-    plain: list[tuple[int, Question]] = []
-    of_async: list[tuple[int, Question]] = []
-    for place, (scorer, (item, completion, whole)) in enumerate(asked):
+    """Ask each scorer, here or in processes of their own; `take` gets the results as they come."""
+    elsewhere: list[tuple[int, ScoreRequest]] = []
+    for place, (scorer, answered) in enumerate(asked):
         if scorer.runs_here(limits):
-            take(place, scorer.ask(completion, item.answer, item.meta, whole))
+            item, completion, whole = answered
+            take(place, scorer.score(completion, item.answer, item.meta, whole))
         else:
-            (of_async if scorer.is_async else plain).append(
-                (place, _question(scorer, item, completion, whole))
-            )
-    if plain:
-        ask_one_by_one(plain, limits, take)
-    if of_async:
-        ask_together(of_async, limits, take)
-
-
-def _question(scorer: NamedScorer, item: HeldoutItem, completion: str, whole: str) -> Question:
-    return Question(scorer.name, item.id, completion, whole, item.answer, item.meta)
+            elsewhere.append((place, _request(scorer, answered)))
+    if elsewhere:
+        score_in_processes(elsewhere, limits, take)
 
 
 def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
@@ -323,14 +310,13 @@ def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
     scored = [Graded(0.0)] * len(asked)
     late = 0
 
-    def take(place: int, said: Said) -> None:
+    def take(place: int, result: ScoreResult) -> None:
         nonlocal late
-        if said.score is not None:
-            scored[place] = Graded(said.score)
+        if result.score is not None:
+            scored[place] = Graded(result.score)
             return
-        if not (said.late and limits.late_is_wrong):
-            scorer, (item, completion, whole) = asked[place]
-            raise EvaluationError(said.words(_question(scorer, item, completion, whole)))
+        if not (result.late and limits.late_is_wrong):
+            raise EvaluationError(result.message(_request(*asked[place])))
         scored[place], late = Graded(0.0, late=True), late + 1
         if late > MAX_LATE * len(asked):
             raise EvaluationError(
@@ -398,18 +384,18 @@ class SplitScorers:
         wrong = set[int]()
         failed: dict[int, str] = {}
 
-        def take(place: int, said: Said) -> None:
+        def take(place: int, result: ScoreResult) -> None:
             item = checked[place]
-            if said.late:
+            if result.late:
                 raise SplitError(
                     f"scorer {self._scorer(item).name!r} took longer than "
                     f"scorer_timeout_seconds={self._limits.seconds:g} on item {item.id!r}, with its own "
                     "answer as completion: raise scorer_timeout_seconds"
                 )
-            if said.score is None:  # for the worker's own log
-                failed[place] = said.words(_question(self._scorer(item), item, "", ""))
+            if result.score is None:  # for the worker's own log
+                failed[place] = result.message(_request(self._scorer(item), (item, "", "")))
                 print(failed[place], file=sys.stderr)
-            if (said.score or 0.0) <= 1 - ROUNDING:
+            if (result.score or 0.0) <= 1 - ROUNDING:
                 wrong.add(place)
 
         try:

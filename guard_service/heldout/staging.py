@@ -25,8 +25,15 @@ from guard_core.adapter import AdapterError
 from guard_core.wire import FailureKind
 from guard_service.heldout.adapter_files import Adapter, read_adapter
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
-from guard_service.heldout.fitness import INDEX, NEEDED_SUFFIXES, WEIGHTS, instead, is_adapter, why_unfit
 from guard_service.heldout.identity import gone, matters, pinned, refuse_changed
+from guard_service.heldout.scorable import (
+    INDEX,
+    NEEDED_SUFFIXES,
+    WEIGHTS,
+    instead,
+    is_adapter,
+    why_names_unscorable,
+)
 
 CHUNK_BYTES = 1 << 22
 #: Of configuration and tokenizer: for each file, and for all. The largest tokenizers have 35 MB.
@@ -167,7 +174,7 @@ def _with_directory(source: Path, target: Path, act: Callable[[Path, int, Path],
 def _prepare(source: Path, directory: int, target: Path, base: Path | None) -> list[str]:
     """Copy configuration and tokenizer, look at them, and name the files of the weights."""
     names = sorted(os.listdir(directory))
-    if reason := why_unfit(names, base):
+    if reason := why_names_unscorable(names, base):
         raise EvaluationError(f"checkpoint {source}: {reason}")
     # Beside whole weights transformers would load what an adapter's configuration names.
     not_needed = set() if is_adapter(names) else {adapter.CONFIG}

@@ -1,4 +1,4 @@
-"""The guard's side of held-out evaluation: one child process that loads models, asks servers and scores.
+"""The guard's side of held-out evaluation: one child process that loads models and scores.
 
 The child (`guard_service.heldout.child`) gets requests as JSON lines on its stdin and responds on its stdout.
 It is the only process that imports torch or a user's scorer, or reads a tokenizer, so ingest waits for none
@@ -41,9 +41,9 @@ from guard_service.heldout.errors import (
     StartAgainError,
     failing_as,
 )
-from guard_service.heldout.fitness import unfit
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
+from guard_service.heldout.scorable import why_unscorable
 
 log = logging.getLogger("rlguard.guard")
 
@@ -94,9 +94,9 @@ class EvaluationResult:
     """Outcome of one evaluation; it stays in the guard (invariant 8).
 
     `items`: outcome of each held-out item in the split's order, each in [0, 1]; items of one group are one.
-    `sha256`: digest of the scored weights, None where they are remote.
+    `sha256`: digest of the scored weights.
     `seconds`: wall time; `parts`: that of stage, load, generate and score, as far as there are such parts.
-    `staged`: directory with the files that were hashed and scored, None where they are remote. It is removed
+    `staged`: directory with the files that were hashed and scored. It is removed
     at the next request that is no further pass of it; link its files to keep them.
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
@@ -107,7 +107,6 @@ class EvaluationResult:
     none does.
     `unscored`, `timed_out`: as in `guard_core.judge.Evaluation`.
     `completions`: how many were made of the items; None where that is not known.
-    `said`: digest of greedy completions, where a server has weights that nobody has hashed; else None.
     """
 
     items: tuple[float, ...]
@@ -122,7 +121,6 @@ class EvaluationResult:
     timed_out: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     completions: int | None = None
-    said: str | None = None
     fooled_items: tuple[float, ...] | None = None
 
 
@@ -163,10 +161,8 @@ class EvaluationWorker:
         return self._settings.measure() | base | code
 
     @property
-    def adapters(self) -> Adapters | None:
-        """What becomes of a checkpoint that is an adapter; None where a server has the weights."""
-        if not self._settings.takes_checkpoints:
-            return None
+    def adapters(self) -> Adapters:
+        """What becomes of a checkpoint that is an adapter."""
         return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
 
     @property
@@ -205,19 +201,16 @@ class EvaluationWorker:
         return evaluations_needed(policy.within_budget(each), items, sampling)
 
     def unfit(self, checkpoint: Path) -> str:
-        """Why it can never be scored, or ""; blocking, but quick. A server has the weights elsewhere."""
-        takes = self._settings.takes_checkpoints
-        return unfit(checkpoint, self._settings.base_model) if takes else ""
+        """Why it can never be scored, or ""; blocking, but quick."""
+        return why_unscorable(checkpoint, self._settings.base_model)
 
-    async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
-        """Digests of what the run's further checkpoints must have too; None where a server has them.
+    async def pins(self, request: EvaluationRequest) -> Mapping[str, str]:
+        """Digests of what the run's further checkpoints must have too.
 
         Raises:
             CheckpointGoneError: it is no longer there.
             EvaluationError: it cannot be scored.
         """
-        if not self._settings.takes_checkpoints:
-            return None
         async with self._lock:
             with failing_as(FailureKind.CHECKPOINT):
                 message = request.to_json() | {PINS: True}
@@ -352,9 +345,9 @@ class EvaluationWorker:
                 killed if child.returncode == -signal.SIGKILL else FailureKind.UNDERWAY,
             )
         self._trim_log()
-        if response.get("error", response).get("over"):
-            await self._kill()
         if "error" in response:
+            if response["error"]["over"]:
+                await self._kill()
             with failing_as(FailureKind(response["error"]["failure"])):
                 raise KINDS[response["error"]["kind"]](response["error"]["message"])
         return response

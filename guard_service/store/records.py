@@ -91,7 +91,6 @@ class NoteKind(StrEnum):
     MEASURE = "measure"  # how it is evaluated: the split's digest, and what else decides a score
     PINS = "pins"  # the files that every checkpoint must have, by name
     MANIFEST = "manifest"  # what the files of a checkpoint were when it was last announced
-    SAID = "said"  # what a server of weights that nobody has hashed said of a checkpoint, as a digest
     ITEMS = "items"  # of an evaluation that is reported: the ids of its items, or how many a mean is worth
     BEGUN = "begun"  # the evaluation that begins, in case this guard does not survive it
 

@@ -90,7 +90,7 @@ def show(what: str, result: EvaluationResult) -> None:
 
 async def evaluated(folder: Path, path: Path, split: Path, tokens: int, *, release: bool) -> EvaluationResult:
     """The last of three evaluations."""
-    evaluator = {"kind": "vllm", "max_new_tokens": tokens, "score_truncated": True, "release_memory": release}
+    evaluator = {"kind": "vllm", "max_new_tokens": tokens, "score_truncated": True}
     heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
     worker = EvaluationWorker(heldout, folder / f"scratch-{release}")
     try:

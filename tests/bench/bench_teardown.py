@@ -129,7 +129,7 @@ class Scripted:
         """What is applied."""
         cluster = namespace.cluster
         *others, job = jobs.scripted("run", cluster.images["trainer"], ("steps 8",), deaf=True)
-        return [*others, *kind.made(job, cluster)]
+        return [*others, *kind.rows(job, cluster)]
 
     def begin(self, job: Job) -> None:
         """It reports by itself."""
@@ -159,7 +159,7 @@ class Attached:
         cluster, claim = namespace.cluster, {"persistentVolumeClaim": {"claimName": "checkpoints"}}
         *others, job = jobs.scripted("run", cluster.images["trainer"], checkpoints=claim)
         jobs.trainer_of(job)["command"] = list(self.TRAINER)
-        *more, made = kind.made(job, cluster)
+        *more, made = kind.rows(job, cluster)
         attached = workloads.attached(made, kind.resource, ATTACHED, f"{self.FOLDER}/metrics.jsonl")
         attached["spec"] |= self._spec
         return [*others, *more, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]

@@ -1,4 +1,4 @@
-"""Held-out evaluation with vLLM against plain `LLM.generate`, and against the evaluator `checkpoint`.
+"""Held-out evaluation with vLLM against plain `LLM.generate`, and against the evaluator `hf`.
 
     python tests/bench/bench_vllm.py [--items 128] [--tokens 64] [--rounds 3]
 
@@ -68,7 +68,7 @@ async def measure(folder: Path, items: int, tokens: int, rounds: int) -> None:
         return EvaluationWorker(heldout, folder / str(evaluator["kind"]))
 
     by_vllm = worker(kind="vllm", enforce_eager=True, batch_size=SEQUENCES)
-    by_transformers = worker(kind="checkpoint")
+    by_transformers = worker(kind="hf")
     try:
         for one in (by_vllm, by_transformers):
             await one.start()
@@ -94,8 +94,8 @@ def report(items: int, tokens: int, made: list[tuple[EvaluationResult, float, Ev
     against_plain = statistics.median(peer / ours.seconds for ours, peer, _ in made)
     against_ours = statistics.median(other.seconds / ours.seconds for ours, _, other in made)
     print(f"evaluation / plain LLM.generate             {against_plain:.2f}")
-    print(f"evaluation / that of evaluator `checkpoint` {against_ours:.2f}")
-    for name, place in (("vllm", 0), ("checkpoint", 2)):
+    print(f"evaluation / that of evaluator `hf` {against_ours:.2f}")
+    for name, place in (("vllm", 0), ("hf", 2)):
         results = [round_[place] for round_ in made]
         shares = {part: statistics.median(r.parts[part] / r.seconds for r in results) for part in PARTS}
         print(f"where the time goes, {name:10}", *(f"{part} {share:.1%}" for part, share in shares.items()))

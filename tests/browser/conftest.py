@@ -11,17 +11,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests import stub_policy
+from tests.stub_policy import Reply, save_checkpoint
 
 expect.set_options(timeout=20_000)  # a busy machine is slow; what is expected comes within seconds
 
@@ -53,39 +54,10 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> 
     raise AssertionError(f"{what}: not within {seconds:g} s")
 
 
-class PolicyServer:
-    """Serves the policy under training, as a rollout server does: POST /v1/completions.
-
-    The policy of step s knows the first `right(s)` of the held-out items.
-    """
-
-    def __init__(self, right: Callable[[int], int]) -> None:
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                item = int(request["prompt"].split()[-1])
-                step = int(request["model"].removeprefix("step-"))
-                text = (str(item) if item < right(step) else "no") + " " * step
-                body = json.dumps({"choices": [{"text": text}]}).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+def _reply(asked: dict[str, Any], right: Callable[[int], int]) -> Reply:
+    """Say what the policy of step s says: it knows the first `right(s)` of the held-out items."""
+    item = int(asked["prompt"].split()[-1])
+    return Reply(str(item) if item < right(asked["step"]) else "no")
 
 
 class Guard:
@@ -94,30 +66,25 @@ class Guard:
     def __init__(
         self, root: Path, right: Callable[[int], int], extra_policy: str, settings: dict[str, str]
     ) -> None:
-        self._policy_server = PolicyServer(right)
+        self._open = ExitStack()
+        policy = self._open.enter_context(stub_policy.policy(lambda asked: _reply(asked, right)))
         self.state = root / "state"
         self.checkpoints = root / "checkpoints"
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         split = root / "heldout.jsonl"
         lines = ({"id": f"i{n}", "prompt": f"item {n}", "answer": str(n)} for n in range(ITEMS))
         split.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        policy = root / "policy.yaml"
-        policy.write_text(POLICY + extra_policy)
-        evaluator = {
-            "KIND": "openai",
-            "BASE_URL": self._policy_server.url,
-            "MODEL": "step-{step}",
-            "CHAT": "false",
-            "STOP": '["\\nQ:"]',
-        }
+        policy_file = root / "policy.yaml"
+        policy_file.write_text(POLICY + extra_policy)
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_")},
             "RLGUARD_GUARD_PORT": "0",
             "RLGUARD_GUARD_STATE_DIR": str(self.state),
             "RLGUARD_GUARD_CHECKPOINT_ROOT": str(self.checkpoints),
-            "RLGUARD_GUARD_POLICY_FILE": str(policy),
+            "RLGUARD_GUARD_POLICY_FILE": str(policy_file),
             "RLGUARD_GUARD_HELDOUT__SPLIT": str(split),
-            **{f"RLGUARD_GUARD_HELDOUT__EVALUATOR__{key}": value for key, value in evaluator.items()},
+            "RLGUARD_GUARD_HELDOUT__EVALUATOR__STOP": '["\\nQ:"]',
+            **policy.environment,
             **{f"RLGUARD_GUARD_{key.upper()}": value for key, value in settings.items()},
         }
         self.log = root / "guard.log"
@@ -150,8 +117,7 @@ class Guard:
 
     def evaluate(self, step: int, attempt: int = 0) -> None:
         """Announce a checkpoint, and wait until it has been scored."""
-        path = self.checkpoints / f"checkpoint-{step}"
-        path.mkdir(exist_ok=True)
+        path = save_checkpoint(self.checkpoints / f"checkpoint-{step}")
         body = {"attempt": attempt, "step": step, "path": str(path)}
         self.client.post("/v1/checkpoints", json=body).raise_for_status()
         wait_for(lambda: self._last_evaluated() == (attempt, step), f"evaluation of step {step}")
@@ -172,7 +138,7 @@ class Guard:
 
     def close(self) -> None:
         self.end()
-        self._policy_server.close()
+        self._open.close()
 
 
 # Not of the session: while Playwright's synchronous interface is open its event loop runs in this thread, and

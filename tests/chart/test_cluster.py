@@ -815,21 +815,6 @@ def test_held_out_data_in_the_environment_is_refused(admission: Client, kind: st
     assert answer is not None and "extra: must not be what only the guard may have" in answer
 
 
-@pytest.mark.always
-def test_the_evaluators_key_is_the_guards_alone(admission: Client) -> None:
-    openai = {"baseUrl": "https://vllm/v1", "model": "m", "apiKeySecretName": "key"}
-    change = lambda spec: spec["guard"]["heldout"].update(evaluator={"openai": openai})  # noqa: E731
-    job = submit(admission, STRICT, "with-key", change)
-    known(admission, STRICT, job)
-    pod = guarded_pod(STRICT, job)
-    assert refusal(admission, pod) is None
-    trainer(pod["spec"])["envFrom"] = [{"secretRef": {"name": "key"}}]
-    assert "pytorch: must not have in its environment" in str(refusal(admission, pod))
-    pod = guarded_pod(STRICT, job)
-    volume(pod["spec"], secret={"secretName": "key"})
-    assert "extra: must not be what only the guard may have" in str(refusal(admission, pod))
-
-
 # -- the allow-list: one row for every field of a pod ----------------------------------------------------
 
 
@@ -1125,7 +1110,7 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
         "must name its own job",
     ),
     "another evaluator": (
-        lambda p: said_of_heldout(p, '"kind": "checkpoint"', '"kind": "vllm"'),
+        lambda p: said_of_heldout(p, '"kind": "hf"', '"kind": "vllm"'),
         "must name its own job",
     ),
     "a second split": (
@@ -1140,10 +1125,8 @@ CHANGED_GUARDS: dict[str, tuple[Callable[[Json], Any], str]] = {
         lambda p: said_of_heldout(p, "}", ', "\\u0073plit": "/checkpoints/easy.jsonl"}'),
         "must name its own job",
     ),
-    "a server that is asked": (
-        lambda p: said_of_heldout(
-            p, "}", ', "evaluator": {"kind": "openai", "base_url": "http://10.0.0.1", "model": "m"}}'
-        ),
+    "a second evaluator": (
+        lambda p: said_of_heldout(p, "}", ', "evaluator": {"kind": "vllm"}}'),
         "must name its own job",
     ),
     "the read token in the hand of whoever reports": (
@@ -1270,7 +1253,6 @@ def test_a_relaxed_job_has_no_more_than_the_chart_admits(admission: Client) -> N
 
 def test_a_job_that_says_everything_of_its_guard(admission: Client) -> None:
     def all_of_it(spec: Json) -> None:
-        openai = {"baseUrl": "https://vllm/v1", "model": "m", "apiKeySecretName": "key"}
         heldout = {
             "volume": {"configMapName": "split"},
             "split": "données/test.jsonl",
@@ -1279,7 +1261,7 @@ def test_a_job_that_says_everything_of_its_guard(admission: Client) -> None:
         heldout |= {
             "proxyScorer": "grader:pay",
             "trainPrompts": "train.jsonl",
-            "evaluator": {"openai": openai},
+            "evaluator": {"vllm": {}},
         }
         set_guard(spec, heldout=heldout, image="mine/guard@sha256:abc", imagePullPolicy="Always")
         set_guard(spec, state={"claimName": "state"}, port=9000, metricsPort=9001)
@@ -1290,9 +1272,6 @@ def test_a_job_that_says_everything_of_its_guard(admission: Client) -> None:
     assert refusal(admission, pod) is None
     guard(pod["spec"])["image"] = CONFIG.guard_image
     assert "image must be mine/guard@sha256:abc" in str(refusal(admission, pod))
-    pod = guarded_pod(STRICT, job)
-    said_of_heldout(pod["spec"], "https://vllm/v1", "http://10.0.0.1/v1")
-    assert "must name its own job" in str(refusal(admission, pod))
 
 
 def test_a_guard_that_keeps_the_best_checkpoint(admission: Client) -> None:

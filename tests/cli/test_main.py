@@ -88,21 +88,12 @@ def test_version():
         (["run", "--heldout", "missing.jsonl", "--", "true"], "missing.jsonl: No such file"),
         (["run", "--heldout", "x", "--temperature", "warm", "--", "true"], "--temperature"),
         (["run", "--config", "missing.yaml", "--", "true"], "missing.yaml cannot be read"),
-        (["run", "--heldout", "x", "--openai-url", "http://h/v1", "--", "true"], "--openai-model"),
         (["demo", "--task", "poetry"], "unknown task 'poetry'"),
         (["serve"], "--state-dir: Field required"),
         (["wrap"], "Missing option"),
         (["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"], "no.yaml cannot be read"),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
         (["split", "make", "missing.jsonl", "--train", "a", "--heldout", "b"], "missing.jsonl"),
-        (
-            ["split", "check", "--train", "a", "--heldout", "b", "--jaccard", "2"],
-            "--jaccard 2: must lie above 0",
-        ),
-        (
-            ["split", "check", "--train", "a", "--heldout", "b", "--exact-only", "--jaccard", "1"],
-            "leave out --jaccard",
-        ),
     ],
 )
 def test_wrong_use_exits_2_with_a_sentence(tmp_path, arguments, message):
@@ -146,7 +137,6 @@ def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
         ("{temperature: hot}", [], {}, "evaluator.temperature in --config: Input should be a valid number"),
         ("{temperature: hot}", ["--temperature", "-1"], {}, "--temperature: Input should be greater than or"),
         ("{}", [], {"TEMPERATURE": "hot"}, "RLGUARD_GUARD_HELDOUT__EVALUATOR__TEMPERATURE: Input should be"),
-        ("{kind: openai, model: m}", [], {}, "--openai-url: Field required"),
         ("{}", ["--chat-template-kwargs", "x"], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", "[" * 9999], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "-kwargs: tools is not the template's"),
@@ -191,7 +181,7 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
     from guard_cli.guard_settings import heldout_options, make_settings
 
     (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
-    openai = {"kind": "openai", "base_url": "http://h/v1", "model": "m", "seed": 3}
+    vllm = {"kind": "vllm", "seed": 3}
     names = (
         "heldout",
         "train_prompts",
@@ -207,11 +197,11 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         "base_model",
     )
     names += ("chat", "chat_template_kwargs", "system_prompt", "answer_after")
-    given = dict.fromkeys((*names, "vllm", "openai_url", "openai_model"))
+    given = dict.fromkeys((*names, "vllm"))
     for config, kind in (
-        ({"evaluator": openai}, "openai"),
-        ({"evaluator": {"seed": 3}}, "checkpoint"),
-        ({}, "checkpoint"),
+        ({"evaluator": vllm}, "vllm"),
+        ({"evaluator": {"seed": 3}}, "hf"),
+        ({}, "hf"),
     ):
         options = {"heldout": heldout_options(**given, max_new_tokens=7)}
         monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__EVALUATOR__TIMEOUT_SECONDS", "9")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.evaluation import CheckpointEvaluation, OpenAIEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.wire import CheckpointReport, EvaluationSampling, EvaluationSummary, Sampling, SamplingSource
 
 TRAINER = Sampling(
@@ -26,7 +26,7 @@ LONG = Sampling(temperature=1.0, max_new_tokens=1_000_000)
 
 def used(trainer: Sampling | None, **settings: Any) -> dict[str, Any]:
     """What is not None or 1 of the sampling that is used."""
-    found = CheckpointEvaluation(**settings).sampling_with(trainer).model_dump(mode="json", exclude_none=True)
+    found = HfEvaluation(**settings).sampling_with(trainer).model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in found.items() if (name, value) != ("samples", 1)}
 
 
@@ -135,23 +135,23 @@ def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
 )
 def test_what_is_no_variable_of_a_chat_template_is_refused(kwargs: Any) -> None:
     with pytest.raises(ValidationError) as refused:
-        CheckpointEvaluation(chat_template_kwargs=kwargs)
+        HfEvaluation(chat_template_kwargs=kwargs)
     assert [error["loc"] for error in refused.value.errors()] == [("chat_template_kwargs",)]
 
 
 def test_variables_of_a_chat_template_are_json() -> None:
     kwargs = {"enable_thinking": False, "_effort2": "low", "x": None, "tools_in": [{"a": 1.5}]}
-    settings = CheckpointEvaluation(chat_template_kwargs=kwargs)
-    assert CheckpointEvaluation.model_validate(settings.model_dump(mode="json")) == settings
+    settings = HfEvaluation(chat_template_kwargs=kwargs)
+    assert HfEvaluation.model_validate(settings.model_dump(mode="json")) == settings
     nested = {"x": reduce(lambda inner, _: [inner], range(14), 0), "y": "\u00e9" * 8_000}
-    assert CheckpointEvaluation(chat_template_kwargs=nested).chat_template_kwargs == nested
+    assert HfEvaluation(chat_template_kwargs=nested).chat_template_kwargs == nested
 
 
 @pytest.mark.parametrize("name", ["system_prompt", "answer_after"])
 @pytest.mark.parametrize("value", ["", "x" * 65_537, 1])
 def test_a_mark_and_a_system_prompt_are_texts_of_a_bounded_length(name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=name):
-        CheckpointEvaluation.model_validate({name: value})
+        HfEvaluation.model_validate({name: value})
 
 
 def test_two_ways_to_say_the_same_are_equal() -> None:
@@ -164,16 +164,8 @@ def test_two_ways_to_say_the_same_are_equal() -> None:
 
 
 def test_the_sampling_of_an_evaluation_survives_the_store() -> None:
-    sampling = CheckpointEvaluation(samples=3).sampling_with(TRAINER)
+    sampling = HfEvaluation(samples=3).sampling_with(TRAINER)
     summary = EvaluationSummary(attempt=0, step=1, score=0.5, items=2, path="/c", sampling=sampling)
     again = EvaluationSummary.model_validate(summary.model_dump(mode="json"))
     assert again == summary and isinstance(again.sampling, EvaluationSampling)
     assert again.sampling.source is SamplingSource.TRAINER
-
-
-@pytest.mark.parametrize(
-    "model", ["p-{setp}", "p-{", "p-}", "{step.denominator}", "{step!r}", "{step:9}", ""]
-)
-def test_only_known_names_stand_in_braces(model: str) -> None:
-    with pytest.raises(ValidationError, match="model"):
-        OpenAIEvaluation(base_url="http://x", model=model)

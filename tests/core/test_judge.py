@@ -11,7 +11,7 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
 from guard_core.ending import not_judged
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import (
     CalibratedPolicy,
@@ -918,28 +918,6 @@ class TestCounts:
         assert j.verdict().level is Level.HEALTHY
         assert (j.verdict().evaluated, j.verdict().announced) == (3, 3)
 
-    def test_weights_that_nobody_has_shown_were_judged_by_nobody(self) -> None:
-        """Whatever is proven later: such a run has not passed. No evaluator failed, and it is not stopped."""
-        j = judge(heldout_guard=SHARP, evaluation_failing={"after_failures": 1, "action": "stop"})
-        for n in range(4):
-            j.fold_step(step(n))
-            j.fold_checkpoint()
-            if n in (0, 3):
-                j.fold_evaluation(evaluation(n))
-                continue
-            j.fold_failure("nobody has shown it", kind=FailureKind.UNPROVEN)
-            verdict = j.verdict()
-            assert codes(verdict) == {Code.CHECKPOINT_DOUBTFUL: Level.UNKNOWN} | codes(verdict)
-            assert Code.EVALUATION_FAILING not in codes(verdict) and not verdict.stop
-            assert (verdict.evaluated, verdict.failed, verdict.waiting) == (1, n, 0)
-            assert verdict.steps_since_evaluation == n
-        last = j.verdict()
-        assert last.level is Level.HEALTHY and last.waiting == 0
-        for state in (j, j.copy()):
-            assert not_judged(state.verdict(), "wait").startswith(
-                "2 of 4 checkpoints were not evaluated (2 failed); fix what the failure names"
-            )
-
     def test_an_alarm_that_waits_for_its_confirmation_is_waiting(self) -> None:
         calibrated = CalibratedPolicy(baseline_passes=1)
         j = judge(detector="calibrated", calibrated=calibrated)
@@ -1162,7 +1140,7 @@ class TestSampling:
 
     def test_a_default_that_nobody_chose_is_said(self) -> None:
         default, chosen = (
-            CheckpointEvaluation(**settings).sampling_with(None)
+            HfEvaluation(**settings).sampling_with(None)
             for settings in ({}, {"temperature": 0.0, "max_new_tokens": 256})
         )
         for sampling, said in ((default, True), (chosen, False), (None, False)):

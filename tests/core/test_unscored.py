@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 from guard_core.trainer_view import for_trainer
@@ -15,7 +15,7 @@ from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, Sa
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
 CALIBRATED = CalibratedPolicy(baseline_passes=1, on_gap="stop")
-EVALUATOR = CheckpointEvaluation(max_new_tokens_ceiling=4096)
+EVALUATOR = HfEvaluation(max_new_tokens_ceiling=4096)
 LONGER = Sampling(temperature=1.0, max_new_tokens=8192)
 AS_LONG = Sampling(temperature=1.0, max_new_tokens=4096)
 STEPS = 5  # of a round
@@ -71,7 +71,7 @@ class TestTruncatedCompletions:
         j = judge()
         said = Sampling(temperature=1.0, max_new_tokens=own)
         j.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c/0", sampling=said))
-        used = CheckpointEvaluation(max_new_tokens=None if own is None or own > 64 else 4096)
+        used = HfEvaluation(max_new_tokens=None if own is None or own > 64 else 4096)
         j.fold_step(step(0))
         for n, share in enumerate((0.21, 0.0)):
             j.fold_step(step(n + 1))

@@ -55,7 +55,7 @@ def test_a_long_value_is_cut() -> None:
 
 def test_a_spec_is_named_as_it_is_written() -> None:
     guard = {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
         "policy": {"heldoutGuard": {"riseEpps": 1, "emaAlpha": 2}},
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import CheckpointReport, Code, Level, Sampling, StepReport
@@ -47,7 +47,7 @@ def trained(policy: Policy, start: np.ndarray, seed: int, **settings: Any) -> Ju
             judge.fold_step(StepReport(attempt=0, step=n, reward=float(reward)))
         path, step = f"/c/{round_}", STEPS * round_
         judge.fold_checkpoint(CheckpointReport(attempt=0, step=step, path=path, sampling=TRAINER))
-        sampling = CheckpointEvaluation(**settings).sampling_with(judge.sampling)
+        sampling = HfEvaluation(**settings).sampling_with(judge.sampling)
         index: int | None = 0
         while index is not None:
             mean = chances(start, round_ / ROUNDS, sampling.temperature)

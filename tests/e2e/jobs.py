@@ -173,9 +173,7 @@ def _guarded(
         "heldout": {
             "volume": heldout or {"secretName": f"{name}-heldout"},
             # Of weights made by chance, which never end a completion.
-            "evaluator": {
-                "checkpoint": {"device": "cpu", "maxNewTokens": 4, "scoreTruncated": True, "chat": chat}
-            },
+            "evaluator": {"hf": {"device": "cpu", "maxNewTokens": 4, "scoreTruncated": True, "chat": chat}},
         },
         "checkpoints": {"volume": "checkpoints"},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},

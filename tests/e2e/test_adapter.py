@@ -153,7 +153,7 @@ def as_adapter_run(job: Json) -> Json:
     guard = made["spec"]["guard"]
     guard |= {"placement": "Pod", "state": {"claimName": "state"}}
     guard["heldout"]["volume"] = {"claimName": "heldout"}
-    guard["heldout"]["evaluator"]["checkpoint"]["baseModel"] = "base"
+    guard["heldout"]["evaluator"]["hf"]["baseModel"] = "base"
     return made
 
 

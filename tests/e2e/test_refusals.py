@@ -65,14 +65,14 @@ BAD_GUARDS = [
         {
             "heldout": {
                 "volume": {"secretName": "x"},
-                "evaluator": {"checkpoint": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
+                "evaluator": {"hf": {}, "vllm": {}},
             }
         },
         "exactly one evaluator must be set",
     ),
     Bad(
         "no held-out volume",
-        {"heldout": {"volume": {}, "evaluator": {"checkpoint": {}}}},
+        {"heldout": {"volume": {}, "evaluator": {"hf": {}}}},
         "exactly one of claimName, secretName and configMapName must be set",
     ),
 ]

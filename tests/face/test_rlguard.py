@@ -184,7 +184,7 @@ def test_a_command_that_lacks_an_extra_says_so_before_any_work(
     said = without(package, f"import os; os.chdir({str(tmp_path)!r})\n" + command(*words), code=2)
     assert said.endswith(f'needs the package {package}: pip install "rlguard[{extra}]"')
     name = "rlguard" if not words or words[0].startswith("-") else f"rlguard {words[0]}"
-    assert said.startswith((f"{name} needs", f"{name}: the evaluator 'checkpoint' needs", f"{name}: asking"))
+    assert said.startswith((f"{name} needs", f"{name}: the evaluator 'hf' needs", f"{name}: asking"))
     assert {path.name for path in tmp_path.iterdir()} <= {"heldout.jsonl", "state"}, "nothing was begun"
 
 

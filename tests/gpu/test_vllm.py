@@ -1,4 +1,4 @@
-"""The evaluator `vllm` on a GPU, as users start it: compiled, with captured graphs, asleep in between.
+"""The evaluator `vllm` on a GPU, as users start it: compiled, with captured graphs.
 
 Greedy completions are compared with those of transformers on the same device. The kernels of the two add in
 another order, so a near tie may fall the other way, in bfloat16 more often: of each checkpoint's items most
@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ import pytest
 
 from guard_core.wire import FailureKind
 from guard_service.heldout.base_model import look_at
-from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
+from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import save_tiny_model
@@ -61,8 +59,8 @@ def paired(
     paths: tuple[Path, Path], folder: Path, base: Path | None = None, dtype: str = "float32", **own: Any
 ) -> Pair:
     _, tokens = AGREE[dtype]
-    settings = CheckpointEvaluatorSettings(max_new_tokens=tokens, dtype=dtype)
-    local = CheckpointEvaluator(settings, folder, base and look_at(base))
+    settings = HfEvaluatorSettings(max_new_tokens=tokens, dtype=dtype)
+    local = HfEvaluator(settings, folder, base and look_at(base))
     asked = in_turns(local, ITEMS, paths)
     assert len(asked) > len(ITEMS) / 2
     more = {} if base is None else {"base_model": str(base)}
@@ -114,24 +112,6 @@ def capacity() -> int:
     return int(torch.cuda.mem_get_info()[1])
 
 
-@contextmanager
-def least_free() -> Iterator[list[int]]:
-    """The least that was free meanwhile, in bytes."""
-    seen, over = [free()], threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.02):
-            seen[0] = min(seen[0], free())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("dtype", AGREE)
 def test_checkpoints_that_alternate_in_one_engine_with_captured_graphs(
     policies: tuple[Path, Path], tmp_path: Path, dtype: str
@@ -140,12 +120,11 @@ def test_checkpoints_that_alternate_in_one_engine_with_captured_graphs(
     alternate(paired(policies, tmp_path, dtype=dtype), tmp_path)
 
 
-@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "asleep"])
 def test_tied_embeddings_alternate_in_one_engine_with_captured_graphs(
-    policies: tuple[Path, Path], tmp_path: Path, sleeps: bool
+    policies: tuple[Path, Path], tmp_path: Path
 ) -> None:
     first, second = (tied(path, tmp_path / path.name) for path in policies)
-    alternate(paired((first, second), tmp_path, release_memory=sleeps), tmp_path)
+    alternate(paired((first, second), tmp_path), tmp_path)
 
 
 def alternate(pair: Pair, at: Path) -> None:
@@ -162,30 +141,6 @@ def alternate(pair: Pair, at: Path) -> None:
         assert len(pids) == 1
 
     with_worker(pair.heldout, act, at)
-
-
-def test_an_engine_that_slept_scores_what_it_wakes_with_and_gave_its_memory_back(
-    policies: tuple[Path, Path], tmp_path: Path
-) -> None:
-    pair = paired(policies, tmp_path, release_memory=True)
-    before, some = free(), 0.15 * capacity()  # half of what the engine may take
-
-    async def act(worker: EvaluationWorker) -> None:
-        pids, said = set(), {}
-        for step, which in enumerate((0, 1, 0, 1, 1)):
-            with least_free() as least:
-                result = await worker.evaluate(pair.request(which, step))
-            taken, kept = before - least[0], before - free()
-            print(step, which, f"{result.seconds:.2f} s", result.parts)
-            print(f"{taken / GIB:.1f} GiB taken, {kept / GIB:.2f} GiB kept")
-            assert pair.is_of(which, result.items)
-            assert said.setdefault(which, result.items) == result.items, "the same each time"
-            assert taken > some and kept < 2 * GIB
-            pids.add(pid_of(worker))
-        assert len(pids) == 1, "it slept, and did not end"
-
-    with_worker(pair.heldout, act, tmp_path)
-    assert before - free() < GIB / 4
 
 
 def test_a_device_without_room_is_told_as_that_and_the_next_evaluation_is_made(

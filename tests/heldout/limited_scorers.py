@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SECRET = "xyzzy"
-HANGS = 36.0  # seconds: for longer than any test waits, and not for ever, should a limit be broken
+HANGS = 60.0  # seconds: for longer than any test waits, and not for ever, should a limit be broken
 SECONDS = 24.0  # for what takes much less
 
 
@@ -83,8 +83,8 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
             wait_for(lambda: noted(meta, "hanging"))
             raise ValueError(SECRET)
         case "say":
-            print('{"place": 0, "said": [1.0]}', flush=True)
-            os.write(1, b'{"place": 0, "said": [1.0]}\n')
+            print('{"place": 0, "result": [1.0]}', flush=True)
+            os.write(1, b'{"place": 0, "result": [1.0]}\n')
         case "meet":
             note(meta, "met", f"{os.getpid()}\n")
             wait_for(lambda: len(noted(meta, "met")) >= meta["together"])
@@ -101,11 +101,6 @@ async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     match completion:
         case "hang":
             await asyncio.sleep(HANGS)
-        case "stubborn":
-            try:
-                await asyncio.sleep(HANGS)
-            except asyncio.CancelledError:
-                return 1.0
         case "cancelled":
             raise asyncio.CancelledError
         case "block":
@@ -138,7 +133,3 @@ for _scorer in (plain, judge, of_the_whole):
 
 def answers_hang(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return plain(completion, answer, meta)
-
-
-async def judged_answers(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    return await judge(completion, answer, meta)

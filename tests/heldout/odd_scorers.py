@@ -39,16 +39,6 @@ def stuck_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def forks(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """Leave a process behind, which has the pipes of the evaluation process."""
-    if _first_time(meta):
-        if not (pid := os.fork()):
-            time.sleep(600)
-            os._exit(0)
-        Path(meta["once"]).write_text(str(pid))
-    return 1.0
-
-
 def forks_and_both_return(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     """Fork at each call; the copy is first to return, and is of no use."""
     if pid := os.fork():
@@ -98,10 +88,6 @@ def slow(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def returns_nothing(completion: str, answer: str, meta: Mapping[str, Any]) -> None:
-    """Forgot its return."""
-
-
 #: Odd only when a completion is scored: they let the items' own answers pass.
 for _scorer in (
     killed_once,
@@ -113,7 +99,6 @@ for _scorer in (
     chatty,
     reports_its_process,
     slow,
-    returns_nothing,
 ):
     _scorer.check_answers = False  # type: ignore[attr-defined]
 
@@ -149,12 +134,6 @@ class Graded:
     @staticmethod
     def score(completion: str, answer: str, *rest: Any) -> float:
         return float(completion == answer)
-
-
-def counts_its_calls(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    with Path(meta["calls"]).open("a") as calls:
-        calls.write(".")
-    return float(completion == answer)
 
 
 def ends_the_process(completion: str, answer: str, meta: Mapping[str, Any]) -> float:

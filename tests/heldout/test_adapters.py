@@ -8,27 +8,27 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guard_cli.check.gather import look_at_model
-from guard_core.adapter import AdapterError
 from guard_core.policy import Policy
 from guard_core.wire import Adapters, FailureKind
 from guard_service.errors import ChangedRunError
 from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES, MAX_TENSORS, read_adapter
 from guard_service.heldout.base_model import look_at
-from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
+from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completions
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
-from guard_service.heldout.evaluators.lora import apply_adapter, merged_adapter
-from guard_service.heldout.evaluators.weights import whole_model
-from guard_service.heldout.fitness import unfit
+from guard_service.heldout.evaluators.completions import Completions
+from guard_service.heldout.evaluators.hf import HfEvaluator
+from guard_service.heldout.evaluators.loading import whole_model
+from guard_service.heldout.evaluators.lora import apply_adapter, merged
+from guard_service.heldout.scorable import why_unscorable
 from guard_service.heldout.split import HeldoutItem
-from guard_service.heldout.staging import refuse_unstageable, stage
+from guard_service.heldout.staging import Staged, refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from guard_service.store import EventLog
 from tests.heldout.models import make_tokenizer, save_tiny_model
@@ -87,14 +87,18 @@ def adapter(made_adapter: Path, tmp_path: Path) -> Path:
 
 
 def complete(path: Path, scratch: Path, base: Path | None) -> Completions:
-    settings = CheckpointEvaluatorSettings(max_new_tokens=8)
-    evaluator = CheckpointEvaluator(settings, scratch, None if base is None else look_at(base))
+    settings = HfEvaluatorSettings(max_new_tokens=8)
+    evaluator = HfEvaluator(settings, scratch, None if base is None else look_at(base))
     return evaluator.complete(ITEMS, EvaluationRequest(0, 1, path))
 
 
 def edit(path: Path, name: str = "adapter_config.json", **fields: Any) -> None:
     file = path / name
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def merge(base: Path, adapter: Path) -> AbstractContextManager[Path]:
+    return merged(Staged(adapter, "", read_adapter(adapter, base)), look_at(base), "float32", "it")
 
 
 def test_an_adapter_of_a_tied_output_is_not_merged(base: Path, tmp_path: Path) -> None:
@@ -105,10 +109,9 @@ def test_an_adapter_of_a_tied_output_is_not_merged(base: Path, tmp_path: Path) -
 
     trained = save_adapter(base, tmp_path / "adapter", target_modules=["lm_head", "q_proj"])
     found = read_adapter(tmp_path / "adapter", base)
-    model = whole_model(base, "base")
-    with pytest.raises(AdapterError, match="it changes lm_head, whose weights are the input embeddings"):
-        merged_adapter(model, tmp_path / "adapter", found, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+    refusal = "it changes lm_head, whose weights are the input embeddings"
+    with pytest.raises(EvaluationError, match=refusal), merge(base, tmp_path / "adapter"):
+        pass
     beside = apply_adapter(whole_model(base, "base"), tmp_path / "adapter", found)
     prompt = torch.arange(8)[None]
     assert torch.equal(beside(prompt).logits, trained.eval()(prompt).logits)
@@ -156,9 +159,8 @@ def test_an_output_that_is_not_the_bases_is_refused(
     with pytest.raises(EvaluationError, match=told) as failed:
         complete(tmp_path / "adapter", tmp_path, base)
     assert failed.value.kind is FailureKind.WEIGHTS
-    found, model = read_adapter(tmp_path / "adapter", base), whole_model(base, "base")
-    with pytest.raises(AdapterError, match=told):
-        merged_adapter(model, tmp_path / "adapter", found, tmp_path / "merged")
+    with pytest.raises(EvaluationError, match=told), merge(base, tmp_path / "adapter"):
+        pass
 
 
 def rewrite_tensors(file: Path, keep: Callable[[str], bool]) -> None:
@@ -195,29 +197,23 @@ def test_an_adapter_says_what_its_merged_model_says(base: Path, tmp_path: Path, 
     assert texts != complete(base, tmp_path, base).texts
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
-    "lora", [{"rank_pattern": {"q_proj": 2}, "use_rslora": True}, {"use_dora": True}], ids=str
+    ("lora", "tied"),
+    [({"rank_pattern": {"q_proj": 2}, "use_rslora": True}, True), ({"use_dora": True}, False)],
+    ids=["rank pattern, tied", "DoRA"],
 )
 def test_an_adapter_that_is_merged_says_the_same(
     base: Path, tmp_path: Path, lora: dict[str, Any], tied: bool
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
     if tied:
         edit(base, "config.json", tie_word_embeddings=True)
     save_adapter(base, tmp_path / "adapter", **lora)
-    model = AutoModelForCausalLM.from_pretrained(base)
-    merged_adapter(model, tmp_path / "adapter", read_adapter(tmp_path / "adapter", base), tmp_path / "merged")
-    make_tokenizer().save_pretrained(tmp_path / "merged")
-    texts = complete(tmp_path / "merged", tmp_path, None).texts
+    with merge(base, tmp_path / "adapter") as whole:
+        make_tokenizer().save_pretrained(whole)
+        texts = complete(whole, tmp_path, None).texts
+    assert not whole.exists()
     assert texts == complete(tmp_path / "adapter", tmp_path, base).texts
     assert texts != complete(base, tmp_path, None).texts
-
-
-def test_a_fresh_adapter_is_the_base_model(base: Path, tmp_path: Path) -> None:
-    save_adapter(base, tmp_path / "start", fresh=True, tokenizer=False)
-    assert complete(tmp_path / "start", tmp_path, base).texts == complete(base, tmp_path, base).texts
 
 
 def test_the_digest_is_of_the_weights_and_of_what_scales_them(
@@ -290,7 +286,7 @@ def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(
     adapter: Path, base: Path, tmp_path: Path, spoil: Change, told: str
 ) -> None:
     spoil(adapter)
-    assert told in unfit(adapter, base)
+    assert told in why_unscorable(adapter, base)
     with pytest.raises(EvaluationError) as staged:
         stage(adapter, tmp_path / "stage", base)
     with pytest.raises(EvaluationError) as looked:
@@ -301,7 +297,7 @@ def test_it_is_refused_when_it_is_announced_and_when_it_is_staged(
 
 def test_without_a_base_model_it_is_refused_with_the_setting(adapter: Path, tmp_path: Path) -> None:
     told = "give the guard the base model that it is trained on (--base-model DIR"
-    assert told in unfit(adapter)
+    assert told in why_unscorable(adapter)
     with pytest.raises(EvaluationError) as refused:
         stage(adapter, tmp_path / "stage")
     assert told in str(refused.value)
@@ -310,13 +306,13 @@ def test_without_a_base_model_it_is_refused_with_the_setting(adapter: Path, tmp_
 def test_a_link_is_no_part_of_it(adapter: Path, base: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").rename(tmp_path / "elsewhere")
     (adapter / "adapter_model.safetensors").symlink_to(tmp_path / "elsewhere")
-    assert unfit(adapter, base) == ""  # it may be rotated away as it is looked at; staging says more
+    assert why_unscorable(adapter, base) == ""  # it may be rotated away as it is looked at; staging says more
     with pytest.raises(EvaluationError, match=r"adapter_model\.safetensors is a symbolic link"):
         stage(adapter, tmp_path / "stage", base)
 
 
 def test_one_that_was_rotated_away_is_no_failure(base: Path, tmp_path: Path) -> None:
-    assert unfit(tmp_path / "gone", base) == ""
+    assert why_unscorable(tmp_path / "gone", base) == ""
     with pytest.raises(CheckpointGoneError):
         stage(tmp_path / "gone", tmp_path / "stage", base)
 
@@ -347,7 +343,7 @@ def test_whole_weights_count_and_no_adapter_beside_them_is_loaded(
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(adapter / name, whole)
     edit(whole, megatron_config={"x": 1}, megatron_core="evil")
-    assert unfit(whole) == ""
+    assert why_unscorable(whole) == ""
     found = complete(whole, tmp_path, None)
     assert found.texts == complete(base, tmp_path, None).texts
     assert found.staged is not None and not (found.staged / "adapter_config.json").exists()
@@ -446,7 +442,7 @@ def test_a_base_model_that_is_changed_under_the_guard_scores_nothing_until_it_is
     adapter: Path, base: Path, tmp_path: Path
 ) -> None:
     """Rewritten in place, with its size and its time of writing as they were."""
-    evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(max_new_tokens=4), tmp_path, look_at(base))
+    evaluator = HfEvaluator(HfEvaluatorSettings(max_new_tokens=4), tmp_path, look_at(base))
     request = EvaluationRequest(0, 1, adapter)
     expected = evaluator.complete(ITEMS, request).texts
     weights = base / "model.safetensors"
@@ -463,7 +459,7 @@ def test_a_base_model_that_is_changed_under_the_guard_scores_nothing_until_it_is
 def settings_for(folder: Path, base: str | None) -> HeldoutSettings:
     split = folder / "split.jsonl"
     split.write_text("".join(f'{{"id": "{n}", "prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(4)))
-    evaluator = {"kind": "checkpoint", "max_new_tokens": 4, "device": "cpu", "base_model": base}
+    evaluator = {"kind": "hf", "max_new_tokens": 4, "device": "cpu", "base_model": base}
     return HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})
 
 
@@ -518,6 +514,3 @@ def test_the_preflight_takes_an_adapter_of_the_base_model(adapter: Path, base: P
 def test_a_run_without_a_base_model_is_measured_as_before(tmp_path: Path) -> None:
     worker = EvaluationWorker(settings_for(tmp_path, None), tmp_path / "scratch")
     assert worker.adapters is Adapters.REFUSED and "base_model" not in worker.measure
-    evaluator = {"kind": "openai", "base_url": "http://x/v1", "model": "m"}
-    asked = HeldoutSettings.model_validate({"split": tmp_path / "split.jsonl", "evaluator": evaluator})
-    assert EvaluationWorker(asked, tmp_path).adapters is None

@@ -13,6 +13,7 @@ from guard_core.policy import Policy
 from guard_service.__main__ import _worker
 from guard_service.errors import SettingsError
 from guard_service.heldout.base_model import look_at, why_the_trainers
+from guard_service.heldout.errors import EvaluationError
 from guard_service.settings import GuardSettings
 
 
@@ -146,19 +147,20 @@ def replace(file: Path) -> None:
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_other_files_are_another_model(base: Path, name: str, exchange: Callable[[Path], None]) -> None:
     started_with = look_at(base)
-    assert started_with.as_it_is_now() is started_with
+    assert started_with.refreshed() is started_with
     kept = (base / name).read_bytes()
     exchange(base / name)
-    assert started_with.as_it_is_now() is None
+    with pytest.raises(EvaluationError, match="no longer the one that the guard started with"):
+        started_with.refreshed()
     (base / name).write_bytes(kept)
-    back = started_with.as_it_is_now()
+    back = started_with.refreshed()
     assert back is not None and back.sha256 == started_with.sha256, "what is restored is the same one"
-    assert back.as_it_is_now() is back, "and is not read again each time"
+    assert back.refreshed() is back, "and is not read again each time"
 
 
 def test_what_makes_no_other_model_stops_no_run(base: Path) -> None:
     started_with = look_at(base)
     os.utime(base / "model.safetensors", ns=(1, 1))
     (base / "config.json").chmod(0o600)
-    now = started_with.as_it_is_now()
+    now = started_with.refreshed()
     assert now is not None and now.sha256 == started_with.sha256 and now != started_with

@@ -14,8 +14,8 @@ import pytest
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport
 from guard_service.engine import Engine
-from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
+from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.cli.follow.test_follower import Followed
@@ -53,7 +53,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Path) -> None:
     """Of each framework a better and then a worse one, of which the trainer deletes both."""
     better, worse = (save_tiny_model(tmp_path / f"{seed}", seed=seed) for seed in (0, 1))
-    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path)
+    local = HfEvaluator(HfEvaluatorSettings(**SETTINGS), tmp_path)
     says = [text for (text,) in local.complete(ITEMS, EvaluationRequest(0, 1, better)).texts]
     rows = [
         {"id": item.id, "prompt": item.prompt, "answer": text}

@@ -8,46 +8,33 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.evaluation import NearDuplicates
 from guard_service.heldout.config import (
-    CheckpointEvaluatorSettings,
     HeldoutSettings,
-    OpenAIEvaluatorSettings,
+    HfEvaluatorSettings,
+    VllmEvaluatorSettings,
 )
-from guard_service.settings import load_settings
 
 MINIMAL: dict[str, Any] = {
     "state_dir": "s",
     "checkpoint_root": "c",
     "allow_unauthenticated_loopback": True,
 }
-OPENAI = {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "policy-{step}"}
 
 
 def test_a_split_is_enough() -> None:
     settings = HeldoutSettings.model_validate({"split": "held.jsonl"})
-    assert settings.evaluator == CheckpointEvaluatorSettings() and settings.scorer == "exact"
+    assert settings.evaluator == HfEvaluatorSettings() and settings.scorer == "exact"
     assert settings.split == Path("held.jsonl") and settings.train_prompts is None
 
 
 def test_kind_chooses_the_evaluator_also_from_strings_as_in_the_environment() -> None:
-    settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {**OPENAI, "samples": "1"}})
-    assert isinstance(settings.evaluator, OpenAIEvaluatorSettings) and settings.evaluator.samples == 1
+    settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {"kind": "vllm", "samples": "1"}})
+    assert isinstance(settings.evaluator, VllmEvaluatorSettings) and settings.evaluator.samples == 1
 
 
 def test_one_field_of_the_evaluator_is_enough() -> None:
     settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {"max_new_tokens": 7}})
-    assert settings.evaluator == CheckpointEvaluatorSettings(max_new_tokens=7)
-
-
-def test_settings_survive_the_way_to_the_worker() -> None:
-    settings = HeldoutSettings.model_validate({"split": "s", "evaluator": {**OPENAI, "api_key_file": "k"}})
-    assert HeldoutSettings.model_validate(settings.model_dump(mode="json")) == settings
-
-
-def test_the_model_name_follows_the_checkpoint() -> None:
-    settings = OpenAIEvaluatorSettings.model_validate({**OPENAI, "model": "p-{attempt}-{step}-{checkpoint}"})
-    assert settings.model_name(attempt=1, step=20, checkpoint="checkpoint-20") == "p-1-20-checkpoint-20"
+    assert settings.evaluator == HfEvaluatorSettings(max_new_tokens=7)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +56,7 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"evaluator": {"system_prompt": "Think."}}, True),
         ({"evaluator": {"answer_after": "</think>"}}, True),
         ({"evaluator": {"score_truncated": True}}, True),
-        ({"evaluator": {"kind": "openai", "base_url": "http://h", "model": "m"}}, True),
+        ({"evaluator": {"kind": "vllm"}}, True),
         ({"evaluator": {"batch_size": 5}}, False),
         ({"evaluator": {"device": "cpu"}}, False),
         ({"evaluator": {"timeout_seconds": 5}}, False),
@@ -78,7 +65,7 @@ def test_the_model_name_follows_the_checkpoint() -> None:
         ({"scorer_timeout_seconds": 5, "on_scorer_timeout": "wrong"}, True),
         ({"scorer_concurrency": 5}, False),
         ({"backlog": "newest"}, False),
-        ({"near_duplicates": None}, False),
+        ({"near_duplicates": False}, False),
     ],
 )
 def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bool) -> None:
@@ -86,75 +73,28 @@ def test_what_decides_a_score_is_its_measure(change: dict[str, Any], another: bo
     assert (plain.measure() != changed.measure()) is another
 
 
-def test_a_limit_that_makes_completions_wrong_decides_scores_and_no_limit_is_as_before_there_was_one() -> (
-    None
-):
-    """A store of an earlier release has neither key."""
-    limited = {"split": "s", "on_scorer_timeout": "wrong"}
-    one, other = (
-        HeldoutSettings.model_validate(limited | {"scorer_timeout_seconds": limit}).measure()
-        for limit in (5, 6)
-    )
-    assert one != other and one.keys() - {"scorer_timeout_seconds", "on_scorer_timeout"} == {
-        *("scorer", "proxy_scorer", "evaluator")
-    }
-    plain = HeldoutSettings.model_validate({"split": "s"}).measure()
-    assert plain.keys() == {"scorer", "proxy_scorer", "evaluator"}
-    assert not plain["evaluator"].keys() & {"min_p", "stop"}
-
-
 def test_what_becomes_of_a_limit_needs_one() -> None:
     with pytest.raises(ValidationError, match="means nothing: set scorer_timeout_seconds, too"):
         HeldoutSettings.model_validate({"split": "s", "on_scorer_timeout": "wrong"})
-
-
-def test_an_endpoint_that_moved_measures_the_same() -> None:
-    first, second = (
-        HeldoutSettings.model_validate(
-            {"split": "s.jsonl", "evaluator": {"kind": "openai", "base_url": url, "model": model}}
-        ).measure()
-        for url, model in (("http://a", "m"), ("http://b", "m"))
-    )
-    assert first == second
-
-
-def test_near_duplicates_can_be_set_and_switched_off_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def near() -> NearDuplicates | None:
-        heldout = load_settings(**MINIMAL).heldout
-        assert heldout is not None
-        return heldout.near_duplicates
-
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "held.jsonl")
-    assert near() == NearDuplicates(containment=0.5, jaccard=0.8)
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD", "0.9")
-    assert near() == NearDuplicates(jaccard=0.9)
-    monkeypatch.delenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES__JACCARD")
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__NEAR_DUPLICATES", "null")
-    assert near() is None
 
 
 @pytest.mark.parametrize(
     ("evaluator", "told"),
     [
         (
-            {"kind": "checkpoint", "temperature": 0, "samples": 4},
+            {"kind": "hf", "temperature": 0, "samples": 4},
             "set a temperature above 0, or samples to 1",
         ),
-        ({"kind": "checkpoint", "temperature": -1}, "temperature"),
-        ({"kind": "checkpoint", "temperature": float("nan")}, "temperature"),
-        ({"kind": "checkpoint", "batch_size": 0}, "batch_size"),
-        ({"kind": "checkpoint", "device": "tpu"}, "device"),
-        ({"kind": "checkpoint", "timeout_seconds": 0}, "timeout_seconds"),
-        ({"kind": "checkpoint", "bacth_size": 3}, "bacth_size"),
-        ({"kind": "sglang"}, "'checkpoint', 'vllm', 'openai'"),
+        ({"kind": "hf", "temperature": -1}, "temperature"),
+        ({"kind": "hf", "temperature": float("nan")}, "temperature"),
+        ({"kind": "hf", "batch_size": 0}, "batch_size"),
+        ({"kind": "hf", "device": "tpu"}, "device"),
+        ({"kind": "hf", "timeout_seconds": 0}, "timeout_seconds"),
+        ({"kind": "hf", "bacth_size": 3}, "bacth_size"),
+        ({"kind": "sglang"}, "'hf', 'vllm'"),
         ({"kind": "vllm", "gpu_memory_utilization": 1.1}, "gpu_memory_utilization"),
         ({"kind": "vllm", "tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"kind": "vllm", "device": "cuda"}, "device"),
-        ({**OPENAI, "base_url": "127.0.0.1:1"}, "base_url"),
-        ({**OPENAI, "model": "p-{setp}"}, "evaluator.openai.model"),
-        ({**OPENAI, "api_key_file": "k", "api_key_env": "K"}, "not both"),
     ],
 )
 def test_refuses_what_cannot_work_naming_it(evaluator: dict[str, Any], told: str) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.evaluation import NearDuplicates
 from guard_service.heldout import disjoint
-from guard_service.heldout.disjoint import DEFAULT_RULE, DisjointReport, check_disjoint
+from guard_service.heldout.disjoint import DisjointReport, check_disjoint
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.heldout.text import Prompt
 
@@ -27,9 +26,7 @@ OTHER = (
 def compare(tmp_path: Path):
     """Compare training prompts with held-out ones, named t0, t1 ... and h0, h1 ..."""
 
-    def run(
-        train: list[Prompt], held: list[Prompt], near: NearDuplicates | None = DEFAULT_RULE
-    ) -> DisjointReport:
+    def run(train: list[Prompt], held: list[Prompt], near: bool = True) -> DisjointReport:
         path = tmp_path / "held.jsonl"
         rows = ({"id": f"h{i}", "prompt": p, "answer": "1"} for i, p in enumerate(held))
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -74,7 +71,7 @@ def system(content: str, question: str = "Solve the task above, in one line.") -
 def test_items_that_differ_in_the_system_turn_are_told_apart_by_it(compare) -> None:
     held = [system(LONG), system(OTHER)]
     assert compare([system("Add two and three and tell me what it comes to.")], held).disjoint
-    for near in (DEFAULT_RULE, None):
+    for near in (True, False):
         assert compare([system(OTHER)], held, near).heldout_ids == ("h1",)
 
 
@@ -126,11 +123,6 @@ def test_minhash_finds_sentences_in_another_order(compare) -> None:
     assert report.overlaps[0].value == pytest.approx(jaccard, abs=0.1)
 
 
-def test_minhash_below_its_threshold_is_no_overlap(compare) -> None:
-    held, train, jaccard = shuffled(5)
-    assert 0.6 < jaccard < 0.7 and compare([train], [held]).disjoint
-
-
 def test_a_template_alone_is_no_overlap_but_a_repeated_question_in_it_is(compare) -> None:
     def ask(a: int, b: int) -> str:
         return (
@@ -159,17 +151,9 @@ def test_what_a_templated_prompt_has_left_must_be_quoted_in_full(compare) -> Non
     assert found(compare([f"{SUM}89 + 49 = Be brief."], held)) == [("t0", "h9", "containment")]
 
 
-def test_the_near_duplicate_rule_is_a_setting(compare) -> None:
-    twelve_of_25 = f"{words(LONG, 0, 19)} {OTHER}"
-    assert not compare([twelve_of_25], [LONG], NearDuplicates(containment=0.48)).disjoint
-    assert compare([f"{words(LONG, 0, 20)} {OTHER}"], [LONG], NearDuplicates(containment=0.6)).disjoint
-    held, train, jaccard = shuffled(5)
-    assert found(compare([train], [held], NearDuplicates(jaccard=jaccard - 0.1))) == [("t0", "h0", "minhash")]
-
-
 def test_the_same_prompt_is_an_overlap_whatever_the_setting(compare) -> None:
     train = [LONG.upper(), f"{words(LONG, 0, 31)}, please"]
-    assert found(compare(train, [LONG], None)) == [("t0", "h0", "exact")]
+    assert found(compare(train, [LONG], near=False)) == [("t0", "h0", "exact")]
 
 
 def test_every_offending_pair_is_counted_and_the_report_is_bounded(
@@ -189,22 +173,3 @@ def test_every_offending_pair_is_counted_and_the_report_is_bounded(
 
 def test_no_training_prompt_is_disjoint(compare) -> None:
     assert compare([], ["1+2="]).disjoint
-
-
-def test_work_grows_with_the_training_set_and_not_with_the_product(compare, monkeypatch) -> None:
-    pairs = 0
-    shared_with = disjoint._Grams.shared_with
-
-    def counted(grams, of_prompt):
-        nonlocal pairs
-        found = shared_with(grams, of_prompt)
-        pairs += len(found)
-        return found
-
-    monkeypatch.setattr(disjoint._Grams, "shared_with", counted)
-    held = [f"{words(OTHER, 0, i % 30)} {i} {words(LONG, i % 30, 30)} {i * i}" for i in range(300)]
-    train = [f"{words(LONG, 0, i % 30)} {i * 7 + 3} {words(OTHER, i % 30, 30)} x{i}" for i in range(1000)]
-    compare(train, held)
-    assert pairs < 3_000, "of 300,000"
-    compare(train[:1], [train[0]])
-    assert pairs, "they are counted"

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import EvaluationSampling, SamplingSource
-from guard_service.heldout import child
-from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.disjoint import families
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.evaluators import Completion, Completions
-from guard_service.heldout.making import is_heldout, make_split
+from guard_service.heldout.evaluators.completions import Completion
+from guard_service.heldout.make_split import is_heldout, make_split
 from guard_service.heldout.split import HeldoutSplit
-from guard_service.heldout.worker import EvaluationRequest
+from tests.heldout.evaluated import evaluate
 
 STORY = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under {}"
 
@@ -41,37 +37,12 @@ def test_items_of_one_group_are_one_outcome(tmp_path: Path) -> None:
         split_of(tmp_path / "s", "")
 
 
-SAMPLING = EvaluationSampling(temperature=0.0, max_new_tokens=8, samples=1, source=SamplingSource.SETTINGS)
-
-
-def test_the_evaluation_gives_one_outcome_a_group_and_no_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    split_of(tmp_path / "s", None, "xyzzy", None, "xyzzy")
-    settings: dict[str, Any] = {"split": tmp_path / "s", "scorer": "exact"}
-    settings["evaluator"] = {"kind": "openai", "base_url": "http://127.0.0.1:9", "model": "m"}
-    evaluation = child.HeldoutEvaluation(HeldoutSettings.model_validate(settings), tmp_path, first=False)
-
-    class Threes:
-        def complete(self, items: Any, request: EvaluationRequest) -> Any:
-            made = [[Completion(text, text, truncated=None)] for text in ("0", "3", "3", "3")]
-            return Completions(made, SAMPLING)
-
-    monkeypatch.setattr(evaluation, "_evaluator", Threes())
-    answer = evaluation.run(EvaluationRequest(attempt=0, step=1, path=tmp_path))
-    assert answer["items"] == [1.0, 0.5, 0.0] and evaluation.ready()["items"] == 3
-    assert "xyzzy" not in json.dumps(answer) + json.dumps(evaluation.ready())
-
-
-def test_near_duplicates_in_the_split_are_a_family(tmp_path: Path) -> None:
-    words = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(50)]
-    chain = [" ".join(words[start : start + 30]) for start in (10, 0, 20)]  # the first links the others
-    prompts = ["2+2=", chain[0], STORY.format("ground"), chain[1], STORY.format("leaves"), chain[2]]
-    rows = [{"id": f"i{n}", "prompt": prompt, "answer": "1"} for n, prompt in enumerate(prompts)]
-    (tmp_path / "s").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    items = HeldoutSplit.load(tmp_path / "s").items
-    assert families(items) == ((1, 3, 5), (2, 4))
-    assert families(items, None) == ()
+def test_the_evaluation_gives_one_outcome_a_group_and_no_label(tmp_path: Path) -> None:
+    items = [{"answer": str(n)} | ({"group": "xyzzy"} if n % 2 else {}) for n in range(4)]
+    made = [[Completion(text, text, truncated=False)] for text in ("0", "1", "1", "1")]
+    response = evaluate(tmp_path, items, made)
+    assert response["items"] == [1.0, 0.5, 0.0] and response["ready"]["items"] == 3
+    assert "xyzzy" not in json.dumps(response)
 
 
 def test_a_split_that_is_made_has_its_families_in_groups(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from guard_core.wire import FailureKind
-from guard_service.heldout.asking import Stops
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.codec import Codec
-from guard_service.heldout.evaluators.local import taken
+from guard_service.heldout.evaluators.evaluator import stage_as_expected
+from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.named_files import names_a_file, without_files
+from guard_service.heldout.prompts import Stops
 from guard_service.heldout.staging import pins_of
 from guard_service.heldout.worker import EvaluationRequest
 
@@ -70,10 +70,10 @@ def saved(tmp_path: Path, **files: Any) -> Path:
     return path
 
 
-def read(checkpoint: Path, scratch: Path) -> Codec:
+def read(checkpoint: Path, scratch: Path) -> Tokenization:
     """As an evaluator reads it."""
-    staged = taken(EvaluationRequest(0, 10, checkpoint), scratch)
-    return Codec.load(staged.path, staged.path, f"checkpoint {checkpoint}", Stops())
+    staged = stage_as_expected(EvaluationRequest(0, 10, checkpoint), scratch, None)
+    return Tokenization.load(staged.path, staged.path, f"checkpoint {checkpoint}", Stops())
 
 
 def failure(act: Callable[[], object]) -> EvaluationError | None:
@@ -102,7 +102,7 @@ def test_no_tokenizer_is_made_of_files_outside_its_checkpoint(
         "positions": {"tokenizer_config": own | {"init_inputs": [of, by]}},
         "texts": {"tokenizer_config": own | {"vocab": of, "merges": by}},
     }
-    made: list[Codec] = []
+    made: list[Tokenization] = []
     failed = failure(lambda: made.append(read(saved(tmp_path, **forms[form]), tmp_path)))
     if failed is not None:
         assert failed.kind is FailureKind.TOKENIZER and SECRET not in str(failed)
@@ -148,17 +148,17 @@ def test_the_pins_are_of_what_was_announced(outside: Outside, tmp_path: Path) ->
     checkpoint = saved(tmp_path, tokenizer_config=config, tokenizer=tokenizer_json(WORDS))
     pins = pins_of(checkpoint, tmp_path / "pins", None, None)
     expected = Expected(pins=pins)
-    staged = taken(EvaluationRequest(0, 10, checkpoint, expected=expected), tmp_path)
+    staged = stage_as_expected(EvaluationRequest(0, 10, checkpoint, expected=expected), tmp_path, None)
     assert json.loads((staged.path / "tokenizer_config.json").read_text()) == {"tokenizer_class": GEMMA}
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"vocab_file": "/another"}))
     with pytest.raises(EvaluationError, match=r"'tokenizer_config\.json' is not as in"):
-        taken(EvaluationRequest(0, 20, checkpoint, expected=expected), tmp_path)
+        stage_as_expected(EvaluationRequest(0, 20, checkpoint, expected=expected), tmp_path, None)
 
 
 def test_a_configuration_that_names_no_file_is_left_to_the_byte(tmp_path: Path) -> None:
     text = '{ "tokenizer_class" : "x", "drop_path": 0.1, "vocab": {"x_file": 1}, "n": NaN }'
     checkpoint = saved(tmp_path, tokenizer_config=text, tokenizer=tokenizer_json(WORDS))
-    staged = taken(EvaluationRequest(0, 10, checkpoint), tmp_path)
+    staged = stage_as_expected(EvaluationRequest(0, 10, checkpoint), tmp_path, None)
     assert (staged.path / "tokenizer_config.json").read_text() == text
 
 
@@ -178,7 +178,7 @@ def test_a_configuration_that_is_none_is_refused_in_words_or_ends_nothing(
     tmp_path: Path, name: str, content: str
 ) -> None:
     checkpoint = saved(tmp_path, **{"tokenizer": tokenizer_json(WORDS), name: content})
-    failed = failure(lambda: taken(EvaluationRequest(0, 10, checkpoint), tmp_path))
+    failed = failure(lambda: stage_as_expected(EvaluationRequest(0, 10, checkpoint), tmp_path, None))
     if "model" in content:
         assert failed is not None and f"{name}.json is" in str(failed)
     assert failed is None or failed.kind is FailureKind.CHECKPOINT

@@ -10,45 +10,29 @@ from typing import Any, ClassVar
 
 import pytest
 
-from guard_core.evaluation import CheckpointEvaluation
-from guard_core.wire import EvaluationSampling, Sampling, SamplingSource
-from guard_service.heldout import child
-from guard_service.heldout.asking import Stops, answer_in
-from guard_service.heldout.config import HeldoutSettings, OpenAIEvaluatorSettings
-from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completion, Completions
-from guard_service.heldout.evaluators.codec import Codec
-from guard_service.heldout.evaluators.openai import OpenAIEvaluator
-from guard_service.heldout.making import make_split
+from guard_core.evaluation import HfEvaluation
+from guard_core.wire import Sampling
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.evaluators.completions import Completion
+from guard_service.heldout.evaluators.tokenization import Tokenization
+from guard_service.heldout.prompts import (
+    Stops,
+    answer_after,
+    answer_in,
+    messages,
+    refuse_without_template,
+    template_kwargs,
+)
 from guard_service.heldout.scorers import load_scorer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
-from guard_service.heldout.worker import EvaluationRequest
-from tests.heldout.faulty_endpoint import Endpoint, Reply, endpoint
+from tests.heldout.evaluated import evaluate
 
 SECRET = "xyzzy"
 MARK = "</think>"
-REQUEST = EvaluationRequest(attempt=0, step=1, path=Path("/checkpoints/checkpoint-1"))
-SAMPLING = EvaluationSampling(temperature=0.0, max_new_tokens=8, samples=1, source=SamplingSource.SETTINGS)
 
 
 def item(**more: Any) -> HeldoutItem:
     return HeldoutItem.model_validate({"id": "i", "prompt": SECRET, "answer": "1"} | more)
-
-
-def says(content: Any, end: Any = "stop", **message: Any) -> Reply:
-    choice = {"message": {"content": content} | message, "text": content, "finish_reason": end}
-    return Reply(body={"choices": [choice]})
-
-
-def evaluator(url: str = "http://127.0.0.1:1/v1", **settings: Any) -> OpenAIEvaluator:
-    config = {"base_url": url, "model": "m", "retries": 0, **settings}
-    return OpenAIEvaluator(OpenAIEvaluatorSettings.model_validate(config))
-
-
-def ask(reply: Reply, one: HeldoutItem | None = None, **settings: Any) -> tuple[Completion, Endpoint]:
-    with endpoint(lambda body, n: reply) as server:
-        done = evaluator(server.url, **settings).complete([one or item()], REQUEST)
-    return done.made[0][0], server
 
 
 # -- how a policy is asked -----------------------------------------------------------------------------------
@@ -72,14 +56,13 @@ def ask(reply: Reply, one: HeldoutItem | None = None, **settings: Any) -> tuple[
         ),
     ],
 )
-def test_settings_reach_the_server_and_an_items_own_win(
+def test_an_items_own_settings_win(
     settings: dict[str, Any], own: dict[str, Any], system: list[str], kwargs: dict[str, Any] | None
 ) -> None:
-    _, server = ask(says("1"), item(**own), **settings)
-    ((_, _, body),) = server.asked
-    assert [m["content"] for m in body["messages"] if m["role"] == "system"] == system
-    assert all(m["role"] != "system" for m in body["messages"][1:])
-    assert body.get("chat_template_kwargs") == kwargs
+    said = messages(item(**own), HfEvaluation(**settings))
+    assert [m["content"] for m in said if m["role"] == "system"] == system
+    assert all(m["role"] != "system" for m in said[1:])
+    assert template_kwargs(item(**own), HfEvaluation(**settings)) == (kwargs or {})
 
 
 @pytest.mark.parametrize(
@@ -95,11 +78,10 @@ def test_what_only_a_chat_template_reads_is_refused_without_one(
     settings: dict[str, Any], own: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(SplitError, match=f"item 'i' is a text .* {told} needs a chat") as refused:
-        evaluator(chat=False, **settings).check([item(id="j", system_prompt=""), item(**own)][-1:])
+        refuse_without_template([item(**own)], HfEvaluation(**settings), chat=False)
     assert SECRET not in str(refused.value)
-    evaluator(**settings).check([item(**own)])
-    evaluator(chat=False, system_prompt="think").check([item(system_prompt="")])
-    evaluator(chat=False, answer_after=MARK).check([item(answer_after="#")])
+    refuse_without_template([item(**own)], HfEvaluation(**settings), chat=True)
+    refuse_without_template([item(system_prompt="")], HfEvaluation(system_prompt="think"), chat=False)
 
 
 # -- where the answer begins ---------------------------------------------------------------------------------
@@ -125,18 +107,18 @@ class Letters:
     ],
 )
 def test_a_text_ends_a_completion_and_what_follows_is_no_answer(said: Any, made: Any, stops: bool) -> None:
-    codec = Codec(Letters(), frozenset(), None, Stops(("d", "?")))
+    tokenization = Tokenization(Letters(), frozenset(), None, Stops(("d", "?")))
     mark = "#" if "#" in said else None
-    assert codec.decode(said, mark, truncated=True) == Completion(*made)
-    assert codec.stops(said) is stops
+    assert tokenization.decode(said, mark, truncated=True) == Completion(*made)
+    assert tokenization.stopped(said) is stops
 
 
 @pytest.mark.parametrize(("said", "made"), [("axb?c", "axb?"), ("abb?", "abb"), ("?bb", "?"), ("axb", None)])
 def test_a_text_that_a_trainer_says_stays_in_the_completion(said: str, made: str | None) -> None:
     assert Stops(("?", "bb"), kept=True).cut(said) == made
-    theirs, settings = Sampling(temperature=1.0, stop=("?", "bb")), CheckpointEvaluation()
+    theirs, settings = Sampling(temperature=1.0, stop=("?", "bb")), HfEvaluation()
     assert Stops.of(settings, settings.sampling_with(theirs)) == Stops(("?", "bb"), kept=True)
-    own = CheckpointEvaluation(stop=("!",))
+    own = HfEvaluation(stop=("!",))
     assert Stops.of(own, own.sampling_with(theirs)) == Stops(("!",))
 
 
@@ -154,47 +136,12 @@ def test_a_text_that_a_trainer_says_stays_in_the_completion(said: str, made: str
 )
 def test_the_answer_is_what_follows_the_last_mark(text: str, mark: str | None, answer: str | None) -> None:
     assert answer_in(text, mark) == answer
-    made, _ = ask(says(text), answer_after=mark)
-    assert made == Completion(text, answer, truncated=False)
 
 
 @pytest.mark.parametrize("own", [{"answer_after": "#"}, {"answer_after": ""}, {"answer_after": None}, {}])
 def test_an_items_own_mark_wins_and_an_empty_one_is_none(own: dict[str, Any]) -> None:
-    made, _ = ask(says(f"a{MARK}b#c"), item(**own), answer_after=MARK)
-    assert made.answer == {"#": "c", "": f"a{MARK}b#c", None: "b#c"}[own.get("answer_after")]
-
-
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-@pytest.mark.parametrize(
-    ("content", "end", "expected"),
-    [
-        ("1", "stop", Completion(f"{SECRET}{MARK}1", "1", truncated=False)),
-        (f"a{MARK}b", "stop", Completion(f"a{MARK}b", "b", truncated=False)),
-        ("", "stop", Completion(f"{SECRET}{MARK}", None, truncated=False)),
-        (None, "stop", Completion(SECRET, None, truncated=False)),
-        (None, "length", Completion(SECRET, None, truncated=True)),
-    ],
-)
-def test_a_server_may_take_the_thought_out_itself(
-    name: str, content: Any, end: str, expected: Completion
-) -> None:
-    assert ask(says(content, end, **{name: SECRET}), answer_after=MARK)[0] == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "settings"),
-    [
-        (says(None), {"answer_after": MARK}),
-        (says(None, "tool_calls", reasoning=SECRET), {"answer_after": MARK}),
-        (says(None, None, reasoning=SECRET), {"answer_after": MARK}),
-        (says(None, reasoning=[SECRET]), {"answer_after": MARK}),
-        (says(None, reasoning=SECRET), {}),
-    ],
-)
-def test_no_text_for_another_reason_is_an_error_still(reply: Reply, settings: dict[str, Any]) -> None:
-    with pytest.raises(EvaluationError, match="responded to item 'i' without a text") as failed:
-        ask(reply, **settings)
-    assert SECRET not in str(failed.value)
+    mark = answer_after(item(**own), HfEvaluation(answer_after=MARK))
+    assert mark == {"#": "#", "": None, None: MARK}[own.get("answer_after")]
 
 
 # -- what has no answer is wrong -----------------------------------------------------------------------------
@@ -220,35 +167,14 @@ Evaluated = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
-    """Run the evaluation process's own code on these completions of as many items, or lists of them."""
+def evaluated(tmp_path: Path) -> Evaluated:
+    """Score completions of as many items, or lists of them; other settings are the evaluator's."""
 
-    def run(
-        made: list[Completion] | list[list[Completion]],
-        own: list[dict[str, Any]] | None = None,
-        **settings: Any,
-    ) -> Any:
-        rows = [
-            {"id": f"i{n}", "prompt": f"{n}+1=", "answer": "1"} | (own[n] if own else {})
-            for n in range(len(made))
-        ]
-        (tmp_path / "s").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    def run(made: list[Any], own: list[dict[str, Any]] | None = None, **settings: Any) -> Any:
         scoring = {name: settings.pop(name) for name in ("scorer", "proxy_scorer") if name in settings}
-        config = {"split": tmp_path / "s", "scorer": f"{__name__}:always_right", **scoring}
-        config["evaluator"] = {
-            "kind": "openai",
-            "base_url": "http://127.0.0.1:1/v1",
-            "model": "m",
-            **settings,
-        }
-        evaluation = child.HeldoutEvaluation(HeldoutSettings.model_validate(config), tmp_path, first=True)
-
-        class Made:
-            def complete(self, items: Any, request: EvaluationRequest) -> Completions:
-                return Completions([one if isinstance(one, list) else [one] for one in made], SAMPLING)
-
-        monkeypatch.setattr(evaluation, "_evaluator", Made())
-        return evaluation.run(REQUEST)
+        rows = [one if isinstance(one, list) else [one] for one in made]
+        scoring = {"scorer": f"{__name__}:always_right", **scoring}
+        return evaluate(tmp_path, own or [{}] * len(rows), rows, evaluator=settings, **scoring)
 
     return run
 
@@ -256,7 +182,6 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluated:
 WHOLE = Completion("1", "1", truncated=False)
 CUT = Completion("1", "1", truncated=True)
 NOTHING = Completion("1", None, truncated=False)
-UNTOLD = Completion("1", "1", truncated=None)
 
 
 def test_what_is_cut_off_or_has_no_answer_is_wrong_whatever_a_scorer_would_say(evaluated: Evaluated) -> None:
@@ -270,12 +195,6 @@ def test_what_there_is_of_one_that_was_cut_off_can_be_scored(evaluated: Evaluate
     told = evaluated([WHOLE, CUT, Completion("", None, truncated=True)], score_truncated=True)
     assert told["items"] == [1.0, 1.0, 0.0]
     assert (told["truncated"], told["unscored"]) == (2 / 3, 1 / 3)
-
-
-def test_an_unknown_end_is_no_end_at_the_limit(evaluated: Evaluated) -> None:
-    told = evaluated([UNTOLD, CUT])
-    assert told["items"] == [1.0, 0.0] and told["truncated"] is told["unanswered"] is None
-    assert told["unscored"] == 0.5
 
 
 def test_the_share_without_an_answer_is_of_the_items_with_a_mark(evaluated: Evaluated) -> None:
@@ -369,32 +288,3 @@ def test_wrong_fields_of_an_item_are_refused_and_not_quoted(
     with pytest.raises(SplitError, match="line 1: ") as refused:
         HeldoutSplit.load(write(tmp_path / "s", **row))
     assert told in str(refused.value) and SECRET not in str(refused.value)
-
-
-def test_what_an_item_asks_with_its_own_system_message_is_its_prompt(tmp_path: Path) -> None:
-    rows = [
-        {"id": f"i{n}", "prompt": "1+2=", "answer": "3", "system_prompt": system}
-        for n, system in enumerate(("add", "subtract", ""))
-    ]
-    (tmp_path / "s").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(HeldoutSplit.load(tmp_path / "s")) == 3
-    assert rows[0]["prompt"] in repr(HeldoutSplit.load(tmp_path / "s").items[0].conversation)
-    (tmp_path / "s").write_text("".join(json.dumps(row | {"system_prompt": None}) + "\n" for row in rows))
-    with pytest.raises(SplitError, match="the same prompt"):
-        HeldoutSplit.load(tmp_path / "s")
-
-
-def test_a_split_that_is_made_keeps_what_a_row_says(tmp_path: Path) -> None:
-    own = {"system_prompt": "", "answer_after": "#", "chat_template_kwargs": {"enable_thinking": False}}
-    source = write(tmp_path / "all", **own, level=2)
-    write(tmp_path / "more", **own)
-    with source.open("a") as file:
-        file.writelines(json.dumps({"prompt": f"{n}+9=", "answer": "0"}) + "\n" for n in range(20))
-    salt = next(s for s in map(str, range(99)) if _is_held(tmp_path, source, s))
-    (held,) = [i for i in HeldoutSplit.load(tmp_path / f"held-{salt}").items if i.id == "a"]
-    assert {name: getattr(held, name) for name in own} == own and held.meta == {"level": 2}
-
-
-def _is_held(folder: Path, source: Path, salt: str) -> bool:
-    make_split(source, folder / f"train-{salt}", folder / f"held-{salt}", fraction=0.5, salt=salt)
-    return any(i.id == "a" for i in HeldoutSplit.load(folder / f"held-{salt}").items)

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -161,14 +160,6 @@ def test_an_items_own_scorer_wins(tmp_path: Path) -> None:
 
 def test_loads_module_and_function() -> None:
     assert load_scorer("guard_service.heldout.scorers:exact") is exact
-
-
-def test_loads_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = EntryPoints([EntryPoint("mine", "guard_service.heldout.scorers:numeric", "rlguard.scorers")])
-    monkeypatch.setattr(scorers, "entry_points", lambda group: found.select(group=group))
-    assert load_scorer("mine") is numeric
-    with pytest.raises(SplitError, match="use one of exact, math, mine, numeric, regex"):
-        load_scorer("other")
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_refuses_bad_training_prompts(tmp_path: Path, rows: list[Any], told: str
 
 def test_split_and_disjointness_are_imported_without_torch() -> None:
     code = (
-        "import sys; from guard_service.heldout import disjoint, making, split, worker;"
+        "import sys; from guard_service.heldout import disjoint, make_split, split, worker;"
         "assert not {'torch', 'transformers', 'numpy', 'httpx'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

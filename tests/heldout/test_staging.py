@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -232,26 +231,6 @@ def test_a_checkpoint_that_vanishes_while_it_is_copied_is_gone_and_not_broken(
     assert not (tmp_path / "stage").exists()
 
 
-def test_what_is_missing_of_a_checkpoint_that_is_gone_by_now_is_no_fault_of_it(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def listed_too_late(directory: Any) -> list[str]:
-        shutil.rmtree(checkpoint)
-        return ["trainer_state.json"]
-
-    monkeypatch.setattr(staging.os, "listdir", listed_too_late)
-    with pytest.raises(CheckpointGoneError):
-        stage(checkpoint, tmp_path / "stage")
-
-
-def test_a_scratch_that_cannot_be_written_is_not_blamed_on_the_checkpoint(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(EvaluationError, match="cannot be made") as caught:
-        stage(checkpoint, tmp_path / "nowhere" / "stage")
-    assert not isinstance(caught.value, CheckpointGoneError)
-
-
 @pytest.mark.parametrize(
     ("room", "told"),
     [
@@ -363,36 +342,6 @@ def test_inspect_takes_what_stage_takes_and_reads_no_weights(checkpoint: Path) -
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "model.safetensors").symlink_to("/nowhere")  # whoever reads it fails
     refuse_unstageable(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("there", "told"),
-    [
-        (["adapter_config.json", "adapter_model.safetensors"], "PEFT adapter"),
-        (["pytorch_model_fsdp_0"], "FSDP shards"),
-        (["global_step10"], "DeepSpeed shards"),
-        (["pytorch_model.bin"], "a pickle"),
-        ([], "save the model with save_pretrained"),
-    ],
-)
-def test_inspect_refuses_what_stage_refuses(
-    checkpoint: Path, tmp_path: Path, there: list[str], told: str
-) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    for name in there:
-        (checkpoint / name).write_text("{}")
-    with pytest.raises(EvaluationError, match=told) as looked:
-        refuse_unstageable(checkpoint)
-    with pytest.raises(EvaluationError) as staged:
-        stage(checkpoint, tmp_path / "stage")
-    assert str(looked.value) == str(staged.value)
-
-
-@pytest.mark.parametrize("base", [None, Path("/base")], ids=str)
-def test_inspect_takes_no_shard_for_an_adapter(checkpoint: Path, base: Path | None) -> None:
-    one_shard_called_as_an_adapter(checkpoint)
-    with pytest.raises(EvaluationError, match="which is how weights of an adapter are called"):
-        refuse_unstageable(checkpoint, base)
 
 
 def test_inspect_refuses_code_and_a_directory_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:

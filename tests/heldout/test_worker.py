@@ -1,16 +1,18 @@
-"""The worker process: its answers, and that neither its death nor its slowness costs the guard more than one
-evaluation. Real child processes; the policy is an endpoint of the test, so that no child needs torch."""
+"""The evaluation process: its answers, and that its death or slowness costs one evaluation at most.
+
+Real processes; the policy is an endpoint of the test, so that none needs torch.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -19,28 +21,30 @@ from typing import Any
 
 import pytest
 
-from guard_core.policy import Policy
-from guard_core.wire import EvaluationsNeeded, FailureKind
-from guard_service.heldout import staging
-from guard_service.heldout import worker as worker_module
+from guard_core.wire import FailureKind
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
-from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
+from tests import stub_policy
+from tests.stub_policy import Policy as ModelPolicy
+from tests.stub_policy import Reply, save_checkpoint
 
 SECRET = "xyzzy"
-REQUEST = EvaluationRequest(attempt=0, step=10, path=Path("/checkpoints/checkpoint-10"))
-
-
-@pytest.fixture(scope="module")
-def policy() -> Iterator[Endpoint]:
-    """A policy that answers "3" to everything."""
-    with endpoint(lambda body, n: says("3")) as server:
-        yield server
+ROOM = tempfile.TemporaryDirectory()
+REQUEST = EvaluationRequest(0, 10, save_checkpoint(Path(ROOM.name) / "checkpoint-10"))
 
 
 @pytest.fixture
-def settings(policy: Endpoint, tmp_path: Path) -> Callable[..., HeldoutSettings]:
+def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelPolicy]:
+    """A policy that answers "3" to everything."""
+    with stub_policy.policy(lambda asked: Reply("3")) as served:
+        for name, value in served.environment.items():
+            monkeypatch.setenv(name, value)
+        yield served
+
+
+@pytest.fixture
+def settings(policy: ModelPolicy, tmp_path: Path) -> Callable[..., HeldoutSettings]:
     def make(scorer: str = "exact", **more: Any) -> HeldoutSettings:
         split = tmp_path / "split.jsonl"
         meta = {"once": str(tmp_path / "once"), "nice": os.nice(0)}
@@ -51,10 +55,7 @@ def settings(policy: Endpoint, tmp_path: Path) -> Callable[..., HeldoutSettings]
         if not split.exists():
             split.write_text("".join(json.dumps(row) + "\n" for row in rows))
         name = scorer if scorer in {"exact", "nowhere"} else f"tests.heldout.odd_scorers:{scorer}"
-        evaluator = {"kind": "openai", "base_url": policy.url, "model": "m"}
-        return HeldoutSettings.model_validate(
-            {"split": split, "scorer": name, "evaluator": evaluator, **more}
-        )
+        return HeldoutSettings.model_validate({"split": split, "scorer": name, **more})
 
     return make
 
@@ -80,39 +81,6 @@ async def fails(worker: EvaluationWorker) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("min_steps", "needed"), [(13, 13), (0, 1)])
-def test_how_many_evaluations_the_policy_takes_is_known_once_it_has_started(
-    settings, tmp_path: Path, min_steps: int, needed: int
-) -> None:
-    policy = Policy.model_validate({"detector": "heldout_guard", "heldout_guard": {"min_steps": min_steps}})
-
-    async def start() -> EvaluationsNeeded | None:
-        worker = EvaluationWorker(settings(), tmp_path / "scratch", policy)
-        assert worker.needed is None
-        await worker.start()
-        await worker.close()
-        return worker.needed
-
-    assert asyncio.run(start()) == EvaluationsNeeded(long_rounds=needed, short_rounds=needed)
-
-
-@pytest.mark.parametrize(("budget", "said"), [({"completions": 8}, True), ({}, False)])
-def test_the_log_says_at_the_start_what_a_budget_for_the_baseline_costs(
-    settings, tmp_path: Path, caplog, budget: dict[str, int], said: bool
-) -> None:
-    policy = Policy.model_validate({"calibrated": {"baseline_budget": budget}})
-
-    async def start() -> None:
-        worker = EvaluationWorker(settings(), tmp_path / "scratch", policy)
-        await worker.start()
-        await worker.close()
-
-    with caplog.at_level(logging.INFO, "rlguard.guard"):
-        asyncio.run(start())
-    told = [one.getMessage() for one in caplog.records if "baseline_budget has room for" in one.message]
-    assert len(told) == said
-
-
 def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> EvaluationResult:
         assert worker.split_items == 4 and len(worker.split_digest or "") == 64
@@ -120,19 +88,7 @@ def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
 
     result = run(settings(), tmp_path / "scratch", act)
     assert result.items == (0.0, 0.0, 1.0, 0.0)
-    assert result.sha256 is result.staged is None and result.seconds > 0
-
-
-@pytest.mark.parametrize("taken", ["scratch", "scratch/worker.log"])
-def test_a_scratch_that_cannot_be_written_is_said(settings, tmp_path: Path, taken: str) -> None:
-    """Also to root, whom no mode stops: something else has the name."""
-    if taken == "scratch":
-        (tmp_path / taken).write_text("a file")
-    else:
-        (tmp_path / taken).mkdir(parents=True)
-
-    with pytest.raises(EvaluationError, match=f"{taken} cannot be (made|written): "):
-        run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
+    assert len(result.sha256 or "") == 64 and result.seconds > 0
 
 
 @pytest.mark.nightly
@@ -142,7 +98,7 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     """Its own, the training grader's, and no file of ours; what it imports is another matter."""
     for name in ("own_scorer", "own_grader"):
         (tmp_path / f"{name}.py").write_text("def right(completion, answer, meta):\n    return 1.0\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"], *sys.path]))
     own = {"scorer": "own_scorer:right", "proxy_scorer": "own_grader:right"}
     given = settings().model_copy(update=own)
 
@@ -152,8 +108,9 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     async def edit(worker: EvaluationWorker) -> str:
         await worker.evaluate(REQUEST)
         (tmp_path / "own_grader.py").write_text("def right(completion, answer, meta):\n    return 0.5\n")
-        await worker._kill()  # as by the kernel for its memory
-        return await fails(worker)
+        for child in children():  # as by the kernel for its memory
+            os.kill(child, signal.SIGKILL)
+        return await fails(worker) + await fails(worker)
 
     before = run(given, tmp_path / "scratch", look)
     assert before.keys() == {"own_scorer:right", "own_grader:right"}
@@ -166,20 +123,16 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
         run(settings(), tmp_path / "scratch", look)
 
 
-def test_an_items_outcome_is_the_mean_over_its_samples(settings, tmp_path: Path) -> None:
-    with endpoint(lambda body, n: says("3" if body["seed"] % 3 else "4")) as server:
-        own = settings().evaluator.model_copy(
-            update={"base_url": server.url, "samples": 5, "temperature": 1.0}
-        )
-        chosen = settings().model_copy(update={"evaluator": own})
-        items = run(chosen, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items
-    sampled = [body for _, _, body in server.asked if body["temperature"]]  # greedy ones show other weights
-    third = [body["seed"] % 3 > 0 for body in sampled if "2+1=" in str(body["messages"])]
-    assert len(third) == 5 and items[2] == pytest.approx(sum(third) / 5)
-    assert items[0] == items[1] == 0.0
+def test_an_items_outcome_is_the_mean_over_its_samples(settings, policy: ModelPolicy, tmp_path: Path) -> None:
+    policy.reply = lambda asked: Reply("3" if len(policy.asked) % 3 else "4")
+    given = settings(evaluator={"samples": 5, "temperature": 1.0})
+    items = run(given, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items
+    assert items == (0.0, 0.0, 3 / 5, 1 / 5)
 
 
-def test_the_training_grader_scores_the_same_completions(settings, policy: Endpoint, tmp_path: Path) -> None:
+def test_the_training_grader_scores_the_same_completions(
+    settings, policy: ModelPolicy, tmp_path: Path
+) -> None:
     asked = len(policy.asked)
     proxy = "tests.heldout.odd_scorers:always_right"
     rows = [json.loads(line) for line in settings().split.read_text().splitlines()]
@@ -187,14 +140,9 @@ def test_the_training_grader_scores_the_same_completions(settings, policy: Endpo
     settings().split.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = run(settings(proxy_scorer=proxy), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
     assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items == (1.0,) * 4
-    assert len(policy.asked) == asked + 4 and result.truncated is None
+    assert len(policy.asked) == asked + 4 and result.truncated == 0.0
     plain = run(settings(), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
     assert plain.proxy_items is None
-
-
-def test_a_training_grader_that_does_not_load_is_told_at_start(settings, tmp_path: Path) -> None:
-    with pytest.raises(SplitError, match="proxy_scorer: scorer 'nowhere' is unknown"):
-        run(settings(proxy_scorer="nowhere"), tmp_path / "scratch", fails)
 
 
 @pytest.mark.parametrize("grader", ["boastful", "impatient"])
@@ -222,16 +170,6 @@ def test_no_score_comes_before_the_split_is_known_to_be_disjoint(settings, tmp_p
             await worker.close()
 
     assert "not disjoint" in asyncio.run(act())
-
-
-def test_near_duplicates_in_training_are_refused_unless_the_settings_allow_them(
-    settings, tmp_path: Path
-) -> None:
-    train = tmp_path / "train.jsonl"
-    train.write_text(json.dumps({"prompt": f"Please: {SECRET} 2+1="}) + "\n")
-    assert "containment 1.00" in refused(settings(train_prompts=train), tmp_path / "scratch")
-    allowed = settings(train_prompts=train, near_duplicates=None)
-    assert run(allowed, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items == (0.0, 0.0, 1.0, 0.0)
 
 
 def test_a_split_whose_own_answers_do_not_score_1_is_refused_at_the_start(settings, tmp_path: Path) -> None:
@@ -302,19 +240,6 @@ def test_the_processes_of_scorers_end_with_the_evaluation_process(settings, tmp_
     eventually(lambda: not alive(pid))
 
 
-def test_the_processes_of_scorers_are_as_nice_and_know_as_little(
-    settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in set(os.environ):
-        if name.startswith("RLGUARD_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("RLGUARD_GUARD_INGEST_TOKEN", "t")
-    monkeypatch.setenv("RLGUARD_MY_KEY", "k")
-    limited = settings("reports_its_process", scorer_timeout_seconds=600)
-    result = run(limited, tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
-    assert result.items == (1.0,) * 4
-
-
 def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp_path: Path) -> None:
     lags: list[float] = []
 
@@ -325,30 +250,16 @@ def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp
             lags.append(time.monotonic() - start)
 
     async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
-        patient, ticking = worker._settings, asyncio.create_task(tick())
-        hasty = patient.evaluator.model_copy(update={"timeout_seconds": 3.0})
-        worker._settings = patient.model_copy(update={"evaluator": hasty})
+        ticking = asyncio.create_task(tick())
         message = await fails(worker)
         ticking.cancel()
-        worker._settings = patient
         return message, await worker.evaluate(REQUEST)
 
-    message, result = run(settings("stuck_once"), tmp_path / "scratch", act)
-    assert "within timeout_seconds=3: raise it" in message and result.items == (1.0,) * 4
+    hasty = settings("stuck_once", evaluator={"timeout_seconds": 10.0})
+    message, result = run(hasty, tmp_path / "scratch", act)
+    assert "within timeout_seconds=10: raise it" in message and result.items == (1.0,) * 4
     assert len(lags) > 50 and sorted(lags)[len(lags) // 2] < 0.1
     assert not alive(int((tmp_path / "once").read_text()))
-
-
-def test_a_cancelled_evaluation_leaves_no_answer_for_the_next(settings, tmp_path: Path) -> None:
-    async def act(worker: EvaluationWorker) -> EvaluationResult:
-        task = asyncio.create_task(worker.evaluate(REQUEST))
-        await asyncio.to_thread(eventually, (tmp_path / "once").exists)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        return await worker.evaluate(REQUEST)
-
-    assert run(settings("stuck_once"), tmp_path / "scratch", act).items == (1.0,) * 4
 
 
 def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
@@ -361,27 +272,15 @@ def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     assert "ended by SIGKILL" in run(settings("stuck_once"), tmp_path / "scratch", act)
 
 
-def test_what_a_scorer_left_behind_holds_up_no_end_and_ends_with_it(settings, tmp_path: Path) -> None:
-    async def act(worker: EvaluationWorker) -> float:
-        result = await worker.evaluate(REQUEST)
-        await worker.close()
-        return result.items[0]
-
-    assert run(settings("forks"), tmp_path / "scratch", act) == 1.0
-    left = int((tmp_path / "once").read_text())
-    eventually(lambda: not alive(left))
-
-
-def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(settings, tmp_path: Path) -> None:
-    texts = ["1", "2", "3", "4"]
-
+def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(
+    settings, policy: ModelPolicy, tmp_path: Path
+) -> None:
     async def act(worker: EvaluationWorker) -> list[int]:
-        results = [await worker.evaluate(replace(REQUEST, step=step)) for step in range(len(texts))]
+        results = [await worker.evaluate(replace(REQUEST, step=step)) for step in range(4)]
         return [result.items.index(1.0) for result in results]
 
-    with endpoint(lambda body, n: says(texts[n // 4])) as server:
-        given = {"evaluator": {"kind": "openai", "base_url": server.url, "model": "m"}}
-        assert run(settings("forks_and_both_return", **given), tmp_path / "scratch", act) == [0, 1, 2, 3]
+    policy.reply = lambda asked: Reply(str(asked["step"] + 1))
+    assert run(settings("forks_and_both_return"), tmp_path / "scratch", act) == [0, 1, 2, 3]
     copies = (tmp_path / "once").read_text().split()
     assert len(copies) == 16 and not any(alive(int(copy)) for copy in copies)
 
@@ -412,12 +311,6 @@ def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     assert "items" not in caplog.text and "items" not in "".join(capfd.readouterr())
     assert (scratch / "worker.log").stat().st_mode & 0o077 == 0
     assert '{"items": [0.0]} 3' in (scratch / "worker.log").read_text()
-
-
-def test_the_workers_log_is_bounded(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "MAX_LOG_BYTES", 10)
-    run(settings("chatty"), tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
-    assert (tmp_path / "scratch" / "worker.log").stat().st_size == 0
 
 
 def test_a_split_that_changed_is_never_scored(settings, tmp_path: Path) -> None:
@@ -468,10 +361,10 @@ def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(setti
         "async def main():\n"
         "    worker = EvaluationWorker(HeldoutSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))\n"
         "    await worker.start()\n"
-        "    await worker.evaluate(EvaluationRequest(0, 1, Path('/none')))\n"
+        "    await worker.evaluate(EvaluationRequest(0, 1, Path(sys.argv[3])))\n"
         "asyncio.run(main())"
     )
-    arguments = [settings("stuck_once").model_dump_json(), str(tmp_path / "scratch")]
+    arguments = [settings("stuck_once").model_dump_json(), str(tmp_path / "scratch"), str(REQUEST.path)]
     with subprocess.Popen([sys.executable, "-c", code, *arguments]) as guard:
         eventually(lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text())
         child = int((tmp_path / "once").read_text())
@@ -485,6 +378,12 @@ def children() -> list[int]:
     tasks = Path("/proc/self/task").iterdir()
     found = (int(pid) for task in tasks for pid in (task / "children").read_text().split())
     return sorted(pid for pid in found if alive(pid))
+
+
+def grandchildren() -> list[int]:
+    """Those that the supervisors have started: the evaluation process."""
+    lists = (Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in children())
+    return [int(pid) for some in lists for pid in some.split()]
 
 
 def alive(pid: int) -> bool:
@@ -506,23 +405,25 @@ def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path
 
     async def kind(worker: EvaluationWorker) -> FailureKind:
         with pytest.raises(EvaluationError) as caught:
-            await worker.evaluate(replace(REQUEST, path=tmp_path))
+            await worker.evaluate(
+                REQUEST if not (tmp_path / "empty").exists() else replace(REQUEST, path=tmp_path)
+            )
         return caught.value.kind
 
     assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
-    local = settings(evaluator={"kind": "checkpoint"})
-    assert run(local, tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+    (tmp_path / "empty").mkdir()
+    assert run(settings(), tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
 
 
 def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory(
-    settings, tmp_path: Path, saved: Path
+    settings, tmp_path: Path
 ) -> None:
     """Which says more than that the checkpoint's files could not be taken, and depends on no item."""
 
     async def kind(worker: EvaluationWorker) -> FailureKind:
-        for child in children():
-            os.kill(child, signal.SIGSTOP)
-        task = asyncio.create_task(worker.pins(replace(REQUEST, path=saved)))
+        for pid in grandchildren():
+            os.kill(pid, signal.SIGSTOP)
+        task = asyncio.create_task(worker.pins(REQUEST))
         await asyncio.sleep(0.1)
         for child in children():
             os.kill(child, signal.SIGKILL)
@@ -530,47 +431,4 @@ def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory
             await task
         return caught.value.kind
 
-    local = settings(evaluator={"kind": "checkpoint"})
-    assert run(local, tmp_path / "scratch", kind) is FailureKind.OUT_OF_MEMORY
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    checkpoint = tmp_path / "checkpoint-10"
-    checkpoint.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (checkpoint / name).write_text("{}")
-    return checkpoint
-
-
-def test_no_file_of_a_checkpoint_is_read_by_the_guard_itself(
-    settings, tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JSON of some MiB may become gigabytes once it is read, and the guard does nothing else meanwhile."""
-    expected = staging.pins_of(saved, tmp_path / "pins", None, None)
-    monkeypatch.setattr(staging, "_with_directory", lambda *_: pytest.fail("read in this process"))
-
-    async def pins(worker: EvaluationWorker) -> tuple[Any, bool]:
-        found = await worker.pins(replace(REQUEST, path=saved))
-        return found, bool(children())
-
-    local = settings(evaluator={"kind": "checkpoint"})
-    assert run(local, tmp_path / "scratch", pins) == (expected, True)
-    assert not [*(tmp_path / "scratch").glob("stage-*")]
-
-
-@pytest.mark.nightly
-def test_what_has_no_pins_is_told_as_it_is_of_an_evaluation(settings, tmp_path: Path, saved: Path) -> None:
-    (saved / "tokenizer.json").unlink()
-
-    async def failures(worker: EvaluationWorker) -> list[str]:
-        told = []
-        for path in (saved, tmp_path / "nowhere"):
-            with pytest.raises(EvaluationError) as caught:
-                await worker.pins(replace(REQUEST, path=path))
-            told.append(f"{type(caught.value).__name__} {caught.value.kind}")
-        return told
-
-    local = settings(evaluator={"kind": "checkpoint"})
-    told = run(local, tmp_path / "scratch", failures)
-    assert told == ["EvaluationError checkpoint", "CheckpointGoneError checkpoint"]
+    assert run(settings(), tmp_path / "scratch", kind) is FailureKind.OUT_OF_MEMORY

@@ -12,7 +12,7 @@ import pytest
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
 from guard_core.ending import not_judged
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
@@ -63,7 +63,7 @@ SUMMARY = EvaluationSummary(
     timed_out=0.0625,
     proxy_score=0.75,
     path="/ckpt/40",
-    sampling=CheckpointEvaluation().sampling_with(HOT),
+    sampling=HfEvaluation().sampling_with(HOT),
 )
 SCORED = {
     **{"attempt": 0, "step": 40, "score": 0.5, "items": 128, "truncated": 0.25, "unanswered": 0.125},

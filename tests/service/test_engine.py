@@ -22,7 +22,7 @@ import pytest
 
 from guard_core.detectors.run import CalibratedRun
 from guard_core.ending import not_judged
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import (
     BaselineBudget,
@@ -499,7 +499,7 @@ async def test_a_checkpoint_that_waits_and_is_announced_again_is_what_it_is_now(
 
 async def test_a_wanted_pass_of_other_weights_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """A script that saves every checkpoint to one directory: what lies there now is not what was scored."""
-    used = CheckpointEvaluation(samples=4).sampling_with(HOT)
+    used = HfEvaluation(samples=4).sampling_with(HOT)
     scored = (("one", (1.0, 0.0)), ("two", (1.0, 1.0)), ("two", (0.0, 1.0)))
     worker = FakeEvaluator([EvaluationResult(items, sha, 0.01, None, sampling=used) for sha, items in scored])
     async with run.engine(worker, calibrated(3)) as engine:
@@ -1117,7 +1117,7 @@ async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
     run: Run, later: Sampling | None
 ) -> None:
     """Every pass, of every checkpoint and after every restart, is asked for as the run began."""
-    used = CheckpointEvaluation().sampling_with(HOT)
+    used = HfEvaluation().sampling_with(HOT)
     done = [EvaluationResult(items, None, 0.01, None, sampling=used) for items in ((0.0, 1.0), (1.0, 1.0))]
     first = FakeEvaluator([done[0]])
     async with run.engine(first, calibrated(2)) as engine:

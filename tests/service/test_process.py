@@ -153,9 +153,6 @@ def test_an_unfit_split_ends_the_guard(new_guard: Callable[..., Any]) -> None:
     guard.settings |= {
         "HELDOUT__SPLIT": str(guard.directory / "heldout.jsonl"),
         "HELDOUT__TRAIN_PROMPTS": str(guard.directory / "train.jsonl"),
-        "HELDOUT__EVALUATOR__KIND": "openai",
-        "HELDOUT__EVALUATOR__BASE_URL": "http://127.0.0.1:9/v1",
-        "HELDOUT__EVALUATOR__MODEL": "policy",
     }
     guard.launch()
     assert guard.wait() == 2, guard.log

@@ -67,7 +67,7 @@ def test_a_link_is_passed_over_and_a_mistake_beside_it_is_not(
 
 
 def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
-    env(HELDOUT__SPLIT="/split.jsonl", HELDOUT__EVALUATOR__KIND="checkpoint", HELDOUT__EVALUATOR__SEED="7")
+    env(HELDOUT__SPLIT="/split.jsonl", HELDOUT__EVALUATOR__KIND="hf", HELDOUT__EVALUATOR__SEED="7")
     heldout = load_settings().heldout
     assert heldout is not None and heldout.split == Path("/split.jsonl") and heldout.evaluator.seed == 7
 
@@ -82,7 +82,7 @@ def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
         ({"KEEP_BEST_CHECKPOINT": "perhaps"}, ["RLGUARD_GUARD_KEEP_BEST_CHECKPOINT", "'perhaps'"]),
         ({"INGEST_TOKN": "x"}, ["INGEST_TOKN is not a setting: did you mean RLGUARD_GUARD_INGEST_TOKEN?"]),
         ({"HELDOUT__SPLITS": "x"}, ["RLGUARD_GUARD_HELDOUT__SPLIT"]),
-        ({"HELDOUT__SPLIT": "x", "HELDOUT__EVALUATOR__KIND": "magic"}, ["EVALUATOR", "checkpoint"]),
+        ({"HELDOUT__SPLIT": "x", "HELDOUT__EVALUATOR__KIND": "magic"}, ["EVALUATOR", "hf"]),
         ({"INGEST_TOKEN_FILE": "/file"}, ["ingest_token", "ingest_token_file", "both set"]),
         ({"INGEST_TOKEN": None}, ["no ingest_token", "ingest_token_file", "allow_unauthenticated_loopback"]),
         ({"READ_TOKEN": None, "ALLOW_UNAUTHENTICATED_LOOPBACK": "false"}, ["no read_token"]),

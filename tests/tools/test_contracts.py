@@ -22,7 +22,7 @@ BREAKS = {
     "the operator knows": ("guard_operator.config", "guard_client.errors"),
     "the face shows": ("rlguard", "guard_cli.errors"),
     "nothing that ships": ("guard_cli.links", "tools.chart"),
-    "vLLM is": ("guard_service.heldout.evaluators.local", "vllm"),
+    "vLLM is": ("guard_service.heldout.evaluators.evaluator", "vllm"),
     "the follower knows": ("guard_follow.what", "guard_service.errors"),
     "the follower: its": ("guard_follow.names", "guard_follow.steps"),
     "no circle": ("guard_follow.what", "guard_follow.follower"),

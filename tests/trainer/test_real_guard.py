@@ -123,7 +123,7 @@ def test_a_score_that_sinks_has_checkpoints_saved_between_the_regular_ones(
     split = tmp_path / "split.jsonl"
     rows = [{"id": f"i{n}", "prompt": f"{n}+{n}=", "answer": f"is {2 * n}"} for n in range(SINKING)]
     split.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    evaluator = {"kind": "checkpoint", "batch_size": SINKING, "score_truncated": True}
+    evaluator = {"kind": "hf", "batch_size": SINKING, "score_truncated": True}
     scorer = "tests.trainer.real_guard:sinking"
     guard = start(
         {"calibrated": {"baseline_passes": 3}},
@@ -144,8 +144,8 @@ def test_the_guard_evaluates_as_the_trainer_samples(
     start: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outcomes on the guard's disk are those of completions made here, as TRL samples, by the seed."""
-    from guard_service.heldout.config import CheckpointEvaluatorSettings
-    from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+    from guard_service.heldout.config import HfEvaluatorSettings
+    from guard_service.heldout.evaluators.hf import HfEvaluator
     from guard_service.heldout.split import HeldoutSplit
     from guard_service.heldout.worker import EvaluationRequest
     from guard_service.store import export_history
@@ -155,7 +155,7 @@ def test_the_guard_evaluates_as_the_trainer_samples(
     split.write_text(
         "".join(json.dumps({"id": f"i{n}", "prompt": f"{n}+{n}=", "answer": "7"}) + "\n" for n in range(9))
     )
-    evaluator = {"kind": "checkpoint", "seed": 3, "score_truncated": True}
+    evaluator = {"kind": "hf", "seed": 3, "score_truncated": True}
     scorer = "tests.trainer.real_guard:digits"
     guard = start(
         {"calibrated": {"baseline_passes": 3}},
@@ -169,14 +169,14 @@ def test_the_guard_evaluates_as_the_trainer_samples(
     assert last["sampling"] == expected.model_dump() | {"samples": 1, "source": "trainer"}
     guard.close()
 
-    settings = CheckpointEvaluatorSettings.model_validate(evaluator)
+    settings = HfEvaluatorSettings.model_validate(evaluator)
     paths = {0: tmp_path / "out" / "_rlguard-start", 2: tmp_path / "out" / "checkpoint-2"}
     stored = [line for line in export_history(tmp_path / "guard" / "state") if "items" in line]
     assert [(line["step"], line.get("pass_index", 0)) for line in stored] == [(0, 0), (0, 1), (0, 2), (2, 0)]
     for line in stored:
         index = line.get("pass_index", 0)
         request = EvaluationRequest(0, line["step"], paths[line["step"]], index, expected)
-        made = CheckpointEvaluator(settings, tmp_path).complete(HeldoutSplit.load(split).items, request)
+        made = HfEvaluator(settings, tmp_path).complete(HeldoutSplit.load(split).items, request)
         assert line["items"] == [digits(text, "", None) for (text,) in made.texts]
         assert max(len(text.split()) for (text,) in made.texts) == 6, "a token is a word to this tokenizer"
     assert stored[0]["items"] != stored[1]["items"] != stored[2]["items"], "each pass draws anew"

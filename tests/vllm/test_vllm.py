@@ -22,20 +22,20 @@ import pytest
 from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import (
-    CheckpointEvaluatorSettings,
     HeldoutSettings,
+    HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
 from guard_service.heldout.errors import EngineLostError, EvaluationError, StartAgainError
-from guard_service.heldout.evaluators import Completions
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators.completions import Completions
+from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import make_tokenizer, save_tiny_model
 from tests.heldout.test_adapters import save_adapter
-from tests.heldout.test_checkpoint import change, drop_a_tensor, spoil_a_weight
+from tests.heldout.test_hf import change, drop_a_tensor, spoil_a_weight
 
 ITEMS = [
     HeldoutItem(id=f"i{n}", prompt=f"{n * 7}+{n}=" + "?" * (n * 5 % 11), answer=str(n * 8)) for n in range(40)
@@ -69,9 +69,9 @@ def by_vllm(evaluator: VllmEvaluator, path: Path, pass_index: int = 0, **setting
 def by_transformers(
     path: Path, scratch: Path, trainer: Sampling | None = None, **settings: Any
 ) -> Completions:
-    config = CheckpointEvaluatorSettings(**{**SETTINGS, **settings})
+    config = HfEvaluatorSettings(**{**SETTINGS, **settings})
     request = EvaluationRequest(0, 1, path, sampling=trainer)
-    return CheckpointEvaluator(config, scratch).complete(ITEMS, request)
+    return HfEvaluator(config, scratch).complete(ITEMS, request)
 
 
 def settings_for(asked: Iterable[tuple[HeldoutItem, str]], folder: Path, **own: Any) -> HeldoutSettings:
@@ -83,7 +83,7 @@ def settings_for(asked: Iterable[tuple[HeldoutItem, str]], folder: Path, **own: 
 
 
 def in_turns(
-    local: CheckpointEvaluator, items: Sequence[HeldoutItem], paths: tuple[Path, Path]
+    local: HfEvaluator, items: Sequence[HeldoutItem], paths: tuple[Path, Path]
 ) -> list[tuple[HeldoutItem, str]]:
     """Items to which two checkpoints say something else, each with what one of them says, in turns."""
     one, other = (
@@ -119,7 +119,7 @@ def test_checkpoints_that_alternate_say_each_time_what_a_fresh_load_says(
     assert 0 < (fresh["first"].truncated or 0) < 1, "ends and lengths are compared, too"
     for name in ("first", "second", "first", "second", "second", "first"):
         made = by_vllm(evaluator, policies[name])
-        assert made.made == fresh[name].made and made.sha256 == fresh[name].sha256
+        assert made.rows == fresh[name].rows and made.sha256 == fresh[name].sha256
         assert made.staged is not None
         shutil.rmtree(made.staged)  # as the guard does: the engine must not need it any more
 
@@ -138,7 +138,7 @@ def test_greedy_completions_are_those_of_the_evaluator_checkpoint(
 ) -> None:
     expected = by_transformers(policies["second"], tmp_path, **settings)
     made = by_vllm(evaluator, policies["second"], **settings)
-    assert made.made == expected.made and made.sampling == expected.sampling
+    assert made.rows == expected.rows and made.sampling == expected.sampling
 
 
 def test_a_completion_is_sampled_as_is_said_from_a_seed_of_its_own(
@@ -169,9 +169,9 @@ def test_what_the_trainer_says_of_min_p_and_penalties_is_used(
     surest = Sampling(temperature=2.0, min_p=1.0)
     assert asked(evaluator, surest).texts == by_vllm(evaluator, policies["first"]).texts
     penalised = Sampling(temperature=0.0, repetition_penalty=1.7)
-    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path)
+    local = HfEvaluator(HfEvaluatorSettings(**SETTINGS), tmp_path)
     made = asked(evaluator, penalised)
-    assert made.made == asked(local, penalised).made
+    assert made.rows == asked(local, penalised).rows
     assert made.texts != by_vllm(evaluator, policies["first"]).texts
 
 
@@ -184,10 +184,9 @@ def test_what_the_trainer_says_of_min_p_and_penalties_is_used(
             "infinite or not a number, the first: model.layers.1",
         ),
         (spoil_a_weight(-math.inf, "lm_head.weight"), FailureKind.WEIGHTS, "the first: lm_head.weight"),
-        (spoil_a_weight(3e38, "model.norm.weight"), FailureKind.UNDERWAY, "its logits are infinite"),
     ],
 )
-def test_weights_and_logits_that_are_not_finite_are_no_score_and_the_next_has_one(
+def test_weights_that_are_not_finite_are_no_score_and_the_next_have_one(
     evaluator: VllmEvaluator,
     policies: dict[str, Path],
     tmp_path: Path,
@@ -195,12 +194,58 @@ def test_weights_and_logits_that_are_not_finite_are_no_score_and_the_next_has_on
     kind: FailureKind,
     told: str,
 ) -> None:
-    expected = by_vllm(evaluator, policies["first"]).made
+    expected = by_vllm(evaluator, policies["first"]).rows
     bad = spoiled(policies["second"], tmp_path / "bad", spoil)
     with pytest.raises(EvaluationError, match=told) as caught:
         by_vllm(evaluator, bad)
     assert caught.value.kind is kind and not isinstance(caught.value, EngineLostError)
-    assert by_vllm(evaluator, policies["first"]).made == expected
+    assert by_vllm(evaluator, policies["first"]).rows == expected
+
+
+def test_logits_that_are_not_finite_after_a_reload_are_left_to_a_new_engine(
+    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
+) -> None:
+    """What computes them may be what was erased; an engine that is new tells the policy's own."""
+    expected = by_vllm(evaluator, policies["first"]).rows
+    bad = spoiled(policies["second"], tmp_path / "bad", spoil_a_weight(3e38, "model.norm.weight"))
+    with pytest.raises(StartAgainError, match="after a reload"):
+        by_vllm(evaluator, bad)
+    assert by_vllm(evaluator, policies["first"]).rows == expected
+
+
+def test_a_reload_that_loads_nothing_or_not_all_is_noticed(
+    evaluator: VllmEvaluator, policies: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if vLLM passed over a tensor, or loaded none: neither is scored with what was there before."""
+    from vllm.v1.worker import gpu_model_runner
+
+    real = gpu_model_runner.reload_weights
+    by_vllm(evaluator, policies["first"])
+    for passed_over in ("", "model.layers.1.mlp.down_proj.weight"):
+
+        def reload(
+            config: Any,
+            model: Any,
+            weights_iterator: Any = None,
+            weights_path: str | None = None,
+            passed_over: str = passed_over,
+            **more: Any,
+        ) -> None:
+            from safetensors.torch import load_file
+
+            if weights_path is not None:
+                tensors = load_file(Path(weights_path) / "model.safetensors")
+                tensors.pop(passed_over, None)
+                weights_iterator = iter(tensors.items() if passed_over else ())
+            real(config, model, weights_iterator, None, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu_model_runner, "reload_weights", reload)
+            with pytest.raises(
+                StartAgainError, match=r"nothing shows that vLLM has all weights|after a reload"
+            ):
+                by_vllm(evaluator, policies["second"])
+    assert by_vllm(evaluator, policies["first"]).rows
 
 
 @pytest.mark.parametrize(
@@ -263,14 +308,14 @@ def test_an_adapter_says_what_it_says_to_the_evaluator_checkpoint(
     save_adapter(policies["first"], tmp_path / "adapter", **lora)
     base = look_at(policies["first"])
     request = EvaluationRequest(0, 1, tmp_path / "adapter")
-    settings = CheckpointEvaluatorSettings(**SETTINGS)
-    expected = CheckpointEvaluator(settings, tmp_path, base).complete(ITEMS, request)
+    settings = HfEvaluatorSettings(**SETTINGS)
+    expected = HfEvaluator(settings, tmp_path, base).complete(ITEMS, request)
     evaluator._settings, evaluator._base = VllmEvaluatorSettings(**VLLM), base
     made = evaluator.complete(ITEMS, request)
-    assert made.made == expected.made and made.sha256 == expected.sha256
+    assert made.rows == expected.rows and made.sha256 == expected.sha256
     whole = by_vllm(evaluator, policies["first"])
-    assert whole.made != made.made, "the adapter did something, and is gone"
-    assert whole.made == by_transformers(policies["first"], tmp_path).made
+    assert whole.rows != made.rows, "the adapter did something, and is gone"
+    assert whole.rows == by_transformers(policies["first"], tmp_path).rows
     assert not list(evaluator._scratch.glob("*-merged"))
 
 
@@ -294,8 +339,8 @@ def test_policies_with_tied_embeddings_share_an_engine(
         one, other = tmp_path / "one", tmp_path / "other"
         for path, targets in ((one, "all-linear"), (other, ["q_proj", "up_proj"])):
             save_adapter(base, path, target_modules=targets)
-    settings = CheckpointEvaluatorSettings(**SETTINGS)
-    local = CheckpointEvaluator(settings, tmp_path, look_at(base) if adapters else None)
+    settings = HfEvaluatorSettings(**SETTINGS)
+    local = HfEvaluator(settings, tmp_path, look_at(base) if adapters else None)
     asked = in_turns(local, ITEMS, (one, other))
     assert len(asked) > 20
     own = {"base_model": str(base)} if adapters else {}
@@ -353,7 +398,7 @@ def test_adapters_of_a_model_of_transformers_own_take_an_engine_each(tmp_path: P
     adapters = tmp_path / "one", tmp_path / "other"
     for path, targets in zip(adapters, ("all-linear", ["q_proj", "up_proj"]), strict=True):
         save_adapter(base, path, target_modules=targets)
-    local = CheckpointEvaluator(CheckpointEvaluatorSettings(**SETTINGS), tmp_path, look_at(base))
+    local = HfEvaluator(HfEvaluatorSettings(**SETTINGS), tmp_path, look_at(base))
     texts = local.complete(ITEMS, EvaluationRequest(0, 1, adapters[1])).texts
     said = [(item, text) for item, (text,) in zip(ITEMS, texts, strict=True) if text.strip()]
     heldout = settings_for(said, tmp_path, score_truncated=True, base_model=str(base))
@@ -373,11 +418,11 @@ def test_adapters_of_a_model_of_transformers_own_take_an_engine_each(tmp_path: P
 def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_nothing(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
 ) -> None:
-    expected = by_vllm(evaluator, policies["first"]).made
+    expected = by_vllm(evaluator, policies["first"]).rows
     evaluator._settings = VllmEvaluatorSettings(**VLLM)
     waiting = shutil.copytree(policies["first"], tmp_path / "checkpoint")
     asked = EvaluationRequest(0, 1, waiting, expected=Expected(manifest(waiting)))
-    assert evaluator.complete(ITEMS, asked).made == expected
+    assert evaluator.complete(ITEMS, asked).rows == expected
     shutil.rmtree(waiting)
     shutil.copytree(policies["second"], waiting)
     with pytest.raises(EvaluationError, match="changed after it was announced") as caught:
@@ -391,16 +436,16 @@ def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_n
         evaluator.complete(ITEMS, EvaluationRequest(0, 2, tmp_path / "adapter"))
     assert caught.value.kind is FailureKind.EVALUATOR
     evaluator._base = None
-    assert by_vllm(evaluator, policies["first"]).made == expected, "the engine goes on"
+    assert by_vllm(evaluator, policies["first"]).rows == expected, "the engine goes on"
 
 
 def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
     evaluator: VllmEvaluator, policies: dict[str, Path]
 ) -> None:
-    expected = by_vllm(evaluator, policies["first"]).made
+    expected = by_vllm(evaluator, policies["first"]).rows
     with pytest.raises(EvaluationError, match="exceed the model's 256 positions"):
         by_vllm(evaluator, policies["first"], max_new_tokens=250)
-    assert by_vllm(evaluator, policies["first"]).made == expected
+    assert by_vllm(evaluator, policies["first"]).rows == expected
 
 
 @pytest.mark.timeout(600)
@@ -424,29 +469,6 @@ def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
         try:
             result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"], sampling=theirs))
             assert len(asked) > 20 and list(result.items) == [1.0] * len(asked)
-        finally:
-            await worker.close()
-
-    asyncio.run(act())
-
-
-@pytest.mark.timeout(600)
-def test_memory_that_is_wanted_back_is_free_once_the_evaluation_is_told(
-    policies: dict[str, Path], tmp_path: Path
-) -> None:
-    """Without CUDA there is no sleep: the process is gone."""
-    heldout = settings_for(((item, "a") for item in ITEMS), tmp_path, release_memory=True)
-
-    async def act() -> None:
-        worker = EvaluationWorker(heldout, tmp_path / "scratch")
-        await worker.start()
-        try:
-            assert worker._child is not None
-            pid = worker._child.pid
-            result = await worker.evaluate(EvaluationRequest(0, 1, policies["first"]))
-            assert len(result.items) == len(ITEMS) and worker._child is None
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
         finally:
             await worker.close()
 

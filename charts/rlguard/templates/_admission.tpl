@@ -66,9 +66,7 @@ object.metadata.?labels[?'{{ $facts.partLabel }}'].orValue('') == '{{ $facts.gua
 - name: support
   expression: "params.metadata.name + '-' + params.metadata.uid.substring(0, 8)"
 - name: secrets
-  expression: >-
-    [dyn(variables.support), params.spec.guard.heldout.volume.?secretName.orValue(variables.support),
-    params.spec.guard.heldout.evaluator.?openai.?apiKeySecretName.orValue(variables.support)]
+  expression: "[dyn(variables.support), params.spec.guard.heldout.volume.?secretName.orValue(variables.support)]"
 - name: configMaps
   expression: "[dyn(variables.support), params.spec.guard.heldout.volume.?configMapName.orValue(variables.support)]"
 {{- end }}

@@ -6,11 +6,19 @@ regular expressions to try: it gets one that is made here of what was checked.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from guard_core.adapter import MERGE, WEIGHTS, AdapterError, copied_module, misfits
+from guard_core.wire import FailureKind
 from guard_service.heldout.adapter_files import Adapter
+from guard_service.heldout.base_model import BaseModel
+from guard_service.heldout.errors import failing_as
+from guard_service.heldout.evaluators.loading import loading, whole_model
+from guard_service.heldout.staging import Staged, refuse_without_room
 
 
 def apply_adapter(model: Any, directory: Path, adapter: Adapter) -> Any:
@@ -61,7 +69,36 @@ def _is_copy(tensor: Any, own: Any) -> bool:
     return equal(tensor.to(own.device, coarser), own.to(coarser))
 
 
-def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) -> None:
+@contextmanager
+def merged(staged: Staged, base: BaseModel, dtype: str, shown: str) -> Iterator[Path]:
+    """Save the base model with an adapter in its weights beside the adapter's copy, and remove it.
+
+    Args:
+        staged: the adapter.
+        base: the guard's own base model.
+        dtype: of the weights that are added.
+        shown: how the adapter's checkpoint is called in errors.
+
+    Raises:
+        EvaluationError: the adapter does not fit, or there is no room.
+    """
+    import torch
+
+    assert staged.adapter is not None
+    target = staged.path.with_name(f"{staged.path.name}-merged")
+    model = whole_model(base.path, f"the base model {base.path}", dtype=getattr(torch, dtype))
+    with failing_as(FailureKind.EVALUATOR):
+        what = f"{shown}: the base model with the adapter in it needs"
+        refuse_without_room(target.parent, what, model.get_memory_footprint())
+    try:
+        with loading(shown, FailureKind.WEIGHTS):
+            _save_merged(model, staged.path, staged.adapter, target)
+        yield target
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _save_merged(model: Any, directory: Path, adapter: Adapter, target: Path) -> None:
     """Save the model with the adapter's weights added to its own: a model without an adapter.
 
     Raises:
@@ -72,7 +109,7 @@ def merged_adapter(model: Any, directory: Path, adapter: Adapter, target: Path) 
     if (output := _tied_output(model)) in adapter.shapes:
         raise AdapterError(
             f"it changes {output}, whose weights are the input embeddings of the base model as well: merged "
-            f"it would change both; train it without {output}, or use the evaluator checkpoint"
+            f"it would change both; train it without {output}, or use the evaluator hf"
         )
     model = apply_adapter(model, directory, adapter)
     for module in model.modules():

@@ -1,8 +1,18 @@
-"""What the guard adds to vLLM's workers, each of which holds the model or a part of it. They import this."""
+"""Show which weights vLLM scores. This runs in vLLM's workers, each with the model or a part of it.
+
+Before a reload, NaN is loaded for every tensor, by vLLM's own way, and every parameter is made NaN. After it
+none may be: so each was written since, and the only source was the directory of the checkpoint, whose tensors
+the guard has hashed and found finite. Embeddings, which vLLM may share between input and output, are compared
+with the file, and what a kernel makes of an output must compute what its weights do. Whatever else is made
+of what was erased still has NaN in its logits, which are watched.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from guard_service.heldout.processes import die_with_parent
 
@@ -11,115 +21,104 @@ from guard_service.heldout.processes import die_with_parent
 die_with_parent()
 
 
-class Watched(NamedTuple):
-    """What a worker says of its model.
-
-    `tied`: an output is tied to an input there. `reloadable`: other weights may be loaded over these.
-    `sleeps`: all that it computes with is there again after a sleep and a reload.
-    """
-
-    tied: bool
-    reloadable: bool
-    sleeps: bool
-
-
 class GuardedWorker:
     """A base class that vLLM gives its worker; the names must not be the worker's own."""
 
     _guard_broken: Any = None
-    _guard_tied: tuple[bool, ...] = ()
 
-    def guard_watch(self) -> Watched:
-        """Remember from now on whether a row of logits had no finite maximum; single ones may be -inf."""
-        import torch
-
-        model: Any = self.get_model()  # type: ignore[attr-defined]
-        outputs = _outputs(model)
-        self._guard_tied = tuple(_shares_its_weights(head, model) for head in outputs)
-        tied = any(self._guard_tied)
-        biased = any(getattr(head, "bias", None) is not None for head in outputs)
-        # A reload leaves the bias of a tied output as it was. The other models are transformers' own, whose
-        # classes vLLM changes: no further one can be made in this process, to merge an adapter into.
-        anew = _is_of_transformers(model) or not _are_plain(outputs) or (tied and biased)
+    def guard_watch(self) -> bool:
+        """Watch the logits from now on. Whether other weights can be loaded over these."""
+        model = self._guard_model()
         compute = model.compute_logits
 
         def watched(*args: Any, **options: Any) -> Any:
             logits = compute(*args, **options)
             if logits is not None and logits.numel():  # None where another worker has them
-                broken = ~logits.amax(dim=-1).isfinite().all()
+                broken = ~logits.amax(dim=-1).isfinite().all()  # single ones may be -inf
                 known = self._guard_broken
                 self._guard_broken = broken if known is None else known | broken
             return logits
 
-        assert isinstance(model, torch.nn.Module)
-        model.compute_logits = watched  # type: ignore[assignment]
-        return Watched(tied, not anew, not keeps_tensors_of_its_own(model))
+        model.compute_logits = watched
+        # vLLM changes the classes of models that it runs with transformers' own: no other one, to merge an
+        # adapter into, can be loaded in this process.
+        own = not type(model).__module__.startswith("vllm.model_executor.models.transformers")
+        return own and all(map(_can_be_erased, model.parameters()))
 
     def guard_broken(self) -> bool:
-        """Whether there was such a row since this was last asked."""
+        """Whether a row of logits had no finite maximum since this was last asked."""
         broken, self._guard_broken = self._guard_broken, None
         return broken is not None and bool(broken.item())
 
-    def guard_output(self) -> bool:
-        """Whether the output computes with the weights that were loaded, after it was made of them again.
+    def guard_erase(self, path: str) -> None:
+        """Make NaN of every parameter, and of all that vLLM makes of the tensors in this directory."""
+        self.reload_weights(weights_iterator=_erased(Path(path)))  # type: ignore[attr-defined]
+        for parameter in self._guard_model().parameters():
+            parameter.data.fill_(math.nan)
 
-        Where it has the weights of the input, vLLM 0.32 loads these once, and what its kernels have made of
-        them for the output stays: a packed copy, on a CPU.
-        """
-        model: Any = self.get_model()  # type: ignore[attr-defined]
-        outputs = _outputs(model)
-        for head in outputs:
-            head.quant_method.process_weights_after_loading(head)
-        tied = tuple(_shares_its_weights(head, model) for head in outputs)
-        return tied == self._guard_tied and all(_computes_with_its_weights(head) for head in outputs)
+    def guard_has(self, path: str) -> bool:
+        """Whether the model has the weights in this directory, and none of before."""
+        from vllm.model_executor.layers import vocab_parallel_embedding as layers
+
+        model = self._guard_model()
+        if any(p.isnan().any() for p in model.parameters() if _can_be_erased(p)):
+            return False
+        for name, module in model.named_modules():
+            if not isinstance(module, layers.VocabParallelEmbedding):
+                continue
+            if not isinstance(module.quant_method, layers.UnquantizedEmbeddingMethod):
+                continue
+            module.quant_method.process_weights_after_loading(module)
+            is_output = isinstance(module, layers.ParallelLMHead)
+            if not _is_as_saved(name, module, Path(path)):
+                return False
+            if is_output and not _computes_with_its_weights(module):
+                return False
+        return True
+
+    def _guard_model(self) -> Any:
+        return self.get_model()  # type: ignore[attr-defined]
 
 
-def _outputs(model: Any) -> list[Any]:
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-
-
-def keeps_tensors_of_its_own(model: Any) -> bool:
-    """Whether an attention computes with a tensor that is none of the model's, such as the slopes of ALiBi.
-
-    vLLM 0.32 gives up all of the weights' memory when it sleeps; after it, it has parameters and buffers.
-    """
+def _erased(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield NaN for each tensor, with its name and in its shape. None takes memory."""
     import torch
+    from safetensors import safe_open
 
-    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    backends = (vars(module.impl) for module in model.modules() if hasattr(module, "impl"))
-    kept = (t for attributes in backends for t in attributes.values() if isinstance(t, torch.Tensor))
-    return any(tensor.untyped_storage().data_ptr() not in known for tensor in kept)
-
-
-def _is_of_transformers(model: Any) -> bool:
-    return type(model).__module__.startswith("vllm.model_executor.models.transformers")
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as saved:
+            for name in saved.keys():  # noqa: SIM118
+                yield name, torch.tensor(math.nan).expand(saved.get_slice(name).get_shape())
 
 
-def _are_plain(outputs: list[Any]) -> bool:
-    """Whether none of them is quantized."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-
-    return all(isinstance(head.quant_method, UnquantizedEmbeddingMethod) for head in outputs)
+def _can_be_erased(parameter: Any) -> bool:
+    """Whether it can be made NaN: no quantized one can."""
+    return bool(parameter.is_floating_point() and parameter.itemsize > 1)
 
 
-def _shares_its_weights(head: Any, model: Any) -> bool:
-    """Whether these output embeddings are input embeddings: one tensor, and not two that are alike."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+def _is_as_saved(name: str, embedding: Any, path: Path) -> bool:
+    """Whether a tensor that was saved by the module's name is what this worker has of it."""
+    from safetensors import safe_open
 
-    own = getattr(head, "weight", None)
-    others = (m for m in model.modules() if isinstance(m, VocabParallelEmbedding) and m is not head)
-    return any(own is not None and own is getattr(other, "weight", None) for other in others)
+    ending = f"{name.rpartition('.')[2]}.weight"
+    part = embedding.shard_indices
+    first, last = part.org_vocab_start_index, part.org_vocab_end_index
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "pt") as saved:
+            for tensor in (key for key in saved.keys() if key.endswith(ending)):  # noqa: SIM118
+                own = embedding.weight[: last - first]
+                if not own.equal(saved.get_slice(tensor)[first:last].to(own.device, own.dtype)):
+                    return False
+    return True
 
 
 def _computes_with_its_weights(head: Any) -> bool:
+    """Whether its kernel gives what its weights give. A CPU's has a packed copy of them."""
     import torch
 
-    weight = head.weight
-    hidden = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    hidden = hidden.to(weight.device, weight.dtype)
+    hidden = torch.randn(8, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    hidden = hidden.to(head.weight.device, head.weight.dtype)
     made = head.quant_method.apply(head, hidden).float()
-    expected = torch.nn.functional.linear(hidden, weight).float()
+    expected = torch.nn.functional.linear(hidden, head.weight).float()
     near = 0.02 * expected.abs().amax(dim=0)  # of each row: the kernels of the two add in another order
     return bool(((made - expected).abs() <= near + 1e-6).all())

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.heldout.faulty_endpoint import Endpoint, endpoint, says
+from tests import stub_policy
+from tests.stub_policy import Policy, Reply, save_checkpoint
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def policy() -> Iterator[Endpoint]:
-    with endpoint(lambda body, n: says("3")) as server:
-        yield server
+def policy() -> Iterator[Policy]:
+    with stub_policy.policy(lambda asked: Reply("3")) as served:
+        yield served
 
 
 @pytest.fixture
@@ -31,12 +32,15 @@ def held(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def check(
-    rlguard: Invoke, held: Path, policy: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlguard: Invoke, held: Path, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Invoke:
     monkeypatch.chdir(tmp_path)
+    for name, value in policy.environment.items():
+        monkeypatch.setenv(name, value)
+    model = save_checkpoint(tmp_path / "model")
 
     def invoke(*more: object, split: Path = held) -> subprocess.CompletedProcess[str]:
-        return rlguard("check", "--heldout", split, "--openai-url", policy.url, "--openai-model", "m", *more)
+        return rlguard("check", "--heldout", split, "--model", model, *more)
 
     return invoke
 
@@ -90,7 +94,6 @@ def test_a_run_that_may_start(check: Invoke, tmp_path: Path) -> None:
     found = levels(done)
     assert found.pop("sampling") == "not checked", "the trainer says it when it runs"
     assert found.pop("training grader") == "warn", "it pays one half for whatever is said"
-    assert found.pop("completions") == "not checked", "this server gives no finish_reason"
     assert set(found.values()) == {"ok"}, done.stdout
     assert "10 checkpoints" in done.stdout and "saves every 6e+03 s" in done.stdout
     assert f"{len(found)} ok" in done.stdout.splitlines()[-1]
@@ -186,14 +189,9 @@ def test_a_training_grader_that_fails_on_completions_is_a_row(check: Invoke) -> 
     assert levels(done)["scorer and answers"] == "ok"
 
 
-def test_an_evaluation_that_fails_is_a_row(check: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "guard.yaml").write_text(
-        "heldout: {evaluator: {retries: 0, base_url: http://127.0.0.1:1/v1}}"
-    )
-    split = ("--heldout", tmp_path / "held.jsonl", "--config", "guard.yaml")
-    with endpoint(lambda body, n: says("3")) as gone:
-        pass
-    done = check(*split, "--openai-url", gone.url, "--time")
+def test_an_evaluation_that_fails_is_a_row(check: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(stub_policy.URL, "http://127.0.0.1:1")
+    done = check("--time")
     assert done.returncode == 2 and levels(done)["evaluation time"] == "refuse"
     assert levels(done)["scorer and answers"] == "ok"
 

@@ -17,7 +17,7 @@ from guard_cli.check.rows import (
     TriedEvaluation,
     TriedScorer,
 )
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.policy import BaselineBudget, Policy
 from guard_core.preflight import CheckLevel, Row
 from guard_core.run_checks import Folder
@@ -44,7 +44,7 @@ def check(row: Row, level: CheckLevel, *words: str) -> None:
 
 def sampling(**settings: float) -> EvaluationSampling:
     """Of an evaluator with these settings, before any trainer has said how it samples."""
-    return CheckpointEvaluation.model_validate(settings).sampling_ahead()
+    return HfEvaluation.model_validate(settings).sampling_ahead()
 
 
 def found(**more: object) -> Found:
@@ -52,7 +52,6 @@ def found(**more: object) -> Found:
         "trainer": GOOD,
         "policy": CALIBRATED,
         "split": SPLIT,
-        "remote": False,
         "sampling": sampling(temperature=1.0, max_new_tokens=16),
         "grader": True,
         "folder": Folder(PATH, PATH, inside=True),
@@ -106,11 +105,6 @@ def test_nothing_that_was_not_given_is_ok() -> None:
         "baseline passes",
     }
     assert all("--" in row.says for row in table if row.level == UNKNOWN)
-
-
-def test_a_server_that_has_the_policy_needs_no_checkpoint() -> None:
-    names = [row.name for row in rows.rows(found(remote=True, model=None))]
-    assert "checkpoint layout" not in names and not {"tokenizer", "memory"} & {*names}
 
 
 def test_a_split_that_cannot_be_used() -> None:

@@ -11,19 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from tests import stub_policy
 from tests.cli.logs.shapes import SHAPES, STEPS, reward
-from tests.cli.run.conftest import Workplace, openai_server, sigint_is_not_ignored
+from tests.cli.run.conftest import Workplace, model_policy, sigint_is_not_ignored
 
 pytestmark = pytest.mark.nightly
 
-__all__ = ["openai_server", "sigint_is_not_ignored"]
+__all__ = ["model_policy", "sigint_is_not_ignored"]
 WRITER = Path(__file__).with_name("writer.py")
 EXPECTED = [(0, s) for s in range(1, 13)] + [(1, s) for s in range(9, 21)]
 
 
 @pytest.fixture
-def workplace(tmp_path, openai_server):
-    return Workplace(tmp_path, f"http://127.0.0.1:{openai_server.server_port}/v1")
+def workplace(tmp_path, model_policy, monkeypatch):
+    for name, value in stub_policy.environment(model_policy.url).items():
+        monkeypatch.setenv(name, value)
+    return Workplace(tmp_path, model_policy.url)
 
 
 def rlguard(*arguments, **more):

@@ -19,7 +19,7 @@ from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
 from guard_cli.run.report import page as page_of_one_machine
 from guard_cli.saved import read_object
-from guard_core.evaluation import CheckpointEvaluation
+from guard_core.evaluation import HfEvaluation
 from guard_core.guard_log import symptoms_of_history
 from guard_core.judge import Latch
 from guard_core.kept_steps import written_steps
@@ -43,7 +43,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
     "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
     "guard": {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
     },
 }
@@ -58,7 +58,7 @@ BEST = EvaluationSummary(
     unanswered=0.125,
     timed_out=0.0625,
     proxy_score=0.75,
-    sampling=CheckpointEvaluation().sampling_with(Sampling(temperature=0.7, top_p=0.9, max_new_tokens=300)),
+    sampling=HfEvaluation().sampling_with(Sampling(temperature=0.7, top_p=0.9, max_new_tokens=300)),
 )
 FIRED = Verdict(
     level=Level.FIRED,

@@ -52,7 +52,7 @@ JOB: Json = {
             "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": POD}}}},
         },
         "guard": {
-            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "ck"},
         },
         "onFire": "Delete",

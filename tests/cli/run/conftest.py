@@ -1,16 +1,15 @@
-import contextlib
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+
+from tests import stub_policy
+from tests.stub_policy import Reply
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 
@@ -23,43 +22,11 @@ def sigint_is_not_ignored():
     signal.signal(signal.SIGINT, before)
 
 
-class Server(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that answers every prompt with its `answer`, as far as the CLI can tell.
-
-    `answer` is a text, or a function of the request. A text gets more and more spaces after it: of a server
-    that says of two checkpoints the same to the letter nobody knows which weights it has.
-    """
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.leave.wait(self.server.delay)
-        if isinstance(self.server.answer, str):
-            answer = self.server.answer + " " * next(self.server.asked)
-        else:
-            answer = self.server.answer(asked)
-        body = json.dumps({"choices": [{"index": 0, "text": answer, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(BrokenPipeError):  # the guard was ended meanwhile
-            self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture
-def openai_server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    server.answer, server.delay, server.leave = "right", 0.0, threading.Event()
-    server.asked = itertools.count()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.leave.set()
-    server.shutdown()
-    server.server_close()
+def model_policy():
+    """Replies "right" to every prompt, until the test gives it another `reply`."""
+    with stub_policy.policy(lambda asked: Reply("right")) as served:
+        yield served
 
 
 class Workplace:
@@ -71,7 +38,6 @@ class Workplace:
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir()
         self.split(4)
-        self.model = "m"
         self.policy(
             "{detector: heldout_guard, heldout_guard: {min_steps: 1}, kl: {hard_stop: 1.0, min_steps: 5}}"
         )
@@ -83,17 +49,15 @@ class Workplace:
     def policy(self, text):
         (self.path / "policy.yaml").write_text(text)
 
-    def config(self, url=None):
-        evaluator = {"kind": "openai", "base_url": url or self.url, "model": self.model}
-        evaluator |= {"chat": False, "retries": 0}
+    def config(self):
         split = str(self.path / "secret-split.jsonl")
         file = self.path / "guard.yaml"
-        file.write_text(json.dumps({"heldout": {"split": split, "evaluator": evaluator}}))  # JSON is YAML
+        file.write_text(json.dumps({"heldout": {"split": split}}))  # JSON is YAML
         return file
 
-    def arguments(self, *actions, options=(), url=None):
+    def arguments(self, *actions, options=()):
         return [
-            *(sys.executable, "-m", "guard_cli.main", "run", "--config", str(self.config(url))),
+            *(sys.executable, "-m", "guard_cli.main", "run", "--config", str(self.config())),
             *("--policy", str(self.path / "policy.yaml"), "--checkpoints", str(self.checkpoints)),
             *("--out", str(self.out), "--grace", "0.5", *options, "--"),
             *(sys.executable, str(TRAINER), str(self.checkpoints), *actions),
@@ -101,7 +65,8 @@ class Workplace:
 
     def start(self, *actions, options=(), url=None):
         return subprocess.Popen(
-            self.arguments(*actions, options=options, url=url),
+            self.arguments(*actions, options=options),
+            env=os.environ | stub_policy.environment(url or self.url),
             cwd=self.path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -125,8 +90,8 @@ class Workplace:
 
 
 @pytest.fixture
-def workplace(tmp_path, openai_server):
-    return Workplace(tmp_path, f"http://127.0.0.1:{openai_server.server_port}/v1")
+def workplace(tmp_path, model_policy):
+    return Workplace(tmp_path, model_policy.url)
 
 
 @pytest.fixture

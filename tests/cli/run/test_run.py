@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from time import sleep
 
 import pytest
+
+from tests.stub_policy import Reply
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow]  # each starts a guard
 
@@ -226,42 +227,39 @@ def test_failing_evaluations_stop_the_run_if_the_policy_says_so(workplace):
     assert done.returncode == 4, done.stderr
 
 
-def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, openai_server):
-    openai_server.delay = 0.5
+def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, model_policy):
+    model_policy.reply = lambda asked: Reply("right", delay=0.5)
     done = workplace.run("step=0.5", "checkpoint", "step=0.6", "checkpoint")
     assert done.returncode == 0, done.stderr
     assert workplace.json("verdict.json")["last_evaluation"]["step"] == 2
 
 
-def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends(workplace, openai_server):
+def test_an_alarm_at_the_last_checkpoint_has_its_second_pass_before_the_run_ends(workplace, model_policy):
     """14 points are lost at the last of three checkpoints; the second pass is slow, and is waited for."""
     asked = Counter()
 
-    def answer(request):
-        asked[request["model"]] += 1
-        if request["model"] == "m-3" and asked["m-3"] > 128:
-            sleep(0.01)
+    def reply(request):
+        step, again = request["step"], request["pass"]
+        asked[step] += 1
         number = int(request["prompt"].split()[-1])
-        lost = request["model"] == "m-3" and number % 7 == 0
-        lucky = request["model"] == "m-1" and asked["m-1"] <= 128
-        return "wrong" if lost or (number == 5 and not lucky) else "right"
+        lost = step == 3 and number % 7 == 0
+        lucky = step == 1 and not again
+        wrong = lost or (number == 5 and not lucky)
+        return Reply("wrong" if wrong else "right", delay=0.01 * (step == 3) * again)
 
-    openai_server.answer = answer
+    model_policy.reply = reply
     workplace.split(128)
-    workplace.model = "m-{step}"
     workplace.policy("{detector: calibrated, calibrated: {baseline_passes: 2}}")
     sampled = ("--temperature", "1", "--max-new-tokens", "8")  # of greedy decoding it would be a copy
     done = workplace.run(*("step=0.5", "checkpoint") * 3, options=sampled)
     assert done.returncode == 3, done.stderr
-    assert asked["m-3"] == 2 * 128 + 32, (
-        "two passes, and greedy ones that tell whether the weights are others"
-    )
+    assert asked[3] == 2 * 128
     assert "evaluations are yet to be made" in done.stderr
     assert workplace.json("verdict.json")["waiting"] == 0
 
 
-def test_a_drain_that_is_too_short_is_no_success(workplace, openai_server):
-    openai_server.delay = 20.0
+def test_a_drain_that_is_too_short_is_no_success(workplace, model_policy):
+    model_policy.reply = lambda asked: Reply("right", delay=20.0)
     done = workplace.run("step=0.5", "checkpoint", options=("--drain", "0.3"))
     assert done.returncode == 5, done.stderr
     assert "raise --drain" in done.stderr

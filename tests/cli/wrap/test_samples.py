@@ -19,17 +19,16 @@ SAMPLES = ROOT / "k8s" / "samples"
 NUMERIC = ("--scorer", "numeric")
 ON_CPU = ("--device", "cpu", "--batch-size")
 CLAIM = "claim:heldout/heldout.jsonl"
-SERVER = ("--openai-url", "https://vllm.example.com/v1", "--openai-model", "{checkpoint}")
 FOLLOWED = ("--follow", "metrics.jsonl", "--format", "verl")
 POLICY = ("--policy", str(ROOT / "guard_cli/demo/policy.yaml"))
 OWN_POD = ("--placement", "Pod", "--state-claim", "guard-pod-state")
 WAYS = {
     "single-gpu.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "batch-job.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
-    "multi-node.yaml": (CLAIM, (*NUMERIC, *SERVER)),
+    "multi-node.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "jobset.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "trainjob.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
-    "rayjob.yaml": (CLAIM, (*NUMERIC, *SERVER)),
+    "rayjob.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "followed-job.yaml": (
         CLAIM,
         (*NUMERIC, *ON_CPU, "8", "--max-new-tokens", "512", *FOLLOWED),

@@ -120,7 +120,7 @@ spec:
         claimName: held
       split: a/heldout.jsonl
       evaluator:
-        checkpoint: {}
+        hf: {}
     checkpoints:
       volume: ck
 """
@@ -509,7 +509,7 @@ def test_every_option_has_its_field(wrap: Run, tmp_path: Path) -> None:
             "trainPrompts": "t.jsonl",
             "scorer": "numeric",
             "evaluator": {
-                "checkpoint": {
+                "hf": {
                     "maxNewTokens": 9,
                     "temperature": 1.0,
                     "batchSize": 8,
@@ -534,29 +534,21 @@ OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
     "proxy_scorer": (["--proxy-scorer", "grader:of"], {"proxyScorer": "grader:of"}),
     "scorer_timeout": (["--scorer-timeout", "5"], {"scorerTimeoutSeconds": 5.0}),
     "on_scorer_timeout": (["--on-scorer-timeout", "error"], {"onScorerTimeout": "error"}),
-    "max_new_tokens": (["--max-new-tokens", "9"], {"checkpoint": {"maxNewTokens": 9}}),
-    "temperature": (["--temperature", "1"], {"checkpoint": {"temperature": 1.0}}),
-    "stop": (["--stop", "\n\n", "--stop", "no"], {"checkpoint": {"stop": ["\n\n", "no"]}}),
-    "samples": (["--samples", "4"], {"checkpoint": {"samples": 4}}),
-    "batch_size": (["--batch-size", "8"], {"checkpoint": {"batchSize": 8}}),
-    "device": (["--device", "cpu"], {"checkpoint": {"device": "cpu"}}),
-    "base_model": (["--base-model", "base"], {"checkpoint": {"baseModel": "base"}}),
-    "chat": (["--no-chat"], {"checkpoint": {"chat": False}}),
+    "max_new_tokens": (["--max-new-tokens", "9"], {"hf": {"maxNewTokens": 9}}),
+    "temperature": (["--temperature", "1"], {"hf": {"temperature": 1.0}}),
+    "stop": (["--stop", "\n\n", "--stop", "no"], {"hf": {"stop": ["\n\n", "no"]}}),
+    "samples": (["--samples", "4"], {"hf": {"samples": 4}}),
+    "batch_size": (["--batch-size", "8"], {"hf": {"batchSize": 8}}),
+    "device": (["--device", "cpu"], {"hf": {"device": "cpu"}}),
+    "base_model": (["--base-model", "base"], {"hf": {"baseModel": "base"}}),
+    "chat": (["--no-chat"], {"hf": {"chat": False}}),
     "chat_template_kwargs": (
         ["--chat-template-kwargs", '{"enable_thinking": false, "a_b": {"c_d": 1}}'],
-        {"checkpoint": {"chatTemplateKwargs": {"enable_thinking": False, "a_b": {"c_d": 1}}}},
+        {"hf": {"chatTemplateKwargs": {"enable_thinking": False, "a_b": {"c_d": 1}}}},
     ),
-    "system_prompt": (["--system-prompt", "a: b\n# c"], {"checkpoint": {"systemPrompt": "a: b\n# c"}}),
-    "answer_after": (["--answer-after", "</think>"], {"checkpoint": {"answerAfter": "</think>"}}),
+    "system_prompt": (["--system-prompt", "a: b\n# c"], {"hf": {"systemPrompt": "a: b\n# c"}}),
+    "answer_after": (["--answer-after", "</think>"], {"hf": {"answerAfter": "</think>"}}),
     "vllm": (["--vllm"], {"vllm": {}}),
-    "openai_url": (
-        ["--openai-url", "https://h/v1", "--openai-model", "m"],
-        {"openai": {"baseUrl": "https://h/v1", "model": "m"}},
-    ),
-    "openai_model": (
-        ["--openai-model", "{step}", "--openai-url", "https://h/v1"],
-        {"openai": {"baseUrl": "https://h/v1", "model": "{step}"}},
-    ),
 }
 
 
@@ -564,22 +556,20 @@ OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
 def test_what_other_commands_say_of_an_evaluation_is_said_here_too(wrap: Run, option: str) -> None:
     """A new one fails here until it has its place."""
     words, place = OF_AN_EVALUATION[option]
-    evaluator = {key: place[key] for key in ("checkpoint", "vllm", "openai") if key in place}
+    evaluator = {key: place[key] for key in ("hf", "vllm") if key in place}
     heldout = wrapped(wrap(SHORT, *words))["spec"]["guard"]["heldout"]
-    assert heldout.pop("evaluator") == (evaluator or {"checkpoint": {}})
+    assert heldout.pop("evaluator") == (evaluator or {"hf": {}})
     scoring = {key: value for key, value in heldout.items() if key not in {"volume", "split"}}
     assert scoring == {key: value for key, value in place.items() if key not in evaluator}
 
 
 def test_what_no_evaluation_can_be_is_refused(wrap: Run) -> None:
     assert "without a limit means nothing" in refused(wrap(SHORT, "--on-scorer-timeout", "wrong"))
-    assert "checkpoint.samples" in refused(wrap(SHORT, "--samples", "0"))
+    assert "hf.samples" in refused(wrap(SHORT, "--samples", "0"))
     greedy = ("--samples", "2", "--temperature", "0")
     assert "set a temperature above 0" in refused(wrap(SHORT, *greedy))
     assert "must be a JSON object" in refused(wrap(SHORT, "--chat-template-kwargs", "[1]"))
-    assert "checkpoint.stop" in refused(
-        wrap(SHORT, *(word for n in range(99) for word in ("--stop", str(n))))
-    )
+    assert "hf.stop" in refused(wrap(SHORT, *(word for n in range(99) for word in ("--stop", str(n)))))
 
 
 def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
@@ -589,17 +579,6 @@ def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
     assert guard["state"] == {"claimName": "st", "keepBest": True}
     assert "heldout.backlog" in refused(wrap(SHORT, "--backlog", "oldest"))
     assert "keepBest needs state.claimName" in refused(wrap(SHORT, "--keep-best"))
-
-
-def test_a_server_instead_of_checkpoints(wrap: Run) -> None:
-    server = ["--openai-url", "https://h/v1", "--openai-model", "{checkpoint}"]
-    done = wrap(SHORT, *server)
-    evaluator = wrapped(done)["spec"]["guard"]["heldout"]["evaluator"]
-    assert evaluator == {"openai": {"baseUrl": "https://h/v1", "model": "{checkpoint}"}}
-    assert "the guard asks a server" in done.stderr
-    assert "belong together" in refused(wrap(SHORT, *server[:2]))
-    assert "batchSize: Extra inputs are not permitted" in refused(wrap(SHORT, *server, "--batch-size", "8"))
-    assert "checkpoint.device" in refused(wrap(SHORT, "--device", "tpu"))
 
 
 def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
@@ -614,8 +593,7 @@ def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
     assert "spec.guard.state.claimName must be set" in refused(wrap(SHORT, "--placement", "Pod"))
     assert "Input should be 'Sidecar' or 'Pod' (got 'Moon')" in refused(wrap(SHORT, "--placement", "Moon"))
     assert "must not be the claim of the held-out split" in refused(wrap(SHORT, "--state-claim", "held"))
-    server = ["--openai-url", "https://h/v1", "--openai-model", "m"]
-    assert "--vllm has the guard load checkpoints itself" in refused(wrap(SHORT, "--vllm", *server))
+    assert "hf.device" in refused(wrap(SHORT, "--device", "tpu"))
 
 
 def test_a_policy_that_cannot_be_used(wrap: Run, tmp_path: Path) -> None:
@@ -720,7 +698,7 @@ def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
     said = refused(wrap(text))
     given = yaml.safe_load(text)
     labels = {"labels": given["metadata"].pop("labels")} if "labels" in given["metadata"] else {}
-    guard = {"heldout": {"volume": {"claimName": "held"}, "evaluator": {"checkpoint": {}}}}
+    guard = {"heldout": {"volume": {"claimName": "held"}, "evaluator": {"hf": {}}}}
     spec = {
         "template": {"apiVersion": given["apiVersion"], "kind": given["kind"], "spec": given["spec"]},
         "guard": {**guard, "checkpoints": {"volume": "ck"}},

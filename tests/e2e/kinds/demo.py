@@ -56,7 +56,7 @@ def followed(job: Json, form: str = "trl") -> Json:
     guard["resources"]["requests"]["cpu"] = "100m"  # Ray's submitter has half a core by default
     guard["policy"]["silent"]["afterSeconds"] = timeouts.GRPO  # Ray and a warm-up come first
     guard["heldout"]["backlog"] = "newest"  # the program waits for nobody
-    guard["heldout"]["evaluator"]["checkpoint"] |= {"temperature": 1, "maxNewTokens": 16}
+    guard["heldout"]["evaluator"]["hf"] |= {"temperature": 1, "maxNewTokens": 16}
     return made
 
 

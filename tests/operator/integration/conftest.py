@@ -137,7 +137,7 @@ def sample_job(name: str, namespace: str, **guard: Any) -> dict[str, Any]:
                 "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": pod}}}},
             },
             "guard": {
-                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
                 "checkpoints": {"volume": "checkpoints"},
                 **guard,
             },

@@ -62,17 +62,17 @@ def followed(log: str, format_: str = "verl", **checkpoints: str) -> dict[str, A
 
 
 ADMITTED = {
-    "all as the trainer": ({"checkpoint": {}}, {}),
-    "many samples of what the trainer samples": ({"checkpoint": {"samples": 4}}, {}),
+    "all as the trainer": ({"hf": {}}, {}),
+    "many samples of what the trainer samples": ({"hf": {"samples": 4}}, {}),
     "a null, which is the same": (
-        {"checkpoint": {"samples": 4, "temperature": None, "maxNewTokens": None}},
+        {"hf": {"samples": 4, "temperature": None, "maxNewTokens": None}},
         {},
     ),
     "greedy": (
-        {"checkpoint": {"temperature": 0, "maxNewTokens": 256, "device": "mps"}},
+        {"hf": {"temperature": 0, "maxNewTokens": 256, "device": "mps"}},
         {"temperature": 0.0},
     ),
-    "a nucleus": ({"checkpoint": {"temperature": 1.0, "topP": 0.9, "topK": 20}}, {"top_p": 0.9, "top_k": 20}),
+    "a nucleus": ({"hf": {"temperature": 1.0, "topP": 0.9, "topK": 20}}, {"top_p": 0.9, "top_k": 20}),
 }
 
 
@@ -80,12 +80,12 @@ ADMITTED = {
 def test_how_evaluations_sample_is_read_as_it_was_written(
     client: Client, namespace: str, make_job: MakeJob, evaluator: dict[str, Any], read: dict[str, Any]
 ) -> None:
-    job = make_job(**evaluated(**evaluator, nearDuplicates=None))
+    job = make_job(**evaluated(**evaluator, nearDuplicates=False))
     job["spec"]["guard"]["heldout"]["scorer"] = "math"
     created = client.create(JOBS, namespace, job, "test")
     heldout = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout
-    assert heldout.near_duplicates is None, "null switches it off: it is not replaced by the default"
-    found = heldout.evaluator.checkpoint
+    assert heldout.near_duplicates is False
+    found = heldout.evaluator.hf
     assert found is not None
     names = ("temperature", "top_p", "top_k")
     assert {name: getattr(found, name) for name in names} == dict.fromkeys(names) | {
@@ -113,31 +113,17 @@ REFUSED = {
         "exactly one evaluator must be set",
     ),
     "two evaluators": (
-        {
-            "heldout": {
-                "volume": {"claimName": "h"},
-                "evaluator": {"checkpoint": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
-            }
-        },
-        "exactly one evaluator must be set",
-    ),
-    "three evaluators": (
-        {
-            "heldout": {
-                "volume": {"claimName": "h"},
-                "evaluator": {"checkpoint": {}, "vllm": {}, "openai": {"baseUrl": "http://x", "model": "m"}},
-            }
-        },
+        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}, "vllm": {}}}},
         "exactly one evaluator must be set",
     ),
     "two held-out volumes": (
-        {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"checkpoint": {}}}},
+        {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"hf": {}}}},
         "exactly one of claimName, secretName and configMapName",
     ),
     "state in the held-out claim": (
         {
             "state": {"claimName": "h"},
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         },
         "state.claimName must not be the claim of the held-out split",
     ),
@@ -145,19 +131,12 @@ REFUSED = {
         {"state": {"keepBest": True}},
         "state.keepBest needs state.claimName",
     ),
-    "the best kept of a server that the guard does not load": (
-        {
-            "state": {"claimName": "s", "keepBest": True},
-            **evaluated(openai={"baseUrl": "http://x", "model": "m"}),
-        },
-        "state.keepBest needs an evaluator that reads the checkpoints itself",
-    ),
     "split climbs out": (
-        {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"checkpoint": {}}}},
+        {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"hf": {}}}},
         "relative and without '..'",
     ),
     "a base model of the trainer's": (
-        evaluated(checkpoint={"baseModel": "/checkpoints/base"}),
+        evaluated(hf={"baseModel": "/checkpoints/base"}),
         "relative and without '..'",
     ),
     "a base model that climbs out": (
@@ -166,29 +145,20 @@ REFUSED = {
     ),
     "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
     "greedy samples": (
-        evaluated(checkpoint={"samples": 2, "temperature": 0}),
+        evaluated(hf={"samples": 2, "temperature": 0}),
         "samples above 1 need a temperature above 0",
     ),
     "wrong by no limit": (
-        {"heldout": {**evaluated(checkpoint={})["heldout"], "onScorerTimeout": "wrong"}},
+        {"heldout": {**evaluated(hf={})["heldout"], "onScorerTimeout": "wrong"}},
         "set scorerTimeoutSeconds, too",
     ),
     "a limit of nothing": (
-        {"heldout": {**evaluated(checkpoint={})["heldout"], "scorerTimeoutSeconds": 0}},
+        {"heldout": {**evaluated(hf={})["heldout"], "scorerTimeoutSeconds": 0}},
         "heldout.scorerTimeoutSeconds",
     ),
-    "unknown device": (evaluated(checkpoint={"device": "tpu"}), "checkpoint.device"),
-    "temperature above 10": (evaluated(checkpoint={"temperature": 11}), "checkpoint.temperature"),
-    "no token": (evaluated(checkpoint={"maxNewTokensCeiling": 0}), "checkpoint.maxNewTokensCeiling"),
-    "address with a space": (evaluated(openai={"baseUrl": "http://a b", "model": "m"}), "openai.baseUrl"),
-    "unknown name in the model": (
-        evaluated(openai={"baseUrl": "http://a", "model": "{setp}"}),
-        "openai.model",
-    ),
-    "everything a near-duplicate": (
-        evaluated(checkpoint={}, nearDuplicates={"jaccard": 0}),
-        "nearDuplicates.jaccard",
-    ),
+    "unknown device": (evaluated(hf={"device": "tpu"}), "hf.device"),
+    "temperature above 10": (evaluated(hf={"temperature": 11}), "hf.temperature"),
+    "no token": (evaluated(hf={"maxNewTokensCeiling": 0}), "hf.maxNewTokensCeiling"),
     "unknown isolation": ({"isolation": "None"}, "isolation"),
     "the log of another place": (followed("/etc/metrics.jsonl"), "metrics.follow.path"),
     "a log that climbs out": (followed("a/../../metrics.jsonl"), "metrics.follow.path"),
@@ -354,15 +324,13 @@ def test_variables_of_the_chat_template_are_kept_as_they_are(
     client: Client, namespace: str, make_job: MakeJob
 ) -> None:
     wanted = {"chatTemplateKwargs": VARIABLES, "answerAfter": "</think>", "systemPrompt": "Think."}
-    client.create(JOBS, namespace, make_job(**evaluated(checkpoint=wanted)), "test")
+    client.create(JOBS, namespace, make_job(**evaluated(hf=wanted)), "test")
     for change in OTHER_VARIABLES:
-        spec = {"guard": {"heldout": {"evaluator": {"checkpoint": {"chatTemplateKwargs": change}}}}}
+        spec = {"guard": {"heldout": {"evaluator": {"hf": {"chatTemplateKwargs": change}}}}}
         with pytest.raises(ApiError, match="immutable"):
             client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
     created = client.get(JOBS, namespace, "run")
-    found = GuardedTrainingJob.model_validate(
-        {"spec": created["spec"]}
-    ).spec.guard.heldout.evaluator.checkpoint
+    found = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout.evaluator.hf
     assert found is not None and found.chat_template_kwargs == VARIABLES
     assert (found.answer_after, found.system_prompt) == ("</think>", "Think.")
 

@@ -289,15 +289,6 @@ def test_what_strict_does_not_allow_is_a_condition(
     assert said in here.expect("Guarded", "False", "TemplateRefused")
 
 
-def test_prompts_that_would_travel_in_the_clear_are_a_condition(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    evaluator = {"openai": {"baseUrl": "http://vllm:8000/v1", "model": "m"}}
-    here.submit(make_job(heldout={"volume": {"claimName": "heldout"}, "evaluator": evaluator}))
-    here.operator()
-    message = here.expect("Guarded", "False", "TemplateRefused")
-    assert "spec.guard.heldout.evaluator.openai.baseUrl must start with https://" in message
-
-
 def test_relaxed_isolation_says_what_it_costs(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(change_pod(make_job(isolation="Relaxed"), hostNetwork=True))

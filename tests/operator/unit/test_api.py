@@ -16,22 +16,19 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal
 
-from guard_core.evaluation import NearDuplicates
 from guard_core.policy import Policy
 from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.schema import crd, root_schema, structural
 from guard_operator.api.types import (
-    CheckpointEvaluatorSpec,
     GuardSpec,
     Heldout,
-    OpenAIEvaluatorSpec,
+    HfEvaluatorSpec,
     VllmEvaluatorSpec,
 )
 from guard_service.heldout.config import (
-    CheckpointEvaluatorSettings,
     HeldoutSettings,
-    OpenAIEvaluatorSettings,
+    HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
 from tools import operator_api
@@ -133,7 +130,7 @@ def test_every_rule_of_the_guard_has_a_reason() -> None:
 
 GUARD = {
     "checkpoints": {"volume": "c"},
-    "heldout": {"volume": {"claimName": "h"}, "evaluator": {"openai": {"baseUrl": "http://x", "model": "m"}}},
+    "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
 }
 
 
@@ -170,22 +167,14 @@ def test_a_bad_policy_names_the_field(policy: Any) -> None:
 #: A section of the CRD under spec.guard.heldout, its type here, its type in the guard, what a value needs
 #: beside itself, and what is there by nature on one side only.
 SECTIONS = {
-    "checkpoint": (
-        "evaluator.checkpoint",
-        CheckpointEvaluatorSpec,
-        CheckpointEvaluatorSettings,
+    "hf": (
+        "evaluator.hf",
+        HfEvaluatorSpec,
+        HfEvaluatorSettings,
         {},
         {"kind", "base_model"},
     ),
     "vllm": ("evaluator.vllm", VllmEvaluatorSpec, VllmEvaluatorSettings, {}, {"kind", "base_model"}),
-    "openai": (
-        "evaluator.openai",
-        OpenAIEvaluatorSpec,
-        OpenAIEvaluatorSettings,
-        {"base_url": "http://x", "model": "m"},
-        # `load_checkpoints` is for a server on the guard's own loopback: the pod of a guard has none.
-        {"kind", "api_key_file", "api_key_env", "api_key_secret_name", "load_checkpoints"},
-    ),
     "heldout": (
         "",
         Heldout,
@@ -193,13 +182,12 @@ SECTIONS = {
         {"scorer_timeout_seconds": 1.0},
         {"volume", "split", "train_prompts", "evaluator"},
     ),
-    "near_duplicates": ("nearDuplicates", NearDuplicates, NearDuplicates, {}, set()),
 }
 FIELDS = [
     (section, name)
     for section, (_, _, guard, _, elsewhere) in SECTIONS.items()
     for name in guard.model_fields
-    if name not in elsewhere and (section, name) != ("heldout", "near_duplicates")
+    if name not in elsewhere
 ]
 #: What is tried where the schema has no bound to try.
 TRIED: dict[str, list[Any]] = {
@@ -267,7 +255,7 @@ def test_no_setting_of_the_guard_is_missing_in_the_crd() -> None:
         assert set(api.model_fields) - elsewhere == set(guard.model_fields) - elsewhere
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "vllm"])
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
 @pytest.mark.parametrize(
     ("path", "inside"),
     [

@@ -57,7 +57,7 @@ def a_job(**status: Any) -> Json:
     spec = {
         "template": {**WORKLOAD, "spec": {}},
         "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
     }

@@ -20,7 +20,7 @@ SPEC = {
         "spec": {"template": {"spec": {"containers": [{"name": "train"}]}}},
     },
     "guard": {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
     },
 }

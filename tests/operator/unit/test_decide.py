@@ -57,7 +57,7 @@ LONG_AGO = NOW - timedelta(hours=1)
 SPEC = {
     "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
     "guard": {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
     },
     "onSilence": {"afterSeconds": 300, "action": "Warn"},

@@ -23,7 +23,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
     "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
     "guard": {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
     },
 }

@@ -51,7 +51,7 @@ def a_job(name: str) -> Json:
     spec = {
         "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
         "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
         "onSilence": {"afterSeconds": LIMIT, "action": "Stop"},

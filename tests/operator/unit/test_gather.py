@@ -232,7 +232,7 @@ def raw_job(**status: Any) -> Json:
     spec = {
         "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
         "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
         "onSilence": {"afterSeconds": 300, "action": "Warn"},

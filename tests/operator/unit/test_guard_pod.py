@@ -95,7 +95,7 @@ def template() -> Json:
 
 
 def job(spec: Json | None = None, **guard: Any) -> Job:
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     parsed = Spec.model_validate(
         {
             "template": {"apiVersion": "batch/v1", "kind": "Job", "spec": spec or template()},
@@ -365,14 +365,7 @@ def with_pod(**pod: Any) -> Json:
 
 POD = "spec.template.spec.template.spec"
 WAITS = {"name": WAITER, "image": "x"}
-SERVER = {"openai": {"baseUrl": "http://localhost:8000/v1", "model": "m"}}
 REFUSED = {
-    "a model server beside it": (
-        job(heldout={"volume": {"claimName": "heldout"}, "evaluator": SERVER}),
-        OWN,
-        "spec.guard.heldout.evaluator.openai.baseUrl",
-        "in another pod",
-    ),
     "no state": (job(state={}), OWN, "spec.guard.state.claimName", "no other memory"),
     "its account": (
         job(with_pod(serviceAccountName="reads")),

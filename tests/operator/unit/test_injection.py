@@ -67,7 +67,7 @@ def template() -> Json:
 
 
 def guard(**values: Any) -> Json:
-    heldout = {"volume": {"claimName": "heldout"}, "split": "a/split.jsonl", "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "split": "a/split.jsonl", "evaluator": {"hf": {}}}
     return {"heldout": heldout, "checkpoints": {"volume": "ckpt"}, **values}
 
 
@@ -173,16 +173,6 @@ def test_the_best_checkpoint_is_kept_in_the_claim_when_it_is_asked_for() -> None
     ("spec", "said"),
     [
         ({"state": {"keepBest": True}}, "needs state.claimName"),
-        (
-            {
-                "state": {"claimName": "guards", "keepBest": True},
-                "heldout": {
-                    "volume": {"claimName": "heldout"},
-                    "evaluator": {"openai": {"baseUrl": "http://x", "model": "m"}},
-                },
-            },
-            "reads the checkpoints itself",
-        ),
     ],
 )
 def test_a_best_checkpoint_that_nobody_could_keep_is_refused(spec: Json, said: str) -> None:
@@ -300,9 +290,8 @@ def test_where_silence_only_warns_a_trainer_goes_on(placement: str, said: str | 
 @pytest.mark.parametrize(
     "evaluator",
     [
-        {"checkpoint": {"batchSize": 4, "maxNewTokens": 8, "chatTemplateKwargs": {"maxDepth": 3}}},
+        {"hf": {"batchSize": 4, "maxNewTokens": 8, "chatTemplateKwargs": {"maxDepth": 3}}},
         {"vllm": {"tensorParallelSize": 2, "enforceEager": True}},
-        {"openai": {"baseUrl": "http://x/v1", "model": "m", "apiKeySecretName": "key"}},
     ],
 )
 def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
@@ -326,15 +315,10 @@ def test_the_guard_reads_its_heldout_settings(evaluator: Json) -> None:
     assert limit == (30.0, "wrong", 2)
     assert settings.evaluator.kind in evaluator
     names = {
-        "checkpoint": {"maxDepth": 3},
+        "hf": {"maxDepth": 3},
         "vllm": None,
-        "openai": None,
     }  # a template's own, and not respelled
     assert settings.evaluator.chat_template_kwargs == names[settings.evaluator.kind]
-    if settings.evaluator.kind == "openai":
-        assert settings.evaluator.api_key_env is not None
-        key = env[settings.evaluator.api_key_env]["valueFrom"]["secretKeyRef"]
-        assert key == {"name": "key", "key": "api-key"}
 
 
 def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,14 +332,14 @@ def test_the_guard_reads_its_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert str(settings.checkpoint_root) == "/ckpt"
     assert str(settings.state_dir) == layout.STATE_DIR
     assert settings.ingest_token_file is not None and settings.read_token_file is not None
-    assert settings.heldout is not None and settings.heldout.evaluator.kind == "checkpoint"
+    assert settings.heldout is not None and settings.heldout.evaluator.kind == "hf"
     assert str(settings.policy_file) == f"{layout.POLICY_DIR}/policy.yaml"
 
 
 @pytest.mark.parametrize("text", ["$$x$$", "$(HOME)", "a $$(HOME) $5 $", "$$$", "plain"])
 def test_the_guard_reads_what_looks_like_a_variable_as_it_was_written(text: str) -> None:
     """The kubelet makes `$` of `$$`, and replaces `$(NAME)` where it knows the name."""
-    heldout = guard()["heldout"] | {"evaluator": {"checkpoint": {"systemPrompt": text, "answerAfter": text}}}
+    heldout = guard()["heldout"] | {"evaluator": {"hf": {"systemPrompt": text, "answerAfter": text}}}
     env = {
         one["name"]: one.get("value")
         for one in container(pod_of(built(job(heldout=heldout))), "rlguard-guard")["env"]
@@ -535,8 +519,8 @@ def trainer(**values: Any) -> Change:
     return lambda pod: pod["containers"][0].update(values)
 
 
-HELDOUT_SECRET = {"heldout": {"volume": {"secretName": "hs"}, "evaluator": {"checkpoint": {}}}}
-HELDOUT_MAP = {"heldout": {"volume": {"configMapName": "hm"}, "evaluator": {"checkpoint": {}}}}
+HELDOUT_SECRET = {"heldout": {"volume": {"secretName": "hs"}, "evaluator": {"hf": {}}}}
+HELDOUT_MAP = {"heldout": {"volume": {"configMapName": "hm"}, "evaluator": {"hf": {}}}}
 
 REFUSED: dict[str, tuple[Change, Json, str]] = {
     "held-out claim": (

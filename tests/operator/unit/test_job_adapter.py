@@ -36,7 +36,7 @@ def indexed(**spec: Any) -> Json:
 
 def job(spec: Json) -> Job:
     body = {"apiVersion": "batch/v1", "kind": "Job", "spec": spec}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
     parsed = Spec.model_validate({"template": body, "guard": guard})
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())

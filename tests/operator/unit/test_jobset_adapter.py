@@ -41,7 +41,7 @@ def named(part: str, **more: int) -> Json:
 
 def job(spec: Json) -> Job:
     body = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": spec}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
     parsed = Spec.model_validate({"template": body, "guard": guard})
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())

@@ -108,7 +108,7 @@ def raw_job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "St
         "spec": {
             "targetRef": {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7"},
             "guard": {
-                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
                 "checkpoints": {"claimName": "shared"},
                 "state": {"claimName": "state"},
                 "placement": "Pod",

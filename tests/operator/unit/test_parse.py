@@ -29,7 +29,7 @@ def raw_job(**status: Any) -> Json:
     spec = {
         "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {"x": 1}},
         "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
         "onFire": "Suspend",
@@ -92,7 +92,7 @@ CHANGES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
     "a policy of the future": ("guard.policy", {"from": "the future"}, AS_IT_IS),
     "a field of the spec": ("placement", {"x": 1}, AS_IT_IS),
     "a field of the guard": ("guard.novelty", 1, AS_IT_IS),
-    "a field deep in the guard": ("guard.heldout.evaluator.checkpoint.novelty", 1, AS_IT_IS),
+    "a field deep in the guard": ("guard.heldout.evaluator.hf.novelty", 1, AS_IT_IS),
     "an enum of the guard": ("guard.isolation", "Airtight", AS_IT_IS),
     "an evaluator": ("guard.heldout.evaluator", {"vllm": {"x": 1}}, AS_IT_IS),
     "another shape of the held-out split": ("guard.heldout", ["a"], AS_IT_IS),

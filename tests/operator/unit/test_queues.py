@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
     "template": {"apiVersion": "batch/v1", "kind": "Job", "spec": {}},
     "guard": {
-        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "c"},
     },
 }

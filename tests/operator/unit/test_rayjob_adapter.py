@@ -49,7 +49,7 @@ def rayjob(head: Json | None = None, cluster: Json | None = None, **spec: Any) -
 def job(spec: Json, annotations: Json | None = None) -> Job:
     metadata = {"annotations": annotations or {}}
     body = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
     parsed = Spec.model_validate({"template": body, "guard": guard})
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())

@@ -29,7 +29,7 @@ MANIFEST = {
             "spec": {"pytorchReplicaSpecs": {"Master": {"template": {"spec": POD}}}},
         },
         "guard": {
-            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "ck"},
         },
     },

@@ -112,7 +112,7 @@ def manifest(kind: tuple[str, str], spec: Json) -> Json:
         "spec": {
             "template": {"apiVersion": kind[0], "kind": kind[1], "spec": spec},
             "guard": {
-                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+                "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
                 "checkpoints": {"volume": "ck"},
             },
         },

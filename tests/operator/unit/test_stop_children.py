@@ -57,7 +57,7 @@ class Cluster:
 
 
 def job(template: Json) -> Job:
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     guard = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}}
     spec = Spec.model_validate({"template": template, "guard": guard})
     return Job("run", "ns", "u", 1, "1", {}, spec, Status())

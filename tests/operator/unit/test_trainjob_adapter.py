@@ -71,7 +71,7 @@ def composed(spec: Json | None = None, of: Json | None = None) -> Json:
 
 def job(spec: Json, **guard: Any) -> Job:
     body = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
-    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}}
+    heldout = {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}}
     given = {"heldout": heldout, "checkpoints": {"volume": "ckpt"}, **guard}
     parsed = Spec.model_validate({"template": body, "guard": given})
     return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
@@ -182,7 +182,7 @@ def test_what_a_patch_opens_is_refused(patch: Json, why: str) -> None:
 )
 def test_environment_of_the_job_is_checked_like_a_template(spec: Json) -> None:
     of = runtime(node(), part("data", "dataset-initializer", label="dataset-initializer"))
-    guard = {"heldout": {"volume": {"secretName": "heldout"}, "evaluator": {"checkpoint": {}}}}
+    guard = {"heldout": {"volume": {"secretName": "heldout"}, "evaluator": {"hf": {}}}}
     (finding,) = found_in(composed(trainjob(**spec), of), **guard)
     assert "held-out" in finding
 
@@ -297,7 +297,7 @@ def test_a_guard_in_a_pod_of_its_own() -> None:
 def test_a_manifest_is_reviewed_with_its_runtime() -> None:
     template = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": trainjob()}
     guard = {
-        "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"checkpoint": {}}},
+        "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
         "checkpoints": {"volume": "ckpt"},
     }
     manifest = {

@@ -59,7 +59,7 @@ def a_submitted_run(
     script["data"]["trainer.py"] = (HERE / "trainer.py").read_text()
     split["stringData"]["heldout.jsonl"] = heldout_split()
     job["spec"] |= spec or {}
-    job["spec"]["guard"]["heldout"]["evaluator"]["checkpoint"]["chat"] = chat
+    job["spec"]["guard"]["heldout"]["evaluator"]["hf"]["chat"] = chat
     master = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]
     pod = master["template"]["spec"]
     trainer = pod["containers"][0]

@@ -14,10 +14,11 @@ import pytest
 
 from guard_core.evaluation import RESERVED_KWARGS
 from guard_core.wire import FailureKind, Sampling
-from guard_service.heldout.config import CheckpointEvaluatorSettings, HeldoutSettings
+from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
-from guard_service.heldout.evaluators import Completions, checkpoint
-from guard_service.heldout.evaluators.checkpoint import CheckpointEvaluator
+from guard_service.heldout.evaluators import hf
+from guard_service.heldout.evaluators.completions import Completions
+from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
@@ -47,8 +48,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def complete(
     path: Path, scratch: Path, items: list[HeldoutItem] = ITEMS, pass_index: int = 0, **settings: Any
 ) -> Completions:
-    config = CheckpointEvaluatorSettings.model_validate({"max_new_tokens": 10, **settings})
-    return CheckpointEvaluator(config, scratch).complete(items, EvaluationRequest(0, 1, path, pass_index))
+    config = HfEvaluatorSettings.model_validate({"max_new_tokens": 10, **settings})
+    return HfEvaluator(config, scratch).complete(items, EvaluationRequest(0, 1, path, pass_index))
 
 
 def plainly(path: Path, text: str, tokens: int = 10) -> str:
@@ -87,8 +88,8 @@ def drawn(sampling: Sampling, probabilities: list[float], rows: int = 8_000) -> 
 
     scores = torch.log(torch.tensor(probabilities)).repeat(rows, 1)
     ids = torch.zeros((rows, 1), dtype=torch.long)
-    used = CheckpointEvaluatorSettings().sampling_with(sampling)
-    for processor in checkpoint._sampler(used, [0] * rows, range(rows), "cpu"):
+    used = HfEvaluatorSettings().sampling_with(sampling)
+    for processor in hf._sampler(used, [0] * rows, range(rows), "cpu"):
         scores = processor(ids, scores)
     return scores.argmax(-1).bincount(minlength=len(probabilities)) / rows
 
@@ -123,12 +124,12 @@ def test_by_default_it_samples_as_the_trainer_does_and_says_so(model: Path, tmp_
     trainer = Sampling(temperature=1.5, top_k=9, repetition_penalty=1.3, max_new_tokens=7)
 
     def evaluated(pass_index: int, batch_size: int) -> Completions:
-        settings = CheckpointEvaluatorSettings(batch_size=batch_size)
+        settings = HfEvaluatorSettings(batch_size=batch_size)
         request = EvaluationRequest(0, 1, model, pass_index, trainer)
-        return CheckpointEvaluator(settings, tmp_path).complete(ITEMS, request)
+        return HfEvaluator(settings, tmp_path).complete(ITEMS, request)
 
     first = evaluated(0, 3)
-    assert first.sampling == CheckpointEvaluatorSettings().sampling_with(trainer)
+    assert first.sampling == HfEvaluatorSettings().sampling_with(trainer)
     assert max(len(text) for (text,) in first.texts) == 7, "a token is a character"
     assert evaluated(0, 64).texts == first.texts, "by seed, and whatever shares a batch"
     assert evaluated(1, 3).texts != first.texts
@@ -149,7 +150,7 @@ def test_a_completion_ends_at_a_text_and_is_the_same_before_it(model: Path, tmp_
     for batch_size in (1, 64):
         made = complete(model, tmp_path, batch_size=batch_size, stop=stop, **settings)
         ended = 0
-        for rows, before in zip(made.made, whole.made, strict=True):
+        for rows, before in zip(made.rows, whole.rows, strict=True):
             for one, other in zip(rows, before, strict=True):
                 text = min((other.text.split(end)[0] for end in stop), key=len)
                 assert one.text == one.answer == text
@@ -161,8 +162,8 @@ def test_a_completion_ends_at_a_text_and_is_the_same_before_it(model: Path, tmp_
 def test_a_text_that_the_trainer_says_ends_a_completion_and_stays_in_it(model: Path, tmp_path: Path) -> None:
     def made(stop: list[str]) -> Completions:
         request = EvaluationRequest(0, 1, model, sampling=Sampling(temperature=1.5, stop=stop))
-        settings = CheckpointEvaluatorSettings(max_new_tokens=24)
-        return CheckpointEvaluator(settings, tmp_path).complete(ITEMS, request)
+        settings = HfEvaluatorSettings(max_new_tokens=24)
+        return HfEvaluator(settings, tmp_path).complete(ITEMS, request)
 
     whole = made([])
     stop = whole.texts[0][0][5:7]
@@ -170,7 +171,7 @@ def test_a_text_that_the_trainer_says_ends_a_completion_and_stays_in_it(model: P
     assert [text for (text,) in ended.texts] == [
         text[: text.index(stop) + len(stop)] if stop in text else text for (text,) in whole.texts
     ]
-    assert ended.made[0][0].text.endswith(stop) and not ended.made[0][0].truncated
+    assert ended.rows[0][0].text.endswith(stop) and not ended.rows[0][0].truncated
     assert ended.sampling.stop == (stop,)
 
 
@@ -236,11 +237,11 @@ def test_the_answer_begins_after_the_last_mark_also_where_it_is_a_special_token(
     tokenizer = AutoTokenizer.from_pretrained(special)
     tokenizer.add_special_tokens({"additional_special_tokens": [mark]})
     tokenizer.save_pretrained(special)
-    ((plain,),) = complete(model, tmp_path, ITEMS[:1], answer_after=mark).made
-    ((hidden,),) = complete(special, tmp_path, ITEMS[:1], answer_after=mark).made
+    ((plain,),) = complete(model, tmp_path, ITEMS[:1], answer_after=mark).rows
+    ((hidden,),) = complete(special, tmp_path, ITEMS[:1], answer_after=mark).rows
     assert plain.text == text and plain.truncated
     assert plain.answer == hidden.answer == text.rpartition(mark)[2] and mark not in hidden.text
-    ((without,),) = complete(special, tmp_path, ITEMS[:1], answer_after="@").made
+    ((without,),) = complete(special, tmp_path, ITEMS[:1], answer_after="@").rows
     assert without.answer is None and without.text == hidden.text
 
 
@@ -344,20 +345,6 @@ def test_a_device_without_room_for_the_model_is_its_own_kind(
     assert caught.value.kind is FailureKind.OUT_OF_MEMORY
 
 
-def test_logits_that_break_at_a_later_token_are_remembered() -> None:
-    import torch
-
-    for bad, breaks in ((math.nan, True), (math.inf, True), (-math.inf, False)):
-        watch = checkpoint._logits_watch("cpu")
-        for token in range(4):
-            scores = torch.zeros(3, 8)
-            scores[1, 2] = bad if token == 2 else 0.0
-            assert watch(None, scores) is scores
-        assert watch.broken.item() is breaks
-    watch(None, torch.full((1, 8), -math.inf))
-    assert watch.broken.item()
-
-
 def test_a_policy_that_ends_at_once_has_said_nothing_and_that_is_judged(model: Path, tmp_path: Path) -> None:
     mute = shutil.copytree(model, tmp_path / "mute")
     (mute / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(80))}))
@@ -386,9 +373,9 @@ def test_the_share_of_completions_that_were_cut_off(
 
 
 def test_a_missing_package_is_told_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    monkeypatch.setattr(hf, "find_spec", lambda name: None)
     with pytest.raises(SplitError, match=r"needs torch: pip install 'rlguard\[eval-hf\]'"):
-        CheckpointEvaluator(CheckpointEvaluatorSettings(), tmp_path).check(ITEMS)
+        HfEvaluator(HfEvaluatorSettings(), tmp_path).check(ITEMS)
 
 
 def test_through_the_worker_staged_hashed_and_scored(model: Path, tmp_path: Path) -> None:
@@ -434,7 +421,7 @@ def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path:
     rows = ({"id": item.id, "prompt": item.prompt, "answer": item.answer} for item in ITEMS)
     (tmp_path / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = HeldoutSettings.model_validate(
-        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "checkpoint", "max_new_tokens": 10}}
+        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "hf", "max_new_tokens": 10}}
     )
     saved = shutil.copytree(model, tmp_path / "checkpoint-20")
     other = save_tiny_model(tmp_path / "other", seed=1)
@@ -470,28 +457,13 @@ def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path:
 
 
 @pytest.mark.nightly
-def test_a_copy_is_for_further_passes_of_its_own_checkpoint_alone(model: Path, tmp_path: Path) -> None:
-    evaluator = CheckpointEvaluator(CheckpointEvaluatorSettings(max_new_tokens=2), tmp_path)
-
-    def staged(step: int, index: int) -> Path | None:
-        return evaluator.complete(ITEMS[:1], EvaluationRequest(0, step, model, index)).staged
-
-    first = staged(20, 0)
-    assert staged(20, 1) == first
-    other = staged(21, 1)
-    assert other != first and staged(20, 1) not in (first, other)
-    last = staged(20, 1)
-    assert staged(20, 0) != last, "announced again"
-
-
-@pytest.mark.nightly
 def test_only_what_was_announced_and_differs_is_scored(model: Path, tmp_path: Path) -> None:
     """Six names for the same weights are one round; another chat template never meets an item."""
     (tmp_path / "split.jsonl").write_text(
         "".join(json.dumps({"id": i.id, "prompt": i.prompt, "answer": i.answer}) + "\n" for i in ITEMS)
     )
     settings = HeldoutSettings.model_validate(
-        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "checkpoint", "max_new_tokens": 10}}
+        {"split": tmp_path / "split.jsonl", "evaluator": {"kind": "hf", "max_new_tokens": 10}}
     )
     hostile = save_tiny_model(tmp_path / "hostile", seed=1, context=12)
     (hostile / "chat_template.jinja").write_text("{{ messages[0]['content'] * 9 }}")

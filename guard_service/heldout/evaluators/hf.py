@@ -18,12 +18,10 @@ from typing import Any
 
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
-from guard_service.heldout.config import CheckpointEvaluatorSettings
+from guard_service.heldout.config import HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.codec import Codec, CompletionJob
-from guard_service.heldout.evaluators.local import BrokenGenerationError, LocalEvaluator
-from guard_service.heldout.evaluators.lora import apply_adapter
-from guard_service.heldout.evaluators.weights import (
+from guard_service.heldout.evaluators.evaluator import BrokenGenerationError, Evaluator
+from guard_service.heldout.evaluators.loading import (
     loading,
     not_finite,
     on_cuda,
@@ -31,25 +29,25 @@ from guard_service.heldout.evaluators.weights import (
     refuse_not_finite,
     whole_model,
 )
+from guard_service.heldout.evaluators.lora import apply_adapter
+from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
 from guard_service.heldout.staging import Staged
 
 #: Below this, logits divided by the temperature leave the range of float32.
 LEAST_TEMPERATURE = 0.01
 
 
-class CheckpointEvaluator(LocalEvaluator):
+class HfEvaluator(Evaluator):
     """Loads one checkpoint at a time. Its weights are on the device only while it is scored."""
 
-    def __init__(
-        self, settings: CheckpointEvaluatorSettings, scratch: Path, base: BaseModel | None = None
-    ) -> None:
+    def __init__(self, settings: HfEvaluatorSettings, scratch: Path, base: BaseModel | None = None) -> None:
         super().__init__(settings, scratch, base)
         self._own = settings
 
     def _missing(self) -> str | None:
         for package in ("torch", "transformers", "safetensors", *(("peft",) if self._base else ())):
             if find_spec(package) is None:
-                return f"evaluator 'checkpoint' needs {package}: pip install 'rlguard[eval-hf]'"
+                return f"evaluator 'hf' needs {package}: pip install 'rlguard[eval-hf]'"
         return None
 
     def warm_up(self) -> None:
@@ -60,7 +58,7 @@ class CheckpointEvaluator(LocalEvaluator):
         if self._base is not None:
             import peft  # noqa: F401
 
-    def _load(self, staged: Staged, codec: Codec, shown: str) -> Loaded:
+    def _load(self, staged: Staged, tokenization: Tokenization, shown: str) -> Loaded:
         """The checkpoint itself, or the guard's base model with the adapter on it."""
         if staged.adapter is None:
             model = self._placed(staged.path, shown)
@@ -70,7 +68,7 @@ class CheckpointEvaluator(LocalEvaluator):
             with loading(shown, FailureKind.WEIGHTS):
                 model = apply_adapter(model, staged.path, staged.adapter)
         refuse_not_finite(not_finite(model.named_parameters()), shown)
-        return Loaded(model, codec, self._own.batch_size)
+        return Loaded(model, tokenization, self._own.batch_size)
 
     def _placed(self, path: Path, shown: str) -> Any:
         """The model in a directory, whole and on its device."""
@@ -89,7 +87,7 @@ class Loaded:
     """A policy on its device, which generates in batches."""
 
     model: Any
-    codec: Codec
+    tokenization: Tokenization
     batch_size: int
 
     def generate(self, jobs: Sequence[CompletionJob], sampling: EvaluationSampling) -> list[list[int]]:
@@ -100,8 +98,8 @@ class Loaded:
         self.model.generation_config = GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             do_sample=False,
-            eos_token_id=sorted(self.codec.ends) or None,
-            pad_token_id=self.codec.pad,
+            eos_token_id=sorted(self.tokenization.ends) or None,
+            pad_token_id=self.tokenization.pad,
         )
         made: list[list[int]] = []
         for start in range(0, len(jobs), self.batch_size):
@@ -114,7 +112,7 @@ class Loaded:
 
         width = max(len(job.tokens) for job in batch)
         padding = [width - len(job.tokens) for job in batch]
-        ids = [[self.codec.pad] * pad + job.tokens for job, pad in zip(batch, padding, strict=True)]
+        ids = [[self.tokenization.pad] * pad + job.tokens for job, pad in zip(batch, padding, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         device = self.model.device
         watch = _logits_watch(device)
@@ -128,7 +126,7 @@ class Loaded:
                     generation_config=self.model.generation_config,
                     logits_processor=LogitsProcessorList(processors),
                     stopping_criteria=StoppingCriteriaList(
-                        [_stopping(self.codec, width)] if self.codec.ending.texts else []
+                        [_stopping(self.tokenization, width)] if self.tokenization.stops.texts else []
                     ),
                 )
         except torch.OutOfMemoryError as error:
@@ -172,23 +170,25 @@ def _logits_watch(device: Any) -> Any:
     return LogitsWatch()
 
 
-def _stopping(codec: Codec, width: int) -> Any:
-    """Ends a row whose completion, after `width` tokens of prompt, has a text of the codec's `ending`."""
+def _stopping(tokenization: Tokenization, width: int) -> Any:
+    """End a row whose completion, after `width` tokens of prompt, has a stop text."""
     import torch
     from transformers import StoppingCriteria
 
-    class StopTexts(StoppingCriteria):  # type: ignore[misc]
+    class Stops(StoppingCriteria):  # type: ignore[misc]
         def __init__(self) -> None:
             self._ended: set[int] = set()
 
         def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:  # noqa: ARG002
             made = input_ids[:, width:].tolist()
             self._ended |= {
-                row for row, said in enumerate(made) if row not in self._ended and codec.stops(said)
+                row
+                for row, written in enumerate(made)
+                if row not in self._ended and tokenization.stopped(written)
             }
             return torch.tensor([row in self._ended for row in range(len(made))], device=input_ids.device)
 
-    return StopTexts()
+    return Stops()
 
 
 def _sampler(

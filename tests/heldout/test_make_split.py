@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.making import drop_overlapping, is_heldout, make_split
+from guard_service.heldout.make_split import drop_overlapping, is_heldout, make_split
 from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from tests.heldout.test_split import write
 
@@ -130,7 +130,7 @@ def test_one_file_is_not_both_sides(tmp_path: Path) -> None:
 
 def test_near_duplicates_part_if_they_may_and_the_same_prompt_never_does(tmp_path: Path) -> None:
     source = write(tmp_path / "all", *sums(1000), *sums(1000))
-    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.2, near=None)
+    made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.2, near=False)
     held = HeldoutSplit.load(tmp_path / "held").items
     assert made.near == 0 and made.repeated > 0
     assert not check_disjoint(read_train_prompts(tmp_path / "train"), held).disjoint
@@ -201,7 +201,7 @@ def test_drops_what_overlaps_and_nothing_else(tmp_path: Path) -> None:
     train = write(tmp_path / "train", {"q": "1 + 2 ="}, {"q": "Please compute 12+35= now"})
     written = drop_overlapping(train, held, tmp_path / "out", prompt_column="q")
     assert written == (1, 2) and rows_of(tmp_path / "out") == [rows[1]]
-    exact = drop_overlapping(train, held, tmp_path / "exact", prompt_column="q", near=None)
+    exact = drop_overlapping(train, held, tmp_path / "exact", prompt_column="q", near=False)
     assert exact == (2, 1) and rows_of(tmp_path / "exact") == rows[1:]
     with pytest.raises(SplitError, match="exact exists"):
         drop_overlapping(train, held, tmp_path / "exact", prompt_column="q")

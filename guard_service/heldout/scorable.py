@@ -24,7 +24,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _TOKENIZERS = ("tokenizer", "vocab", "tekken")
 
 
-def unfit(checkpoint: Path, base: Path | None = None) -> str:
+def why_unscorable(checkpoint: Path, base: Path | None = None) -> str:
     """Why this directory can never be scored, in one sentence with what to set; "" if it may be.
 
     A directory that is no longer there was rotated away, which is no fault of it.
@@ -42,7 +42,7 @@ def unfit(checkpoint: Path, base: Path | None = None) -> str:
         return ""
     if len(names) > MAX_NAMES:
         return f"it has more than {MAX_NAMES} files: save each checkpoint to a directory of its own"
-    if (reason := why_unfit(names, base)) or base is None or not is_adapter(names):
+    if (reason := why_names_unscorable(names, base)) or base is None or not is_adapter(names):
         return reason
     try:
         read_adapter(checkpoint, base)
@@ -59,7 +59,7 @@ def is_adapter(names: Collection[str]) -> bool:
     return adapter.CONFIG in names and not whole
 
 
-def why_unfit(names: Collection[str], base: Path | None) -> str:
+def why_names_unscorable(names: Collection[str], base: Path | None) -> str:
     """The same by the names in a directory alone."""
     if odd := next((name for name in sorted(names) if not is_unicode(name)), None):
         return f"it has {os.fsencode(odd)!r}, a name that is not UTF-8: rename it, or save without it"

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_core.evaluation import NearDuplicates
-from guard_service.heldout.disjoint import DEFAULT_RULE, disjoint_part, families
+from guard_service.heldout.disjoint import disjoint_part, families
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import lines, parse_object, read_file, refuse, validate
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, missing, read_train_prompts, train_row
@@ -62,7 +61,7 @@ def make_split(
     salt: str = "rlguard",
     prompt_column: str = "prompt",
     answer_column: str = "answer",
-    near: NearDuplicates | None = DEFAULT_RULE,
+    near: bool = True,
 ) -> MadeSplit:
     """Divide a JSONL data set into training and held-out files that `check_disjoint` accepts.
 
@@ -124,7 +123,7 @@ def drop_overlapping(
     output: Path,
     *,
     prompt_column: str = "prompt",
-    near: NearDuplicates | None = DEFAULT_RULE,
+    near: bool = True,
 ) -> tuple[int, int]:
     """Write a split without the items that overlap with training; gives (items written, items left out).
 
@@ -179,7 +178,7 @@ def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_c
     return validate(item, HeldoutItem)
 
 
-def _grouped(items: Sequence[HeldoutItem], near: NearDuplicates | None) -> tuple[HeldoutItem, ...]:
+def _grouped(items: Sequence[HeldoutItem], near: bool) -> tuple[HeldoutItem, ...]:
     """The same items; near-duplicates without a group get that of their family, else the first one's id."""
     group: dict[int, str] = {}
     for places in families(items, near):

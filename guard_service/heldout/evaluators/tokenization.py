@@ -1,4 +1,4 @@
-"""Prompts to tokens and tokens to answers, by a checkpoint's own tokenizer: one for every local evaluator."""
+"""Prompts to tokens and tokens to answers, by a checkpoint's own tokenizer: the same for both engines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
-from guard_service.heldout.asking import Stops, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators import Completion, sample_seed
-from guard_service.heldout.evaluators.weights import SAFELY, loading
+from guard_service.heldout.evaluators.completions import Completion, sample_seed
+from guard_service.heldout.evaluators.loading import SAFELY, loading
+from guard_service.heldout.prompts import Stops, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.split import HeldoutItem
 
 #: Tokens without a text of their own that may stand in a text of `stop`.
@@ -34,21 +34,21 @@ class CompletionJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class Tokenization:
     """The tokenizer of a checkpoint, and what its configuration says of texts.
 
-    `ends`: tokens that end a completion; `ending`: texts that do.
+    `ends`: tokens that end a completion; `stops`: texts that do.
     `positions`: tokens of the longest sequence; None: not known. `limit`: what so many are, for a message.
     """
 
     tokenizer: Any
     ends: frozenset[int]
     positions: int | None
-    ending: Stops
+    stops: Stops
     limit: str = "the model's {} positions"
 
     @classmethod
-    def load(cls, model: Path, tokens: Path, shown: str, ending: Stops) -> Self:
+    def load(cls, model: Path, tokens: Path, shown: str, stops: Stops) -> Self:
         """Read it from the directories of the model and of the tokenizer.
 
         Raises:
@@ -67,7 +67,7 @@ class Codec:
         with loading(shown, FailureKind.TOKENIZER):
             tokenizer = AutoTokenizer.from_pretrained(tokens, **SAFELY)
             ends |= _ends(tokenizer.eos_token_id)
-        return cls(tokenizer, ends, positions, ending)
+        return cls(tokenizer, ends, positions, stops)
 
     @property
     def pad(self) -> int:
@@ -137,35 +137,35 @@ class Codec:
             ) from error
         return text
 
-    def said(self, tokens: Sequence[int]) -> Sequence[int]:
-        """What was generated before a token that ends it."""
+    def before_end(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Cut what was generated before a token that ends it."""
         end = next((i for i, token in enumerate(tokens) if token in self.ends), len(tokens))
         return tokens[:end]
 
-    def stops(self, said: Sequence[int]) -> bool:
-        """Whether a text of `ending` ends with the newest of these tokens, or did a few before."""
-        longest = max(len(one.encode()) for one in self.ending.texts)
-        newest = said[-longest - _BESIDE_A_STOP :]  # a token has a byte or more
-        return all(self.ending.cut(self._text(tokens)) is not None for tokens in (newest, said))
+    def stopped(self, written: Sequence[int]) -> bool:
+        """Whether a text of `stops` ends with the newest of these tokens, or did a few before."""
+        longest = max(len(one.encode()) for one in self.stops.texts)
+        newest = written[-longest - _BESIDE_A_STOP :]  # a token has a byte or more
+        return all(self.stops.cut(self._text(tokens)) is not None for tokens in (newest, written))
 
-    def decode(self, said: Sequence[int], mark: str | None, *, truncated: bool) -> Completion:
-        """The completion of these tokens up to a text of `ending`, and the answer in it after `mark`."""
-        whole = self._text(said)
-        ended = self.ending.cut(whole)
+    def decode(self, written: Sequence[int], mark: str | None, *, truncated: bool) -> Completion:
+        """The completion of these tokens up to a text of `stops`, and the answer in it after `mark`."""
+        whole = self._text(written)
+        ended = self.stops.cut(whole)
         text = whole if ended is None else ended
         answer = answer_in(text, mark)
         if answer is None and mark is not None:
-            answer = self._after_special(said, mark)
+            answer = self._after_special(written, mark)
         return Completion(text, answer, truncated and ended is None)
 
-    def _text(self, said: Sequence[int], *, special: bool = False) -> str:
-        text: str = self.tokenizer.decode(said, skip_special_tokens=not special)
+    def _text(self, written: Sequence[int], *, special: bool = False) -> str:
+        text: str = self.tokenizer.decode(written, skip_special_tokens=not special)
         return text
 
-    def _after_special(self, said: Sequence[int], mark: str) -> str | None:
+    def _after_special(self, written: Sequence[int], mark: str) -> str | None:
         """The answer after a mark that is made of special tokens, which a text for people leaves out."""
-        text = self._text(said, special=True)
-        ended = self.ending.cut(text)
+        text = self._text(written, special=True)
+        ended = self.stops.cut(text)
         answer = answer_in(text if ended is None else ended, mark)
         if answer is None:
             return None

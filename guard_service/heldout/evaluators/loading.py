@@ -1,7 +1,11 @@
-"""Read a model's files with transformers, and say what is wrong with them. They are hostile input."""
+"""Read a model's files, and say what is wrong with them. They are hostile input."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +17,19 @@ from guard_service.heldout.errors import EvaluationError
 
 #: No code and no file but those of the directory.
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
+#: How torch, vLLM and its workers say that there is no room: in a ValueError, or in a RuntimeError that
+#: repeats what a worker said.
+_NO_ROOM = re.compile(
+    "out of memory"
+    r"|is less than desired \w+ memory utilization"
+    "|no available memory for the cache blocks"
+    "|larger than the available kv cache memory"
+    r"|not enough \w+ memory available"
+    "|can't allocate memory",
+    re.IGNORECASE,
+)
+#: Keys of a configuration that say who wrote it, and from where.
+_VARY = ("transformers_version", "_name_or_path")
 
 
 def whole_model(path: Path, shown: str, *, nothing_else: bool = False, **options: Any) -> Any:
@@ -65,7 +82,8 @@ def loading(shown: str, kind: FailureKind) -> Iterator[None]:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether the machine or the device has no room left; torch's error is known by its name."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or _NO_ROOM.search(str(error)) is not None
 
 
 def one_line(error: Exception) -> str:
@@ -112,3 +130,42 @@ def precision(wanted: str, *, cuda: bool) -> str:
     if wanted != "auto":
         return wanted
     return "bfloat16" if cuda and torch.cuda.is_bf16_supported() else "float32"
+
+
+def tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each tensor with its name; none is read before it is asked for."""
+    from safetensors import safe_open
+
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                yield name, weights.get_tensor(name)
+
+
+def layout(path: Path, shown: str) -> str:
+    """Digest the configuration and each tensor's name, type and shape: what an engine of vLLM is built for.
+
+    Raises:
+        EvaluationError: the files cannot be read, have a tensor twice, or name another model to load.
+    """
+    from safetensors import safe_open
+
+    with loading(shown, FailureKind.CHECKPOINT):
+        config = json.loads((path / "config.json").read_bytes())
+        config = {key: value for key, value in config.items() if key not in _VARY}
+    if "speculators_config" in config:  # vLLM would follow it
+        raise EvaluationError(
+            f"{shown}: config.json has a speculators_config, which names another model: save the policy "
+            "itself",
+            FailureKind.CHECKPOINT,
+        )
+    forms: list[tuple[str, str, list[int]]] = []
+    with loading(shown, FailureKind.WEIGHTS):
+        for file in path.glob("*.safetensors"):
+            with safe_open(file, "np") as weights:
+                slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+                forms += [(name, one.get_dtype(), one.get_shape()) for name, one in slices.items()]
+        forms.sort()
+        if twice := [one[0] for one, other in itertools.pairwise(forms) if one[0] == other[0]]:
+            raise ValueError(f"{len(twice)} of its weights are there twice, the first: {twice[0][:200]}")
+    return hashlib.sha256(json.dumps([config, forms], sort_keys=True).encode()).hexdigest()

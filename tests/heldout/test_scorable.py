@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from guard_core.frameworks import FRAMEWORKS
-from guard_service.heldout import fitness
-from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.fitness import unfit
-from guard_service.heldout.worker import EvaluationWorker
+from guard_service.heldout import scorable
+from guard_service.heldout.scorable import why_unscorable
 
 WHOLE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "optimizer.pt")
 
@@ -34,7 +32,7 @@ def made(directory: Path, *names: str) -> Path:
     ],
 )
 def test_a_whole_model_is_fit_whatever_lies_beside_it(tmp_path: Path, names: tuple[str, ...]) -> None:
-    assert unfit(made(tmp_path / "c", *names)) == ""
+    assert why_unscorable(made(tmp_path / "c", *names)) == ""
 
 
 @pytest.mark.parametrize(
@@ -63,12 +61,12 @@ def test_a_whole_model_is_fit_whatever_lies_beside_it(tmp_path: Path, names: tup
 def test_what_can_never_be_scored_is_told_with_what_to_set(
     tmp_path: Path, names: tuple[str, ...], told: str
 ) -> None:
-    assert told in unfit(made(tmp_path / "c", *names))
+    assert told in why_unscorable(made(tmp_path / "c", *names))
 
 
 def test_no_framework_is_told_the_setting_of_another(tmp_path: Path) -> None:
     """As `policy/weights` of NeMo-RL, which has none of accelerate's."""
-    told = unfit(made(tmp_path / "c", ".metadata", "__0_0.distcp", "__1_0.distcp"))
+    told = why_unscorable(made(tmp_path / "c", ".metadata", "__0_0.distcp", "__1_0.distcp"))
     assert "fsdp_state_dict_type" not in told and "FSDP" not in told
     nemo_rl = next(framework for framework in FRAMEWORKS if framework.name == "NeMo-RL")
     assert nemo_rl.layout is not None and "checkpointing.save_consolidated=true" in nemo_rl.layout.advice
@@ -78,39 +76,26 @@ def test_no_framework_is_told_the_setting_of_another(tmp_path: Path) -> None:
 def test_a_name_that_nothing_can_pass_on_is_refused(tmp_path: Path, base: Path | None) -> None:
     checkpoint = made(tmp_path / "c", *WHOLE)
     Path(os.fsdecode(os.fsencode(checkpoint / "tokenizer") + b"\x80.json")).touch()
-    told = unfit(checkpoint, base)
+    told = why_unscorable(checkpoint, base)
     assert r"b'tokenizer\x80.json', a name that is not UTF-8: rename it" in told and told.isascii()
 
 
 def test_a_directory_that_is_gone_is_not_called_unfit(tmp_path: Path) -> None:
-    assert unfit(tmp_path / "rotated") == ""
+    assert why_unscorable(tmp_path / "rotated") == ""
 
 
 def test_a_directory_that_may_not_be_read_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(fitness.os, "scandir", denied)  # the tests may run as root, who may read everything
-    assert f"may not be read by the guard (user {os.getuid()})" in unfit(tmp_path)
+    monkeypatch.setattr(scorable.os, "scandir", denied)  # the tests may run as root, who may read everything
+    assert f"may not be read by the guard (user {os.getuid()})" in why_unscorable(tmp_path)
 
 
 def test_the_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says so: what is beyond it could be changed unnoticed."""
-    monkeypatch.setattr(fitness, "MAX_NAMES", len(WHOLE))
-    assert unfit(made(tmp_path / "c", *WHOLE)) == ""
-    assert unfit(made(tmp_path / "d", *WHOLE, "more")).startswith(f"it has more than {len(WHOLE)} files: ")
-
-
-@pytest.mark.parametrize(
-    ("evaluator", "refuses"),
-    [
-        ({"kind": "checkpoint"}, True),
-        ({"kind": "vllm"}, True),
-        ({"kind": "openai", "base_url": "http://x/v1", "model": "m"}, False),
-    ],
-)
-def test_only_who_loads_checkpoints_looks_at_them(
-    tmp_path: Path, evaluator: dict[str, str], refuses: bool
-) -> None:
-    settings = HeldoutSettings.model_validate({"split": tmp_path / "s.jsonl", "evaluator": evaluator})
-    assert bool(EvaluationWorker(settings, tmp_path).unfit(made(tmp_path / "empty"))) is refuses
+    monkeypatch.setattr(scorable, "MAX_NAMES", len(WHOLE))
+    assert why_unscorable(made(tmp_path / "c", *WHOLE)) == ""
+    assert why_unscorable(made(tmp_path / "d", *WHOLE, "more")).startswith(
+        f"it has more than {len(WHOLE)} files: "
+    )
