@@ -20,8 +20,8 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_core.codes import Level
 from guard_core.terminal import plain
-from guard_core.wire import Level
 from guard_follow.reading import reader
 from guard_operator.api.reasons import ConditionType, Reason
 

@@ -22,14 +22,8 @@ from guard_client.errors import (
     ReportRefusedError,
 )
 from guard_core import __version__
-from guard_core.wire import (
-    CheckpointReport,
-    Code,
-    EndReport,
-    EvaluationsNeeded,
-    FailureKind,
-    StepReport,
-)
+from guard_core.codes import Code
+from guard_core.wire import CheckpointReport, EndReport, EvaluationsNeeded, FailureKind, StepReport
 from guard_core.wording import message as error_message
 
 #: Responses of the guard are a few KiB; more than this is not the guard.

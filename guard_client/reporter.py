@@ -21,7 +21,8 @@ from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_client.log import log
 from guard_client.samples import CheckpointSample, EndSample, StepSample
-from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, Code, EndReport, PostedStep
+from guard_core.codes import Code
+from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, PostedStep
 from guard_core.wording import format_errors
 
 #: Reports that may wait. A step is about 0.3 KiB, with further figures 2 KiB: some MiB.

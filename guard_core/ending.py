@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from guard_core.wire import Code, Level
+from guard_core.codes import Code, Level
 
 #: Share of a run's steps that may follow its last judged checkpoint.
 MOST_AFTER = 0.25

@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from guard_core.attempts import Series, Starts
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.compact import CompactState, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
@@ -24,14 +25,12 @@ from guard_core.unscored import Unscored
 from guard_core.wire import (
     DOUBTS,
     CheckpointReport,
-    Code,
     Condition,
     EndReport,
     EvaluationSampling,
     EvaluationSummary,
     FailureKind,
     KlKind,
-    Level,
     Sampling,
     SamplingSource,
     Verdict,
@@ -595,7 +594,7 @@ class Judge:
         conditions = tuple(sorted(self._conditions(silent_for), key=lambda c: (c.advice, -c.level.severity)))
         worst = next((c for c in conditions if not c.advice and c.level is not Level.HEALTHY), None)
         if worst is None:
-            worst = _condition(Code.OK, Level.HEALTHY, self._ok_sentence(conditions))
+            worst = Condition.of(Code.OK, self._ok_sentence(conditions))
         status = self._guard.last_status
         return Verdict(
             level=worst.level,
@@ -639,29 +638,28 @@ class Judge:
 
     def _conditions(self, silent_for: float) -> Iterator[Condition]:
         if self._fire is not None:
-            yield _condition(Code(self._fire.code), Level.FIRED, self._fire.message)
+            yield Condition.of(Code(self._fire.code), self._fire.message, level=Level.FIRED)
         if self._halt is not None:
-            yield _condition(Code(self._halt.code), Level.WARNING, self._halt.message, "stop")
+            yield Condition.of(Code(self._halt.code), self._halt.message, level=Level.WARNING, action="stop")
         if self._lost:
-            yield _condition(Code.PAST_UNKNOWN, Level.UNKNOWN, self._lost)
+            yield Condition.of(Code.PAST_UNKNOWN, self._lost)
         for condition in self._liveness(silent_for):
             if self._halt is None or condition.code.value != self._halt.code:
                 yield condition
         if self._failure in DOUBTS and (self._failure is not FailureKind.UNCHANGED or self._count.reported):
-            yield _condition(Code.CHECKPOINT_DOUBTFUL, Level.UNKNOWN, self._last_failure)
+            yield Condition.of(Code.CHECKPOINT_DOUBTFUL, self._last_failure)
         yield from self._unscored.conditions(self._sampling)
         if self._reward_lost >= REWARD_LOST_STEPS:
             message = f"the reward of the last {self._reward_lost} steps is NaN or infinite"
-            yield _condition(Code.NO_REWARD, Level.UNKNOWN, message)
+            yield Condition.of(Code.NO_REWARD, message)
         elif self._count.lacks_reward:
-            yield _condition(
+            yield Condition.of(
                 Code.NO_REWARD,
-                Level.UNKNOWN,
                 f"the last {self._count.unrewarded} evaluated checkpoints were compared with no reward: no "
                 f"step was reported for them, and the newest that was is step {self._count.step}",
             )
         if self._steps == 0:
-            yield _condition(Code.NO_STEPS, Level.UNKNOWN, "no step has been reported yet")
+            yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
         elif self._held_out_guard_decides and self._guard.count < max(1, self._guard.min_steps):
             yield from self._warming_up()
         if self._calibrated is not None:
@@ -670,24 +668,26 @@ class Judge:
         yield from self._about_sampling()
         yield from self._about_waiting()
         yield from self._about_starts()
-        yield from self._advice()
+        yield from self._observers()
         yield from self._about_kl()
 
     def _about_starts(self) -> Iterator[Condition]:
         """That an attempt started from scratch; once too often is among `_liveness`."""
         if self._series.said and not self._series.refused:
-            yield _advice(Code.STARTED_AGAIN, self._series.said)
+            yield Condition.of(Code.STARTED_AGAIN, self._series.said, advice=True)
 
     def _warming_up(self) -> Iterator[Condition]:
         """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
         rounds = f"{self._guard.count} of {max(1, self._guard.min_steps)} evaluation rounds"
         message = f"{rounds} before the held-out rule may judge"
-        yield _condition(Code.WARMING_UP, Level.UNKNOWN, message)
+        yield Condition.of(Code.WARMING_UP, message)
         rule, status = self._early.fired_rule, self._early.last_status
         if rule is not None and status is not None:
             reason = status.reason.removeprefix("latched: ")
-            yield _condition(
-                Code(rule), Level.WARNING, f"only its warm-up keeps the rule from stopping the run: {reason}"
+            yield Condition.of(
+                Code(rule),
+                f"only its warm-up keeps the rule from stopping the run: {reason}",
+                level=Level.WARNING,
             )
 
     def _about_lost_passes(self) -> Iterator[Condition]:
@@ -695,31 +695,38 @@ class Judge:
         holds until what there is would show a fall.
         """
         if self._unconfirmed:
-            yield _condition(
+            yield Condition.of(
                 Code.EVALUATION_FAILING,
-                Level.WARNING,
                 "the fresh evaluation that an alarm, or the end of a run that is near one, waited for could "
                 "not be made: the next checkpoint decides about it, and without one nobody does",
+                level=Level.WARNING,
             )
         if self._short_baseline is not None and self._evaluated > 1:
             passes = f"{self._short_baseline} of {self.policy.calibrated.baseline_passes} passes"
-            yield _advice(
+            yield Condition.of(
                 Code.NO_BASELINE,
                 f"the baseline has {passes} of the starting policy, because the next one failed, twice "
                 "where that could help, or its checkpoint was gone: a decline shows later than with all of "
                 "them. Keep the starting policy on the disk until they are made",
+                advice=True,
             )
 
-    def _advice(self) -> Iterator[Condition]:
+    def _observers(self) -> Iterator[Condition]:
         """What the observers would have done: it is told, and stops nothing."""
         rule, status = self._guard.fired_rule, self._guard.last_status
         if rule is not None and status is not None and not self._held_out_guard_decides:
             reason = status.reason.removeprefix("latched: ")
-            yield _advice(Code(rule), f"HeldOutGuard at its thresholds would have stopped the run: {reason}")
+            yield Condition.of(
+                Code(rule),
+                f"HeldOutGuard at its thresholds would have stopped the run: {reason}",
+                advice=True,
+            )
         limit, (passed, *_) = self.policy.kl.warn_above, self.kl_advised
         if limit is not None and passed:
-            yield _advice(
-                Code.KL_HARD_STOP, self._monitor.sentence(self._count.step or 0, limit, "limit for a warning")
+            yield Condition.of(
+                Code.KL_HARD_STOP,
+                self._monitor.sentence(self._count.step or 0, limit, "limit for a warning"),
+                advice=True,
             )
 
     def _about_sampling(self) -> Iterator[Condition]:
@@ -730,26 +737,29 @@ class Judge:
         """
         used = None if self._unscored.first is None else self._unscored.first.sampling
         if used is not None and used.source is SamplingSource.DEFAULT:
-            yield _advice(
+            yield Condition.of(
                 Code.SAMPLING_UNKNOWN,
                 "neither the trainer nor the evaluator's settings say how to sample (temperature and longest "
                 f"completion), so evaluations have the default: {used.words}. Where the trainer samples in "
                 "another way, gains of the held-out score and of the reward are not the same thing",
+                advice=True,
             )
         if (other := self._other_sampling) is not None:
-            yield _advice(
+            yield Condition.of(
                 Code.SAMPLING_CHANGED,
                 f"the trainer's checkpoint at step {other.step} says {_said(other.sampling)}; the run began "
                 f"with {_said(self._sampling)}, and its evaluations stay as they were",
+                advice=True,
             )
 
     def _about_waiting(self) -> Iterator[Condition]:
         """That the trainer goes on without a verdict. It judges nothing, but a fire may come too late."""
         if self._waits is False:
-            yield _advice(
+            yield Condition.of(
                 Code.NOT_WAITING,
                 "the trainer does not wait for its guard: waiting is off or its time is used up, so a fire "
                 "may come late",
+                advice=True,
             )
 
     def _about_kl(self) -> Iterator[Condition]:
@@ -758,61 +768,58 @@ class Judge:
         _, starts_away, not_finite = self.kl_advised
         early = self._early_monitor.fired_reason
         if self._monitor.rise is None and early is not None:
-            yield _condition(
+            yield Condition.of(
                 Code.KL_HARD_STOP,
-                Level.WARNING,
                 f"only its warm-up of {self._monitor.min_steps} steps keeps the rule from stopping the run: "
                 f"{early}",
+                level=Level.WARNING,
             )
         if starts_away:
-            yield _advice(
+            yield Condition.of(
                 Code.REFERENCE_NOT_START,
                 f"the KL began at {self._monitor.start:.4g} nats/token: the reference is not the starting "
                 "policy, so limits count from there",
+                advice=True,
             )
         if not_finite:
             message = f"none of the last {self._kl_lost} steps has a KL that counts: it is infinite or NaN"
             level = Level.UNKNOWN if watched else Level.WARNING
-            yield Condition(code=Code.KL_NOT_FINITE, level=level, message=message, advice=not watched)
+            yield Condition.of(Code.KL_NOT_FINITE, message, level=level, advice=not watched)
         elif self._steps and (inert := self._why_kl_is_inert()):
             level = Level.UNKNOWN if watched and self._kl_is_lost else Level.HEALTHY
-            yield _condition(Code.KL_INERT, level, inert)
+            yield Condition.of(Code.KL_INERT, inert, level=level)
 
     def _liveness(self, silent_for: float) -> Iterator[Condition]:
         """What keeps the guard from knowing: its own conditions with their own actions (invariant 6)."""
         silent, stale, failing = self.policy.silent, self.policy.stale, self.policy.evaluation_failing
         if silent_for > silent.after_seconds:
-            yield _condition(
+            yield Condition.of(
                 Code.SILENT,
-                Level.UNKNOWN,
                 f"no step for {silent_for:.0f} s (limit {silent.after_seconds:g} s)",
-                silent.action,
+                action=silent.action,
             )
         if self._series.refused:
-            yield _condition(Code.STARTED_AGAIN, Level.UNKNOWN, self._series.said, silent.action)
+            yield Condition.of(Code.STARTED_AGAIN, self._series.said, action=silent.action)
         left, gone = self._checkpoints_left, self._skipped_in_a_row
         if left + gone > stale.after_rounds:
             lost = f"{gone} checkpoints were skipped, and " if gone else ""
-            yield _condition(
+            yield Condition.of(
                 Code.STALE,
-                Level.UNKNOWN,
                 f"{lost}{left} checkpoints wait for their evaluation (limit {stale.after_rounds})",
-                stale.action,
+                action=stale.action,
             )
         elif self._count.reported > stale.after_steps:
-            yield _condition(
+            yield Condition.of(
                 Code.STALE,
-                Level.UNKNOWN,
                 f"{self._count.reported} steps since the last evaluated checkpoint "
                 f"(limit {stale.after_steps})",
-                stale.action,
+                action=stale.action,
             )
         if self._failures >= failing.after_failures:
-            yield _condition(
+            yield Condition.of(
                 Code.EVALUATION_FAILING,
-                Level.UNKNOWN,
                 f"{self._failures} evaluations failed in a row; the last: {self._last_failure}",
-                failing.action,
+                action=failing.action,
             )
 
     @property
@@ -960,11 +967,3 @@ def _fold_into(
 
 def _said(sampling: Sampling | None) -> str:
     return "nothing of its sampling" if sampling is None else sampling.words
-
-
-def _advice(code: Code, message: str) -> Condition:
-    return Condition(code=code, level=Level.WARNING, message=message, advice=True)
-
-
-def _condition(code: Code, level: Level, message: str, action: Any = None) -> Condition:
-    return Condition(code=code, level=level, message=message, action=action)

@@ -7,7 +7,8 @@ a trainer gets the released scores and what it acts on, and no other number that
 
 from __future__ import annotations
 
-from guard_core.wire import Code, Condition, EvaluationSummary, FailureKind, Verdict
+from guard_core.codes import Code
+from guard_core.wire import Condition, EvaluationSummary, FailureKind, Verdict
 
 #: Codes whose sentences are made of steps, counts and released scores. Others are told by their meaning.
 _TOLD_IN_FULL = frozenset(

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from guard_core.wire import Code, Condition, EvaluationSummary, Level, Sampling
+from guard_core.codes import Code, Level
+from guard_core.wire import Condition, EvaluationSummary, Sampling
 
 #: Share of cut-off completions of the first evaluation above which its score says too little.
 MAX_TRUNCATED = 0.2
@@ -126,9 +127,9 @@ class Unscored:
     def conditions(self, trainer: Sampling | None) -> Iterator[Condition]:
         """What holds for the run."""
         if self.cut_short:
-            yield Condition(code=Code.CUT_SHORT, level=Level.UNKNOWN, message=self.cut_short)
+            yield Condition.of(Code.CUT_SHORT, self.cut_short)
         if self.late:
-            yield _advice(self.late, Code.EVALUATION_FAILING)
+            yield Condition.of(Code.EVALUATION_FAILING, self.late, advice=True)
         if self.first is None:
             return
         if self.measured:
@@ -136,14 +137,14 @@ class Unscored:
             yield from _unanswered(self.first)
             yield from _timed_out(self.first)
             return
-        yield Condition(
-            code=Code.UNINFORMATIVE_BASELINE,
-            level=Level.UNKNOWN,
-            message=f"{self.at_first or 0.0:.0%} of the completions at step {self.first.step} were cut off "
+        yield Condition.of(
+            Code.UNINFORMATIVE_BASELINE,
+            f"{self.at_first or 0.0:.0%} of the completions at step {self.first.step} were cut off "
             "or have no answer, and no evaluation since had many fewer: its score says nothing of the "
             "policy, and no reward is compared with it. Give completions room (max_new_tokens), see that "
             "the policy writes what answer_after says, or, where completions have no end of their own, set "
             "score_truncated",
+            level=Level.UNKNOWN,
         )
 
 
@@ -196,14 +197,14 @@ def _cut_off(
             if scored
             else "They count as wrong; where completions have no end of their own, set score_truncated"
         )
-        yield Condition(
-            code=Code.UNINFORMATIVE_BASELINE,
-            level=Level.UNKNOWN if shorter else Level.WARNING,
-            advice=not shorter,
-            message=f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
+        yield Condition.of(
+            Code.UNINFORMATIVE_BASELINE,
+            f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
             f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
             "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
             f"max_new_tokens_ceiling). {counted}",
+            level=Level.UNKNOWN if shorter else Level.WARNING,
+            advice=not shorter,
         )
 
 
@@ -214,22 +215,22 @@ def _unanswered(first: EvaluationSummary) -> Iterator[Condition]:
     nobody.
     """
     if first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
-        yield _advice(
+        yield Condition.of(
+            Code.UNINFORMATIVE_BASELINE,
             f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
             f"count as wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what "
-            "answer_after says, and has the room to (max_new_tokens)"
+            "answer_after says, and has the room to (max_new_tokens)",
+            advice=True,
         )
 
 
 def _timed_out(first: EvaluationSummary) -> Iterator[Condition]:
     """That scorers were late on too many completions of the first evaluation: the limit may be too short."""
     if first.timed_out is not None and first.timed_out > MAX_TIMED_OUT:
-        yield _advice(
+        yield Condition.of(
+            Code.UNINFORMATIVE_BASELINE,
             f"{first.timed_out:.0%} of the completions at step {first.step} timed out in a scorer, "
             f"and count as wrong (advised: at most {MAX_TIMED_OUT:.0%}): see that a right answer is far from "
-            "scorer_timeout_seconds, also while the machine is busy"
+            "scorer_timeout_seconds, also while the machine is busy",
+            advice=True,
         )
-
-
-def _advice(message: str, code: Code = Code.UNINFORMATIVE_BASELINE) -> Condition:
-    return Condition(code=code, level=Level.WARNING, advice=True, message=message)

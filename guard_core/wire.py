@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from guard_core.codes import Code, Level
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 #: What a trainer measured. The bound keeps every sum and difference of folded values finite.
 Measured = Annotated[float, Field(allow_inf_nan=False, ge=-1e100, le=1e100)]
@@ -342,90 +344,6 @@ class FiguresReport(Wire):
     )
 
 
-class Level(StrEnum):
-    """Verdict levels in order of severity; the worst of several wins."""
-
-    HEALTHY = "healthy"
-    UNKNOWN = "unknown"
-    WARNING = "warning"
-    FIRED = "fired"
-
-    @property
-    def severity(self) -> int:
-        """0 for healthy up to 3 for fired."""
-        return list(Level).index(self)
-
-
-class Finding(StrEnum):
-    """What a code that fires has found. A decline is not yet hacking, and neither is distance."""
-
-    HACKING = "hacking"
-    DECLINE = "decline"
-    DISTANCE = "distance"
-
-    @property
-    def words(self) -> str:
-        """The finding for people, as in "fired at step 9: WORDS"."""
-        return _FINDING_WORDS[self]
-
-
-_FINDING_WORDS = {
-    Finding.HACKING: "evidence of reward hacking",
-    Finding.DECLINE: "the held-out score fell",
-    Finding.DISTANCE: "the policy is too far from its reference",
-}
-
-
-class Code(StrEnum):
-    """Stable codes of everything a verdict can say. `docs/reference/verdict.md` is generated from this."""
-
-    KL_HARD_STOP = "kl_hard_stop"
-    HELDOUT_DECLINE = "heldout_decline"
-    HACKING_GAP = "hacking_gap"
-    FELL_BELOW_START = "fell_below_start"
-    FELL_BELOW_REACHED = "fell_below_reached"
-    REWARD_WITHOUT_GAIN = "reward_without_gain"
-    GRADERS_DISAGREE = "graders_disagree"
-    UNINFORMATIVE_BASELINE = "uninformative_baseline"
-    CUT_SHORT = "cut_short"
-    NO_BASELINE = "no_baseline"
-    SILENT = "silent"
-    STALE = "stale"
-    EVALUATION_FAILING = "evaluation_failing"
-    CHECKPOINT_DOUBTFUL = "checkpoint_doubtful"
-    NO_STEPS = "no_steps"
-    NO_REWARD = "no_reward"
-    WARMING_UP = "warming_up"
-    REPORTS_REFUSED = "reports_refused"
-    KL_INERT = "kl_inert"
-    KL_NOT_FINITE = "kl_not_finite"
-    REFERENCE_NOT_START = "reference_not_start"
-    SAMPLING_UNKNOWN = "sampling_unknown"
-    SAMPLING_CHANGED = "sampling_changed"
-    NOT_WAITING = "not_waiting"
-    STARTED_AGAIN = "started_again"
-    PAST_UNKNOWN = "past_unknown"
-    STORE_UNAVAILABLE = "store_unavailable"
-    PORT_TAKEN = "port_taken"
-    NOT_FOLLOWED = "not_followed"
-    OK = "ok"
-
-    @property
-    def meaning(self) -> str:
-        """One sentence for the reference and the dashboard."""
-        return _MEANINGS[self]
-
-    @property
-    def remedy(self) -> str:
-        """What to do about a run that ends with it, in the imperative; "" where nothing is to be done."""
-        return _REMEDIES[self]
-
-    @property
-    def finding(self) -> Finding | None:
-        """What has been found where this code fires; None for a code that does not fire."""
-        return _FINDINGS.get(self)
-
-
 class Adapters(StrEnum):
     """What a guard that loads checkpoints makes of one that is an adapter (PEFT)."""
 
@@ -473,100 +391,6 @@ _FAILURE_WORDS = {
     "memory, a scorer, broken generation)",
 }
 
-_MEANINGS = {
-    Code.KL_HARD_STOP: "KL to the reference is above the limit that the policy sets for it.",
-    Code.HELDOUT_DECLINE: "The held-out score kept falling while in-loop reward rose.",
-    Code.HACKING_GAP: "In-loop reward gained more than the held-out score, by more than the ceiling.",
-    Code.FELL_BELOW_START: "The held-out score fell below where it started.",
-    Code.FELL_BELOW_REACHED: "The held-out score fell below a level that it had reached since the start.",
-    Code.REWARD_WITHOUT_GAIN: "The reward rose and the held-out score did not.",
-    Code.GRADERS_DISAGREE: "The training grader pays for held-out completions that the scorer rejects.",
-    Code.UNINFORMATIVE_BASELINE: "The starting score leaves the held-out score little room to move.",
-    Code.CUT_SHORT: "Scores could not be compared: the evaluator cuts off what the trainer lets go on.",
-    Code.NO_BASELINE: "The passes of the starting policy are not complete, so declines cannot be judged yet.",
-    Code.SILENT: "The trainer has reported no step for too long.",
-    Code.STALE: "Checkpoints or steps arrive, but no evaluation has finished for too long.",
-    Code.EVALUATION_FAILING: "Held-out evaluations failed several times in a row, or the training grader did "
-    "on some of them.",
-    Code.CHECKPOINT_DOUBTFUL: "The newest checkpoint was not scored, because it is not what this run may be "
-    "judged by: other files than were announced, another tokenizer, or the weights of the one before.",
-    Code.NO_STEPS: "No step has been reported yet.",
-    Code.NO_REWARD: "The newest evaluated checkpoints were compared with no reward: none was reported.",
-    Code.WARMING_UP: "Too few evaluation rounds for the rule to judge.",
-    Code.REPORTS_REFUSED: "The guard refused several reports of the trainer in a row.",
-    Code.KL_INERT: "There is no KL to the reference, so the KL rule cannot fire. Where `kl.hard_stop` is "
-    "set, the verdict is `unknown` after five such steps in a row.",
-    Code.KL_NOT_FINITE: "The trainer's KL to the reference is infinite or not a number.",
-    Code.REFERENCE_NOT_START: "KL did not start near 0: the reference is not the starting policy.",
-    Code.SAMPLING_UNKNOWN: "The trainer does not say how it samples, and neither do the settings.",
-    Code.SAMPLING_CHANGED: "The trainer no longer samples as it did at the start; evaluations still do.",
-    Code.NOT_WAITING: "The trainer does not wait for its guard, so a fire may come late.",
-    Code.STARTED_AGAIN: "An attempt of the trainer started from scratch.",
-    Code.PAST_UNKNOWN: "The guard came back without its store, and what the status tells cannot be used: "
-    "nobody knows how the run was judged until then.",
-    Code.STORE_UNAVAILABLE: "The guard's store cannot be read or written.",
-    Code.PORT_TAKEN: "The guard cannot listen on one of its ports, so what listens there is not the guard.",
-    Code.NOT_FOLLOWED: "The guard cannot read what the trainer writes, or nothing was written there.",
-    Code.OK: "Nothing speaks against the run.",
-}
-
-_LOOK_AT_BOTH = "compare the best checkpoint with the last one before you use either"
-
-_REMEDIES = {
-    Code.KL_HARD_STOP: "lower the learning rate, raise beta, or raise the limit if that distance is wanted",
-    Code.HELDOUT_DECLINE: _LOOK_AT_BOTH,
-    Code.HACKING_GAP: _LOOK_AT_BOTH,
-    Code.FELL_BELOW_START: _LOOK_AT_BOTH,
-    Code.FELL_BELOW_REACHED: _LOOK_AT_BOTH,
-    Code.REWARD_WITHOUT_GAIN: _LOOK_AT_BOTH,
-    Code.GRADERS_DISAGREE: "read completions on which the two graders differ, and fix the training grader",
-    Code.UNINFORMATIVE_BASELINE: "choose items that the starting policy solves sometimes, and let it finish "
-    "its completions (max_new_tokens)",
-    Code.CUT_SHORT: "raise the evaluator's max_new_tokens_ceiling to what the trainer generates with, and "
-    "start a new run from the last good checkpoint",
-    Code.NO_BASELINE: "let the trainer save more checkpoints (save_steps), or lower baseline_passes",
-    Code.SILENT: "see the trainer's log; raise silent.after_seconds if one step may take that long",
-    Code.STALE: "save less often, or make an evaluation cheaper (items, samples, max_new_tokens); where "
-    "checkpoints were deleted before their turn, keep more of them (save_total_limit), and where the guard "
-    "itself passed them over (backlog: newest), let it take each (backlog: every)",
-    Code.EVALUATION_FAILING: "fix what the failure names; the guard's log has each one",
-    Code.CHECKPOINT_DOUBTFUL: "save what is trained, complete before it is announced, with one tokenizer for "
-    "the whole run; if nobody did otherwise, ask who else writes there",
-    Code.NO_STEPS: "add GuardCallback.from_env(trainer) to the trainer, or, where its log is followed, let "
-    "path and format be those of that log",
-    Code.NO_REWARD: "look in the trainer's log for rewards that are NaN, infinite or None. If there is none, "
-    "let the trainer log at least as often as it saves (logging_steps, save_steps)",
-    Code.WARMING_UP: "save more often (save_steps), for more evaluations",
-    Code.REPORTS_REFUSED: "fix what the refusal names; the trainer's log has each one",
-    Code.KL_INERT: "set beta above 0 if KL is to be watched, else leave kl.hard_stop out",
-    Code.KL_NOT_FINITE: "look for logits that are infinite or not a number in the trainer",
-    Code.REFERENCE_NOT_START: "give the trainer its starting policy as the reference",
-    Code.SAMPLING_UNKNOWN: "let the trainer say it (`sampling` of a checkpoint's report), or set temperature "
-    "and max_new_tokens of the evaluator",
-    Code.SAMPLING_CHANGED: "keep the trainer's sampling as it is for a whole run, or start a new run",
-    Code.NOT_WAITING: "save less often, or make an evaluation cheaper (items, samples, max_new_tokens); "
-    "--max-lag N lets the trainer wait",
-    Code.STARTED_AGAIN: "let the trainer go on from its newest checkpoint (resume_from_checkpoint), or give "
-    "a run that starts from scratch a guard of its own",
-    Code.PAST_UNKNOWN: "start a new run from a checkpoint that you trust, and let the guard's store outlive "
-    "its pod (`state.claimName`)",
-    Code.STORE_UNAVAILABLE: "give the guard's state directory room and write permission",
-    Code.PORT_TAKEN: "give what listens there no token; look for what took the port, or choose another one",
-    Code.NOT_FOLLOWED: "let path and format of the guard's `metrics` be those of the trainer's log, which "
-    "the guard's user must be able to read",
-    Code.OK: "",
-}
-
-_FINDINGS = {
-    Code.KL_HARD_STOP: Finding.DISTANCE,
-    Code.HELDOUT_DECLINE: Finding.HACKING,
-    Code.HACKING_GAP: Finding.HACKING,
-    Code.FELL_BELOW_START: Finding.DECLINE,
-    Code.FELL_BELOW_REACHED: Finding.DECLINE,
-    Code.REWARD_WITHOUT_GAIN: Finding.HACKING,
-    Code.GRADERS_DISAGREE: Finding.HACKING,
-}
-
 
 class EvaluationsNeeded(Wire):
     """Evaluations until every rule of the policy can judge; null: no number of them is enough.
@@ -590,6 +414,20 @@ class Condition(Wire):
     advice: bool = Field(
         False, description="For the reader only: it stops nothing and leaves the verdict's level as it is."
     )
+
+    @classmethod
+    def of(
+        cls,
+        code: Code,
+        message: str,
+        *,
+        level: Level | None = None,
+        action: Literal["warn", "stop"] | None = None,
+        advice: bool = False,
+    ) -> Self:
+        """A condition with the level of its code, unless it has another one here; advice is a warning."""
+        level = level or (Level.WARNING if advice else code.level)
+        return cls(code=code, level=level, message=message, action=action, advice=advice)
 
 
 class DetectorReading(Wire):

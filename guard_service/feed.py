@@ -20,9 +20,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from guard_core.codes import Code
 from guard_core.feed import FollowOrder
 from guard_core.terminal import plain
-from guard_core.wire import Code, Condition, Level
+from guard_core.wire import Condition
 
 log = logging.getLogger("rlguard.guard")
 
@@ -95,7 +96,7 @@ class Standing:
         if not (trouble := self.trouble):
             return None
         message = f"what the trainer writes is not read: {trouble}"
-        return Condition(code=Code.NOT_FOLLOWED, level=Level.UNKNOWN, message=message)
+        return Condition.of(Code.NOT_FOLLOWED, message)
 
 
 class FollowerProcess:

@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from guard_core.wire import Code, Level, Verdict
+from guard_core.codes import Code, Level
+from guard_core.wire import Verdict
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from guard_core.codes import Code
 from guard_core.policy import RefusedPolicy
-from guard_core.wire import Code, Condition, Level
+from guard_core.wire import Condition
 from guard_service.errors import Problem
 
 MAX_SHOWN = 300  # characters of a refusal that a verdict repeats; it quotes what a trainer sent
@@ -49,10 +50,9 @@ class Refusals:
         if not count:
             return None
         what = "1 report" if count == 1 else f"{count} reports in a row"
-        return Condition(
-            code=Code.REPORTS_REFUSED,
-            level=Level.UNKNOWN,
-            message=f"{what} of {kind} refused, the newest: {self._newest[kind]}",
+        return Condition.of(
+            Code.REPORTS_REFUSED,
+            f"{what} of {kind} refused, the newest: {self._newest[kind]}",
             action=self.policy.action if count >= self.policy.after else None,
         )
 

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
     from guard_client.guard import Guard
     from guard_core._version import __version__
+    from guard_core.codes import Code, Level
     from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
     from guard_core.policy import Policy
     from guard_core.trust import kl_token_trust_filter
-    from guard_core.wire import CheckpointReport, Code, Condition, KlKind, Level, StepReport, Verdict
+    from guard_core.wire import CheckpointReport, Condition, KlKind, StepReport, Verdict
     from trainer_image.callback import GuardCallback
     from trainer_image.guarded_trainer import GuardedGRPOTrainer
 

@@ -18,18 +18,10 @@ from fastapi import FastAPI
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
+from guard_core.codes import Code, Level
 from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout, Setting
 from guard_core.policy import Policy
-from guard_core.wire import (
-    Code,
-    Condition,
-    DetectorReading,
-    EvaluationSampling,
-    EvaluationSummary,
-    KlKind,
-    Level,
-    Verdict,
-)
+from guard_core.wire import Condition, DetectorReading, EvaluationSampling, EvaluationSummary, KlKind, Verdict
 from guard_operator import __main__ as operator_process
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, TABLES, FieldDecision
 from guard_service import __main__ as guard_process
@@ -414,9 +406,15 @@ def verdict() -> Iterator[str]:
     yield "## Codes"
     yield ""
     yield from table(
-        ("Code", "Meaning", "What it has found", "What to do"),
+        ("Code", "Level", "Meaning", "What it has found", "What to do"),
         [
-            (f"`{code.value}`", code.meaning, code.finding.words if code.finding else "-", code.remedy or "-")
+            (
+                f"`{code.value}`",
+                code.level.value,
+                code.meaning,
+                code.finding.words if code.finding else "-",
+                code.remedy or "-",
+            )
             for code in Code
         ],
     )

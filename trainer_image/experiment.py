@@ -16,7 +16,7 @@ from typing import Any
 from guard_client.client import VerdictView
 from guard_client.log import log
 from guard_client.stopping import Stop
-from guard_core.wire import Level
+from guard_core.codes import Level
 
 PREFIX = "rlguard/"
 #: The name of the tag in MLflow, and the start of it in W&B.

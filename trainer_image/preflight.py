@@ -14,6 +14,7 @@ from typing import Any
 
 from guard_client.client import VerdictView
 from guard_core.adapter import MERGE, AdapterError, read_adapter_config
+from guard_core.codes import Code
 from guard_core.preflight import FROM_NOISIEST, CheckLevel, Row, needed_for
 from guard_core.run_checks import (
     EVALUATIONS,
@@ -30,7 +31,7 @@ from guard_core.run_checks import (
     Saves,
     run_rows,
 )
-from guard_core.wire import Adapters, Code, KlKind, Sampling
+from guard_core.wire import Adapters, KlKind, Sampling
 from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN

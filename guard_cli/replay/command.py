@@ -21,8 +21,8 @@ from guard_cli.replay.outcomes import DETECTORS, WHOLE_GUARD, DetectorOutcome, o
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import symptoms_of
 from guard_cli.replay.unjudged import how_it_ended, report_of
+from guard_core.codes import Level
 from guard_core.policy import Policy
-from guard_core.wire import Level
 from guard_core.wording import meant
 from guard_follow.names import CANONICAL
 from guard_follow.settings import find_settings

@@ -12,10 +12,11 @@ from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
 from guard_core.attempts import Series
+from guard_core.codes import Code, Level
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import KlGate
-from guard_core.wire import Code, Condition, KlKind, Level, Verdict
+from guard_core.wire import Condition, KlKind, Verdict
 
 #: What stops a run: the whole guard, as the policy has it.
 WHOLE_GUARD = "guard"

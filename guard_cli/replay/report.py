@@ -12,8 +12,8 @@ from rich.table import Table
 from guard_cli.replay.outcomes import DetectorOutcome
 from guard_cli.replay.run import Run
 from guard_cli.replay.symptoms import column_for
+from guard_core.codes import Level
 from guard_core.symptoms import TITLES, Examined, Unseen
-from guard_core.wire import Level
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
 

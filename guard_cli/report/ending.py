@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from guard_cli.report.evidence import Evidence, KeptCondition
+from guard_core.codes import Level
 from guard_core.ending import fired_at
-from guard_core.wire import Level, Verdict
+from guard_core.wire import Verdict
 
 #: By the type of the condition, the one that counts most first; which success it is says its reason.
 _ENDS = {

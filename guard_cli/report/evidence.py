@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_cli.errors import CliError
+from guard_core.codes import Code, Level
 from guard_core.kept_steps import KeptSteps, read_steps
 from guard_core.policy import Policy
-from guard_core.wire import Code, KlKind, Level, MomentRollouts, Rollout, Verdict
+from guard_core.wire import KlKind, MomentRollouts, Rollout, Verdict
 from guard_service.policy_file import NotYamlError, parse_yaml
 
 VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from guard_core.codes import Code
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
 from guard_core.symptoms import TITLES, Examined
-from guard_core.wire import Code, FiguresReport, MomentRollouts, Verdict
+from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 LAST_EVALUATIONS = 200

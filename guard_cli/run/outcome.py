@@ -7,10 +7,11 @@ import signal
 from dataclasses import dataclass
 
 from guard_cli.errors import ExitCode
+from guard_core.codes import Code, Level
 from guard_core.ending import fired_at, not_judged, steps_after, warned
 from guard_core.preflight import REFUSED
 from guard_core.terminal import plain
-from guard_core.wire import Code, Level, Verdict
+from guard_core.wire import Verdict
 
 _REFUSAL = re.compile(rf"(?:{re.escape(REFUSED)}|\bGuardConfigError: )(.*)")
 

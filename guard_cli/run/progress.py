@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from guard_cli.output import StandardStream
-from guard_core.wire import Level, Verdict
+from guard_core.codes import Level
+from guard_core.wire import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,9 +11,10 @@ from typing import Any
 
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
 from guard_cli.run.outcome import WITH_A_WARNING
+from guard_core.codes import Level
 from guard_core.policy import Policy
 from guard_core.symptoms import Examined
-from guard_core.wire import FiguresReport, Level, MomentRollouts, Verdict
+from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
 

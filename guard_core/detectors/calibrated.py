@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from guard_core.codes import Code, Level
 from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes
 from guard_core.detectors.planning import lacks
 from guard_core.detectors.questions import DECLINE, Evaluated, Series, judge
@@ -24,7 +25,7 @@ from guard_core.detectors.rewards import WINDOW
 from guard_core.detectors.statistic import WINDOWS, Array, Start
 from guard_core.means import LEAST_VARIANCE
 from guard_core.policy import CalibratedPolicy
-from guard_core.wire import Code, DetectorReading, Level
+from guard_core.wire import DetectorReading
 
 #: Standard errors below the level before it from which on an evaluation is in doubt.
 OUTLIER = 3.0

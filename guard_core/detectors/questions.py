@@ -21,6 +21,7 @@ from typing import Self
 
 import numpy as np
 
+from guard_core.codes import Code, Level
 from guard_core.detectors.rewards import KNOWN, LIKELY, RISEN, WINDOW, Rewards, as_normal, largest_rise, noise
 from guard_core.detectors.statistic import (
     LEAST_OUTCOMES,
@@ -34,7 +35,7 @@ from guard_core.detectors.statistic import (
 )
 from guard_core.policy import CalibratedPolicy
 from guard_core.rounds import MIN_STEPS
-from guard_core.wire import Code, DetectorReading, Level
+from guard_core.wire import DetectorReading
 
 DECLINE, DISAGREEMENT, GAP = "decline", "disagreement", "gap"
 

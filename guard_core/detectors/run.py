@@ -12,6 +12,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Self, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.compact import (
     MAX_EVALUATIONS,
     CompactDetector,
@@ -33,7 +34,7 @@ from guard_core.detectors.planning import cannot_fall, drop_to_see, evaluations_
 from guard_core.detectors.questions import DECLINE, DISAGREEMENT, Evaluated, Series, points
 from guard_core.detectors.statistic import Start
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
-from guard_core.wire import Code, Condition, DetectorReading, EvaluationSampling, Level
+from guard_core.wire import Condition, DetectorReading, EvaluationSampling
 
 N = TypeVar("N", int, float)
 
@@ -318,52 +319,51 @@ class CalibratedRun:
     def conditions(self) -> Iterator[Condition]:
         """What holds now, except a fire, which the judge latches."""
         if self._unusable:
-            yield Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message=self._unusable)
+            yield Condition.of(Code.NO_BASELINE, self._unusable)
         elif not self.readings:
             message = (
                 f"{self.passes_made} of {self.passes_planned} passes of the starting policy are done"
                 if self._detector is None
                 else "no checkpoint after the baseline has been evaluated"
             )
-            yield Condition(code=Code.NO_BASELINE, level=Level.UNKNOWN, message=message)
+            yield Condition.of(Code.NO_BASELINE, message)
         if self._detector is not None:
             yield from self._about_the_baseline(self._detector)
             yield from self._about_evaluations(self._detector)
             yield from self._about_the_grader(self._detector)
         for reading in self.readings:
             if reading.level is Level.WARNING:
-                yield Condition(
-                    code=reading.code,
+                yield Condition.of(
+                    reading.code,
+                    reading.message,
                     level=Level.WARNING,
-                    message=reading.message,
                     advice=action(reading.code, self._config) == "warn",
                 )
 
     def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
         if self._afforded is not None:
             said = fewer_passes(self._afforded, detector.start.level, detector.items, self._config)
-            yield _advice(
-                Code.NO_BASELINE,
-                f"baseline_budget had room for {said}",
-            )
+            yield Condition.of(Code.NO_BASELINE, f"baseline_budget had room for {said}", advice=True)
         if self._outliers:
             passes = "pass" if self._outliers == 1 else "passes"
-            yield _advice(
+            yield Condition.of(
                 Code.EVALUATION_FAILING,
                 f"{self._outliers} further {passes} of the starting policy did not count: far from "
                 "the others (did the scorer or the server fail?)",
+                advice=True,
             )
         score = detector.start.level
         if uninformative := uninformative_baseline(score, detector.newest):
             yield uninformative
         elif low := cannot_fall_from(score, self._config, has_grader=detector.has_grader):
-            yield _advice(Code.UNINFORMATIVE_BASELINE, low)
+            yield Condition.of(Code.UNINFORMATIVE_BASELINE, low, advice=True)
         if detector.greedy:
-            yield _advice(
+            yield Condition.of(
                 Code.UNINFORMATIVE_BASELINE,
                 f"{_COPIES if self._sampled is False else _AGREE}: they say nothing about noise and "
                 f"count as one. Sampled with a temperature above 0, {self._config.baseline_passes} passes "
                 "would be worth as many, and a fresh evaluation of one checkpoint could confirm an alarm",
+                advice=True,
             )
 
     def _about_evaluations(self, detector: CalibratedDetector) -> Iterator[Condition]:
@@ -371,19 +371,19 @@ class CalibratedRun:
         if status is None:
             return
         if lacks := detector.lacks():
-            yield Condition(code=Code.WARMING_UP, level=Level.UNKNOWN, message=lacks)
+            yield Condition.of(Code.WARMING_UP, lacks)
         yield from _cannot_judge_yet(status.readings)
         if status.in_doubt:
-            yield Condition(code=Code.FELL_BELOW_START, level=Level.WARNING, message=status.in_doubt)
+            yield Condition.of(Code.FELL_BELOW_START, status.in_doubt, level=Level.WARNING)
         if status.not_counted:
             made = detector.evaluations + status.not_counted
-            yield Condition(
-                code=Code.EVALUATION_FAILING,
-                level=Level.WARNING,
-                advice=status.not_counted <= max(1, FEW_NOT_COUNTED * made),
-                message=f"{status.not_counted} of {made} evaluations "
+            yield Condition.of(
+                Code.EVALUATION_FAILING,
+                f"{status.not_counted} of {made} evaluations "
                 "are not counted: far from those before, and contradicted by the next (did the scorer or "
                 "the server fail?)",
+                level=Level.WARNING,
+                advice=status.not_counted <= max(1, FEW_NOT_COUNTED * made),
             )
 
     def _about_the_grader(self, detector: CalibratedDetector) -> Iterator[Condition]:
@@ -392,29 +392,29 @@ class CalibratedRun:
         One that failed now and then has failed now and then, as long as it scored the newest evaluation.
         """
         if self._odd_pay:
-            yield _advice(
+            yield Condition.of(
                 Code.UNINFORMATIVE_BASELINE,
                 f"the training grader (`proxy_scorer`) pays {self._odd_pay} for every answer of the "
                 f"starting policy that the scorer calls right, so `{DISAGREEMENT}` cannot be trusted: is 1 "
                 "its full pay, and does it read the answer where the scorer does?",
+                advice=True,
             )
         if self._has_grader and not detector.has_grader:
-            yield Condition(
-                code=Code.EVALUATION_FAILING,
-                level=Level.UNKNOWN,
-                message="the training grader (`proxy_scorer`) scored no pass of the starting policy, so "
+            yield Condition.of(
+                Code.EVALUATION_FAILING,
+                "the training grader (`proxy_scorer`) scored no pass of the starting policy, so "
                 f"`{DISAGREEMENT}` cannot judge this run: see in the guard's log what the grader failed of, "
                 "and start the run again",
             )
         elif self._ungraded:
             few = self._graded and self._ungraded <= max(1, FEW_NOT_COUNTED * self._made)
-            yield Condition(
-                code=Code.EVALUATION_FAILING,
-                level=Level.WARNING if few else Level.UNKNOWN,
-                advice=few,
-                message=f"the training grader (`proxy_scorer`) failed on {self._ungraded} of {self._made} "
+            yield Condition.of(
+                Code.EVALUATION_FAILING,
+                f"the training grader (`proxy_scorer`) failed on {self._ungraded} of {self._made} "
                 f"evaluations{'' if self._graded else ', the newest too'}, which `{DISAGREEMENT}` could not "
                 "judge",
+                level=Level.WARNING if few else Level.UNKNOWN,
+                advice=few,
             )
 
     @property
@@ -492,11 +492,6 @@ class CalibratedRun:
         self._unusable = why
 
 
-def _advice(code: Code, message: str) -> Condition:
-    """What a reader should know, and no run is judged by."""
-    return Condition(code=code, level=Level.WARNING, advice=True, message=message)
-
-
 def _compact(one: Evaluated) -> CompactEvaluation:
     means, spreads = (tuple(map(rounded, values.values())) for values in (one.means, one.spreads))
     error = None if one.reward_error is None else rounded(one.reward_error)
@@ -515,7 +510,7 @@ def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition
     for reading in readings:
         if reading.level is Level.UNKNOWN and reading.name != DISAGREEMENT:
             message = f"`{reading.name}` cannot judge yet: {reading.message}"
-            yield Condition(code=Code.WARMING_UP, level=Level.UNKNOWN, message=message)
+            yield Condition.of(Code.WARMING_UP, message)
 
 
 def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy) -> str:
@@ -567,9 +562,9 @@ def uninformative_baseline(score: float, newest: float | None) -> Condition | No
         if low
         else f"above {1 - UNINFORMATIVE:.0%}: there is nothing left to gain. Take harder items"
     )
-    return Condition(
-        code=Code.UNINFORMATIVE_BASELINE,
+    return Condition.of(
+        Code.UNINFORMATIVE_BASELINE,
+        f"the starting policy's held-out score is {score:.4f}, {where}",
         level=Level.UNKNOWN if stuck else Level.WARNING,
         advice=not stuck,
-        message=f"the starting policy's held-out score is {score:.4f}, {where}",
     )

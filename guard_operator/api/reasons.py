@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from guard_core.wire import Code
+from guard_core.codes import Code
 
 
 class ConditionType(StrEnum):

@@ -18,13 +18,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.compact import CompactState
 from guard_core.job_api import ENDS, GUARD_JUDGES
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
 from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
-from guard_core.wire import Code, EvaluationSummary, FailureKind, Level, MomentRollouts, Verdict
+from guard_core.wire import EvaluationSummary, FailureKind, MomentRollouts, Verdict
 from guard_service.heldout.identity import as_one
 
 # Bounds of the API's schema.

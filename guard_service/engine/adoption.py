@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from guard_core.codes import Code
 from guard_core.compact import CompactState, policy_digest
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
-from guard_core.wire import Code
 from guard_service.errors import FieldError, NotAdoptedError, invalid
 from guard_service.store import Note, NoteKind, StoredEvent
 

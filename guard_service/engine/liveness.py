@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+from guard_core.codes import Code
 from guard_core.policy import Policy
-from guard_core.wire import Code, Condition, Level
+from guard_core.wire import Condition
 from guard_service.feed import Standing
 from guard_service.refusals import Refusals
 
@@ -36,10 +37,9 @@ def port_taken(numbers: Collection[int]) -> Condition | None:
     if not numbers:
         return None
     ports = " and ".join(f"port {number}" for number in sorted(numbers))
-    return Condition(
-        code=Code.PORT_TAKEN,
-        level=Level.WARNING,
-        message=f"the guard cannot listen on {ports}, so what listens there is not the guard: give it no "
+    return Condition.of(
+        Code.PORT_TAKEN,
+        f"the guard cannot listen on {ports}, so what listens there is not the guard: give it no "
         "token. The trainer reports through a socket, and the run is judged all the same",
         advice=True,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from guard_core.codes import Code
 from guard_core.judge import Judge, Latch
-from guard_core.wire import Code, Condition, Level, Verdict
+from guard_core.wire import Condition, Verdict
 
 
 def verdict_now(judge: Judge, silent_for: float, refused: Condition | None) -> Verdict:
@@ -28,7 +29,7 @@ def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Latch 
 
 def without_store(verdict: Verdict, reason: str) -> Verdict:
     """The last verdict, while the store is unavailable: `unknown`, unless a fire was known."""
-    condition = Condition(code=Code.STORE_UNAVAILABLE, level=Level.UNKNOWN, message=reason)
+    condition = Condition.of(Code.STORE_UNAVAILABLE, reason)
     others = tuple(c for c in verdict.conditions if c.code is not Code.STORE_UNAVAILABLE)
     if verdict.fire:
         return verdict.model_copy(update={"conditions": (*others, condition)})

@@ -25,7 +25,8 @@ import guard_client
 from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
 from guard_client.guard import Guard
 from guard_core import CollapseStopError
-from guard_core.wire import Code, Condition, KlKind, Level
+from guard_core.codes import Code, Level
+from guard_core.wire import Condition, KlKind
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
 from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
 

@@ -14,7 +14,8 @@ from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_client.reporter import Reporter
 from guard_client.samples import CheckpointSample, EndSample, StepSample
-from guard_core.wire import Code, FailureKind, KlKind, Level, StepReport, Verdict
+from guard_core.codes import Code, Level
+from guard_core.wire import FailureKind, KlKind, StepReport, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard, eventually, problem, reply
 
 

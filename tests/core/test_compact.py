@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guard_core.codes import Code
 from guard_core.compact import CompactState
 from guard_core.judge import BASELINE_LOST, Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, DetectorName, Policy
-from guard_core.wire import CheckpointReport, Code, KlKind, StepReport, Verdict
+from guard_core.wire import CheckpointReport, KlKind, StepReport, Verdict
 
 ITEMS, PASSES, STEPS = 64, 2, 5
 

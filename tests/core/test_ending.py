@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from guard_core.codes import Code, Level
 from guard_core.ending import not_judged, steps_after, warned
-from guard_core.wire import Code, Level
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.compact import CompactState
 from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
@@ -23,17 +24,7 @@ from guard_core.policy import (
     StalePolicy,
 )
 from guard_core.rounds import Round
-from guard_core.wire import (
-    CheckpointReport,
-    Code,
-    EndReport,
-    FailureKind,
-    KlKind,
-    Level,
-    Sampling,
-    StepReport,
-    Verdict,
-)
+from guard_core.wire import CheckpointReport, EndReport, FailureKind, KlKind, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
 KL = KlPolicy(warn_above=0.25, hard_stop=0.5, min_steps=5)

@@ -6,16 +6,9 @@ import random
 
 import pytest
 
+from guard_core.codes import Code, Level
 from guard_core.rollouts import NEWEST, kept_rollouts, side_by_side
-from guard_core.wire import (
-    Code,
-    EvaluationSummary,
-    Level,
-    Moment,
-    Rollout,
-    RolloutsReport,
-    Verdict,
-)
+from guard_core.wire import EvaluationSummary, Moment, Rollout, RolloutsReport, Verdict
 
 
 def of_step(step: int, attempt: int = 0, text: str = "42") -> RolloutsReport:

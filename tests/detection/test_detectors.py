@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.planning import evaluations_to_detect
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.wire import Code, Level
 
 from simulated import CONFIG, baseline, difficulties, draw, run  # isort: skip
 

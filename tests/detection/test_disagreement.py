@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from guard_core.codes import Code, Finding, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
 from guard_core.ending import not_judged
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.trainer_view import for_trainer
-from guard_core.wire import Code, DetectorReading, Finding, Level, StepReport
+from guard_core.wire import DetectorReading, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
 

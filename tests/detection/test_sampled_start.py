@@ -8,10 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from guard_core.codes import Code
 from guard_core.detectors.baseline import Baseline
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.wire import Code, EvaluationSampling, SamplingSource, StepReport
+from guard_core.wire import EvaluationSampling, SamplingSource, StepReport
 
 from simulated import draw  # isort: skip
 

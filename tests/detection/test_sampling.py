@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.wire import CheckpointReport, Code, Level, Sampling, StepReport
+from guard_core.wire import CheckpointReport, Sampling, StepReport
 
 TRAINER = Sampling(temperature=1.0, max_new_tokens=256)
 ITEMS, ROUNDS, STEPS = 256, 20, 10

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from guard_cli.errors import ExitCode
-from guard_core.wire import Code, Level
+from guard_core.codes import Code, Level
 from tools import references
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,20 +15,18 @@ from pydantic import BaseModel, Field
 
 import rlguard
 from guard_cli.errors import ExitCode
+from guard_core.codes import Code, Finding, Level
 from guard_core.evaluation import Generation, Scoring
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.wire import (
     CheckpointReport,
-    Code,
     Condition,
     EndReport,
     EvaluationSummary,
     FailureKind,
     FiguresReport,
-    Finding,
     KlKind,
-    Level,
     RolloutsReport,
     StepReport,
     Verdict,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_core.wire import Code
+from guard_core.codes import Code
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig

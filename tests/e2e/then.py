@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from guard_core.wire import Code
+from guard_core.codes import Code
 from guard_operator.api.reasons import FIRE_REASONS
 from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
 from guard_operator.runtime.errors import ClusterError

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.compact import CompactState
 from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
@@ -18,11 +19,9 @@ from guard_core.policy import Policy
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import (
     CheckpointReport,
-    Code,
     Condition,
     EvaluationSummary,
     FailureKind,
-    Level,
     Moment,
     MomentRollouts,
     Rollout,

@@ -20,10 +20,11 @@ from urllib.parse import parse_qs, urlsplit
 import certifi
 import pytest
 
+from guard_core.codes import Level
 from guard_core.judge import Latch
 from guard_core.kept_steps import read_steps
 from guard_core.policy import KlPolicy, Policy
-from guard_core.wire import Level, StepReport
+from guard_core.wire import StepReport
 from guard_operator.api.types import GuardStatus
 from guard_service.cluster import client as client_module
 from guard_service.cluster import reporter as reporter_module

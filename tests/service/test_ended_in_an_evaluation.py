@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy
-from guard_core.wire import Code, FailureKind
+from guard_core.wire import FailureKind
 from guard_service.engine.evaluations import MOST_BEGUN, begun_before, refuse_once_more
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest

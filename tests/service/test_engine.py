@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from guard_core.codes import Code
 from guard_core.detectors.run import CalibratedRun
 from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
@@ -39,7 +40,6 @@ from guard_core.wire import (
     DOUBTS,
     Adapters,
     CheckpointReport,
-    Code,
     EndReport,
     EvaluationsNeeded,
     FailureKind,

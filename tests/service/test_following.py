@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from guard_core.codes import Level
 from guard_core.feed import Feed
 from guard_core.judge import Judge
 from guard_core.policy import Policy
-from guard_core.wire import Level
 from guard_service.engine.verdicts import beside
 from guard_service.feed import SILENT_SECONDS, FollowerState, Standing
 

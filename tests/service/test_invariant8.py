@@ -23,8 +23,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guard_core import trainer_view
+from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, Code, EvaluationsNeeded, FailureKind, StepReport
+from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, FailureKind, StepReport
 from guard_service.api.probes import metrics_app
 from guard_service.app import create_app
 from guard_service.auth import Tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from guard_core.wire import Code, Level
+from guard_core.codes import Code, Level
 
 Step = Callable[..., dict[str, Any]]
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from guard_core.codes import Code, Level
 from guard_core.trainer_view import for_trainer
-from guard_core.wire import Code, EvaluationSummary, Level, Verdict
+from guard_core.wire import EvaluationSummary, Verdict
 from guard_service.metrics import WITHHELD, GuardMetrics
 
 SHARES: dict[str, Any] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from guard_core.codes import Code, Level
 from guard_core.judge import Judge
 from guard_core.policy import Policy
-from guard_core.wire import Code, Level
 from guard_service.engine.liveness import port_taken
 from guard_service.engine.verdicts import beside
 from guard_service.errors import SettingsError

@@ -18,9 +18,10 @@ import httpx
 import pytest
 
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.codes import Code, Level
 from guard_core.judge import MAX_REFUSED, Judge
 from guard_core.policy import Policy, RefusedPolicy
-from guard_core.wire import CheckpointReport, Code, Condition, Level, StepReport, Verdict
+from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine

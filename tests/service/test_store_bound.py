@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from guard_core.codes import Code, Level
 from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, Code, Level, StepReport
+from guard_core.wire import CheckpointReport, StepReport
 from guard_service.engine import Engine
 from guard_service.engine.allowance import BURST
 from guard_service.errors import Problem

@@ -11,14 +11,13 @@ from pathlib import Path
 from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from typing import Any
 
+from guard_core.codes import Code, Level
 from guard_core.wire import (
     CheckpointReport,
     CheckpointResponse,
-    Code,
     EndReport,
     EndResponse,
     EvaluationSummary,
-    Level,
     PostedStep,
     StepsResponse,
     Verdict,

@@ -19,15 +19,8 @@ import pytest
 
 from guard_client.errors import GuardConfigError, GuardLostError
 from guard_core import CollapseStopError
-from guard_core.wire import (
-    Code,
-    Condition,
-    EvaluationsNeeded,
-    EvaluationSummary,
-    KlKind,
-    Level,
-    Verdict,
-)
+from guard_core.codes import Code, Level
+from guard_core.wire import Condition, EvaluationsNeeded, EvaluationSummary, KlKind, Verdict
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, FaultyGuard, problem, reply
 from tests.trainer.said import table_in
 

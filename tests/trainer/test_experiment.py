@@ -17,8 +17,9 @@ import pytest
 
 from guard_client.client import VerdictView
 from guard_client.stopping import Stop
+from guard_core.codes import Code, Level
 from guard_core.trainer_view import for_trainer
-from guard_core.wire import Code, DetectorReading, EvaluationSummary, Level, Verdict
+from guard_core.wire import DetectorReading, EvaluationSummary, Verdict
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image.experiment import Experiment, verdict_figures
 

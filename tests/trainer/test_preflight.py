@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from guard_client.client import VerdictView
+from guard_core.codes import Code
 from guard_core.preflight import CheckLevel, Row, as_text
-from guard_core.wire import Code, Sampling
+from guard_core.wire import Sampling
 from trainer_image.preflight import Outset, trainer_rows
 
 OK, WARN, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN

@@ -17,7 +17,8 @@ import yaml
 
 from guard_client.errors import GuardConfigError
 from guard_client.samples import let_the_guard_read
-from guard_core.wire import Adapters, Code, Condition, Level
+from guard_core.codes import Code, Level
+from guard_core.wire import Adapters, Condition
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
 from trainer_image.checkpoints import incomplete_because, latest_complete

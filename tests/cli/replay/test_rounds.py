@@ -26,9 +26,10 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run, rounds
 from guard_cli.replay.run import load_run
 from guard_client.samples import sample_of
+from guard_core.codes import Code
 from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, Code, EvaluationsNeeded, KlKind, StepReport, Verdict
+from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport, Verdict
 from guard_service.engine import Engine, restored_judge
 from guard_service.errors import Problem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult

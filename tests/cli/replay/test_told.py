@@ -15,9 +15,10 @@ from guard_cli.errors import CliError
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import load_run
+from guard_core.codes import Code
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.wire import CheckpointReport, Code, EvaluationSampling, Sampling, SamplingSource, StepReport
+from guard_core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
 from guard_service.store import EventLog, export_history
 
 POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2))

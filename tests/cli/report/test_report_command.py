@@ -19,21 +19,13 @@ from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
 from guard_cli.run.report import page as page_of_one_machine
 from guard_cli.saved import read_object
+from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
 from guard_core.guard_log import symptoms_of_history
 from guard_core.judge import Latch
 from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
-from guard_core.wire import (
-    Code,
-    EvaluationSummary,
-    FiguresReport,
-    KlKind,
-    Level,
-    Sampling,
-    StepReport,
-    Verdict,
-)
+from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
 from guard_operator.api.types import Spec, Status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job

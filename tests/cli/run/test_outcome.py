@@ -6,7 +6,8 @@ import pytest
 
 from guard_cli.errors import ExitCode, exit_code_help
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
-from guard_core.wire import Code, Condition, EvaluationSummary, Level, Verdict
+from guard_core.codes import Code, Level
+from guard_core.wire import Condition, EvaluationSummary, Verdict
 
 EVALUATED = EvaluationSummary(attempt=0, step=4, score=0.5, items=8, path="/c/4")
 

@@ -16,8 +16,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal
 
+from guard_core.codes import Code
 from guard_core.policy import Policy
-from guard_core.wire import Code
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
 from guard_operator.api.schema import crd, root_schema, structural
 from guard_operator.api.types import (
