@@ -208,11 +208,11 @@ def rows(found: Found) -> list[Row]:
 
 def _run_rows(found: Found) -> list[Row]:
     """The checks that the trainer's callback makes too; a server that has the policy loads no checkpoint."""
-    shown = run_rows(run_facts(found))
+    shown = run_rows(facts_for_checks(found))
     return [row for row in shown if not (found.remote and row.name in (LAYOUT, TOKENIZER))]
 
 
-def run_facts(found: Found) -> RunFacts:
+def facts_for_checks(found: Found) -> RunFacts:
     """What is known of the run."""
     trainer, model, measured = found.trainer, found.model, found.measured
     readable = found.split.items is not None
