@@ -121,7 +121,7 @@ def run_rows(facts: RunFacts) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def refusal(rows: list[Row]) -> str | None:
+def reason_to_refuse(rows: list[Row]) -> str | None:
     """Why the run must not start; None if it may."""
     return next((row.says for row in rows if row.level == _REFUSE), None)
 

@@ -69,7 +69,7 @@ MAX_FIGURES = 16
 #: Characters of the name of such a figure.
 MAX_FIGURE_NAME = 100
 
-Figures = Annotated[
+ShownFigures = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=MAX_FIGURE_NAME)], Measured],
     Field(min_length=1, max_length=MAX_FIGURES),
 ]
@@ -107,7 +107,7 @@ class StepReport(Wire):
 class PostedStep(StepReport):
     """A step as it is posted: with what people are shown of it. Nothing is judged by that."""
 
-    figures: Figures | None = Field(
+    figures: ShownFigures | None = Field(
         None, description="What else was measured, by the trainer's name, for plots."
     )
     rollouts: Rollouts | None = Field(
@@ -339,7 +339,7 @@ class FiguresReport(Wire):
 
     attempt: Attempt
     step: Step
-    figures: Figures = Field(
+    figures: ShownFigures = Field(
         description="By the trainer's name, such as `rewards/format/mean` or `completions/mean_length`."
     )
 

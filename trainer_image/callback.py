@@ -32,7 +32,7 @@ from guard_client.settings import ClientSettings, Options, refuse_other, switch
 from guard_client.stopping import Stop
 from guard_client.waiting import lag_that_rotation_leaves
 from guard_core.preflight import REFUSED, CheckLevel, Row, as_text
-from guard_core.run_checks import STEPS, refusal
+from guard_core.run_checks import STEPS, reason_to_refuse
 from guard_core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.experiment import Experiment, News, are_ours
@@ -273,7 +273,7 @@ class GuardCallback(TrainerCallback):
 
     def _refuse_unscorable(self, run: Outset, args: TrainingArguments) -> None:
         """Raise `GuardConfigError` on every rank if a check says that the run must not start."""
-        reason = None if self._guard is None else refusal(_rows(run))
+        reason = None if self._guard is None else reason_to_refuse(_rows(run))
         reason = ranks.agree(reason, args.device)
         if reason is not None:
             if self._guard is not None:

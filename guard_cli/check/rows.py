@@ -206,10 +206,10 @@ def rows(found: Found) -> list[Row]:
 
 def _run_rows(found: Found) -> list[Row]:
     """The checks that the trainer's callback makes too."""
-    return run_rows(run_facts(found))
+    return run_rows(facts_for_checks(found))
 
 
-def run_facts(found: Found) -> RunFacts:
+def facts_for_checks(found: Found) -> RunFacts:
     """What is known of the run."""
     trainer, model, measured = found.trainer, found.model, found.measured
     readable = found.split.items is not None

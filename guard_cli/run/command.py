@@ -132,9 +132,10 @@ def run(
         resume_from=options.absolute(resume_from),
     )
     finished = run_guarded(plan)
-    say(f"rlguard: {finished.outcome.sentence}\nrlguard: report in {plan.out}/report.html")
+    say(f"rlguard: report in {plan.out}/report.html")
     if words := how_to_go_on(plan, finished):
         say(f"rlguard: {words}")
+    say(f"rlguard: {finished.outcome.sentence}")
     if on_end is not None:
         run_on_end(on_end, finished.outcome, plan.out)
     raise typer.Exit(finished.outcome.code)

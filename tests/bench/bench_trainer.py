@@ -62,8 +62,8 @@ class Turns(TrainerCallback):
 class TakesTurns:
     """Mixin: lets the events of a step through only when it is the callback's turn, and times them."""
 
-    def __init__(self, name: str, turns: Turns, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, name: str, turns: Turns, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.name, self.turns = name, turns
         self.own: list[float] = []
 
@@ -95,7 +95,7 @@ class Guarded(TakesTurns, GuardCallback):
     reporter_cpu = 0.0
 
     def on_train_end(self, *arguments: Any, **keywords: Any) -> Any:
-        thread = self._reporter._thread
+        thread = self._guard._reporter._thread
         self.reporter_cpu = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
         return super().on_train_end(*arguments, **keywords)
 
@@ -133,7 +133,7 @@ def main() -> None:
         trainer.remove_callback(PrinterCallback)
         guard = RealGuard(directory / "guard", directory / "out", LOOSE_KL)
         try:
-            guarded = Guarded("GuardCallback", turns, guard.url, INGEST)
+            guarded = Guarded("GuardCallback", turns, guard.url, INGEST, trainer=trainer)
             board = TensorBoard("TensorBoard", turns)
             for callback in (turns, guarded, board):
                 trainer.add_callback(callback)

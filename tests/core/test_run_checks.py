@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard_core.preflight import CheckLevel
-from guard_core.run_checks import Folder, Needed, RunFacts, Saves, refusal, run_rows
+from guard_core.run_checks import Folder, Needed, RunFacts, Saves, reason_to_refuse, run_rows
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 KL, ROTATION, TIME = "KL to the reference", "save_total_limit", "evaluation time"
@@ -33,7 +33,7 @@ def test_a_good_run_is_ok_and_nothing_that_is_not_known_is() -> None:
     levels = {row.name: row.level for row in run_rows(GOOD)}
     assert levels.pop("sampling") == UNKNOWN and set(levels.values()) == {OK}
     assert {row.level for row in run_rows(RunFacts(ask={KL: "give --beta"}))} == {UNKNOWN}
-    assert refusal(run_rows(GOOD)) is None
+    assert reason_to_refuse(run_rows(GOOD)) is None
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_a_row_says_how_it_is_and_what_to_do(
     rows = run_rows(replace(GOOD, **facts))
     [row] = [row for row in rows if row.name == name]
     assert row.level == level and words in row.says
-    assert (refusal(rows) == row.says) == (level == REFUSE)
+    assert (reason_to_refuse(rows) == row.says) == (level == REFUSE)
 
 
 @pytest.mark.parametrize(("steps", "needed", "most"), [(50, None, 25), (50, 1, 25), (51, 1, 25), (50, 5, 10)])
 def test_the_value_that_is_named_leaves_a_checkpoint_before_the_end(
     steps: int, needed: int | None, most: int
 ) -> None:
-    said = refusal(run_rows(replace(GOOD, saves=Saves(100, steps, 1), needed=Needed(needed))))
+    said = reason_to_refuse(run_rows(replace(GOOD, saves=Saves(100, steps, 1), needed=Needed(needed))))
     assert said is not None and f"set save_steps to {most} or less" in said and most < steps

@@ -768,7 +768,7 @@ def stub(**changes: Any) -> SimpleNamespace:
 def why_refused(trainer: Any, args: Any = None, **verdict: Any) -> str | None:
     """Why a run with this trainer must not start."""
     from guard_client.client import VerdictView
-    from guard_core.run_checks import refusal
+    from guard_core.run_checks import reason_to_refuse
     from trainer_image.preflight import Outset, trainer_rows
 
     said = VerdictView.model_validate({"fire": False, "stop": False} | verdict)
@@ -776,7 +776,7 @@ def why_refused(trainer: Any, args: Any = None, **verdict: Any) -> str | None:
     run = Outset(
         args or SimpleNamespace(), state, trainer.model, trainer.processing_class, trainer, verdict=said
     )
-    return refusal(trainer_rows(run))
+    return reason_to_refuse(trainer_rows(run))
 
 
 def sharded(**plugins: Any) -> SimpleNamespace:

@@ -62,7 +62,14 @@ def test_a_fire_stops_the_trainer_and_exits_3(workplace):
     run = workplace.json("run.json")
     assert run["trainer_ended_itself"] is False
     assert run["trainer_code"] == 128 + signal.SIGTERM
+    assert "; the trainer had reached step " in done.stderr.splitlines()[-1]
     assert "fire at step" in (workplace.out / "report.html").read_text()
+
+
+def test_why_a_trainer_refused_to_start_is_the_last_line(workplace):
+    done = workplace.run("say=rlguard: refused before the first step: set beta above 0", "exit=2")
+    assert done.returncode == 2
+    assert "the trainer refused to start (exit code 2): set beta above 0" in done.stderr.splitlines()[-1]
 
 
 def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
