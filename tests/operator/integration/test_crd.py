@@ -262,18 +262,22 @@ def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
 ) -> None:
     """An API server of 1.32 calls two objects different that have null in the same field."""
     job = make_job(policy={"kl": {"warnAbove": None}})
-    job["spec"]["guard"]["heldout"]["nearDuplicates"] = None
+    job["spec"]["guard"]["heldout"]["nearDuplicates"] = False
     client.create(JOBS, namespace, job, "test")
     apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 7}})
-    for change in ({"policy": {"kl": {"warnAbove": 0.5}}}, {"heldout": {"nearDuplicates": {"jaccard": 0.9}}}):
+    for change in ({"policy": {"kl": {"warnAbove": 0.5}}}, {"heldout": {"nearDuplicates": True}}):
         with pytest.raises(ApiError, match="immutable"):
             client.merge(JOBS, namespace, "run", {"spec": {"guard": change}}, "test")
 
 
-@pytest.mark.parametrize("field", ["policy/kl/warnAbove", "heldout/nearDuplicates"])
-def test_nothing_is_switched_off_later(client: Client, namespace: str, make_job: MakeJob, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("policy/kl/warnAbove", None), ("heldout/nearDuplicates", False)]
+)
+def test_nothing_is_switched_off_later(
+    client: Client, namespace: str, make_job: MakeJob, field: str, value: bool | None
+) -> None:
     client.create(JOBS, namespace, make_job(), "test")
-    off = [{"op": "replace", "path": f"/spec/guard/{field}", "value": None}]
+    off = [{"op": "replace", "path": f"/spec/guard/{field}", "value": value}]
     with pytest.raises(ApiError, match="immutable"):
         client.request(
             "PATCH", JOBS.path(namespace, "run"), body=off, content_type="application/json-patch+json"
