@@ -124,7 +124,7 @@ def test_ingest_documents_its_body_and_its_token(document: dict[str, Any]) -> No
     steps = document["paths"]["/v1/steps"]["post"]
     assert steps["security"] == [{"ingestToken": []}]
     body = steps["requestBody"]["content"]["application/json"]["schema"]
-    assert body["anyOf"][0] == {"$ref": "#/components/schemas/StepReport"}
+    assert body["anyOf"][0] == {"$ref": "#/components/schemas/PostedStep"}
     assert body["anyOf"][1]["maxItems"] == 1000
     assert set(steps["responses"]) == {
         "200",
@@ -160,7 +160,7 @@ def test_every_reference_of_the_document_resolves(document: dict[str, Any]) -> N
     named = {reference.removeprefix("#/components/schemas/") for reference in references(document)}
     assert named <= schemas.keys()
     assert "HTTPValidationError" not in schemas
-    assert {"StepReport", "CheckpointReport", "ProblemDetails"} <= schemas.keys()
+    assert {"PostedStep", "CheckpointReport", "ProblemDetails"} <= schemas.keys()
 
 
 def test_the_document_needs_no_token(new_guard: Callable[..., Any]) -> None:
