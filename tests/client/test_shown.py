@@ -122,9 +122,9 @@ def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> Non
     texts = [("\u1234" * 5_000, f"\u1234{i}" * 2_000, 1.0) for i in range(8)]
     names = {"\u1234" * 98 + f"{i:02}": 1.0 for i in range(MAX_FIGURES)}
     with Guard(guard.url, attempt=0) as run:
-        for step in range(200):
+        for step in range(40):
             run.step(step, reward=0.5, figures=names, rollouts=texts)
-    assert len(guard.steps) == len(guard.rollouts) == 200
+    assert len(guard.steps) == len(guard.rollouts) == 40
     assert max(sizes) < MAX_BODY_BYTES
 
 

@@ -589,7 +589,7 @@ def test_further_figures_are_shown_and_no_verdict_comes_of_them(guard: Any) -> N
 
 def test_a_flood_of_what_is_shown_fills_no_disk(guard: Any) -> None:
     worst = "\x01" * 2000  # six bytes each in JSON
-    names = [f"{i:03}" + "\x01" * 97 for i in range(1016)]
+    names = [f"{i:04}" + "\x01" * 96 for i in range(1016)]
     for first in range(0, 1000, 5):  # other names each time: those of the first stay
         posted = [
             figures(step, **dict.fromkeys(names[first : first + 16], 1 / 3))

@@ -167,7 +167,7 @@ def test_every_reference_of_the_document_resolves(document: dict[str, Any]) -> N
     named = {reference.removeprefix("#/components/schemas/") for reference in references(document)}
     assert named <= schemas.keys()
     assert "HTTPValidationError" not in schemas
-    assert {"StepReport", "CheckpointReport", "ProblemDetails"} <= schemas.keys()
+    assert {"PostedStep", "CheckpointReport", "ProblemDetails"} <= schemas.keys()
 
 
 def test_the_document_needs_no_token(new_guard: Callable[..., Any]) -> None:
