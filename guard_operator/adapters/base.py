@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
 
@@ -50,15 +49,6 @@ class PodTemplate:
     index_field: str | None = None
     between: tuple[tuple[str | int, ...], ...] = ()
     limit: tuple[str | int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """An object of the workload's that a stop must reach. `patch`: a merge patch; None: it is deleted."""
-
-    resource: Resource
-    name: str
-    patch: Json | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,21 +114,14 @@ class WorkloadAdapter(Protocol):
     #: What controls the pods where the workload does not itself: the workload controls the first, that the
     #: next, and they have the workload's labels.
     between: tuple[Resource, ...]
-    #: What the children are that a stop reaches, with the verbs that it needs for them.
-    children: tuple[tuple[Resource, tuple[str, ...]], ...]
     #: Characters that a workload's name may have.
     max_name: int
     #: Annotations of the workload that leave no place for a guard, each with the reason.
     refused_annotations: Mapping[str, str]
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
     only_attached: bool
-    #: Fields of a spec that nobody prepared with which what is asked of the children might be undone.
-    undone_by: tuple[str, ...]
-    #: The label with the workload's name of what `pod_selector` finds by a UID; "": it names no UID.
-    name_label: str
-    #: Labels of a pod that follow the workload's name in that of its controller, if that is one of `between`:
-    #: by it a pod is known when that is gone.
-    maker_labels: tuple[str, ...]
+    #: Whether `pod_selector` names the workload's UID, so that a pod without an owner is known by it, too.
+    selects_by_uid: bool
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
@@ -168,15 +151,6 @@ class WorkloadAdapter(Protocol):
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """The state and the workload's own message, from its `spec` and `status`."""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
-        """Whether it has failed, and its own controller may start it again all the same."""
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The merge patch of the workload that stops it this way; None: this way is a delete."""
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
-        """What must be stopped beside a workload of this name and spec."""
 
 
 @runtime_checkable

@@ -2,8 +2,6 @@
 
 - Guarded are one pod, or the pods of an Indexed job that all run at once; then rank 0 is index 0.
 - The container that trains is the only one, or the one named `trainer`.
-- The deadline is its only terminal stop: the controller fails the job (DeadlineExceeded) and deletes the pods
-  that run. Those that have ended stay, and `decide` deletes them. `suspend` is no terminal state.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
     PodTemplate,
     TemplateError,
     WorkloadState,
@@ -23,13 +20,11 @@ from guard_operator.adapters.base import (
     state_by_conditions,
 )
 from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 UID_LABEL = "batch.kubernetes.io/controller-uid"
-NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 #: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
 _ASSIGNED_LABELS = (
@@ -46,13 +41,10 @@ class JobAdapter:
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (INDEX_LABEL,)
     between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = NAME_LABEL
-    maker_labels: tuple[str, ...] = ()
+    selects_by_uid = True
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
@@ -95,22 +87,6 @@ class JobAdapter:
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
         return state_by_conditions(workload, _STATES, at(workload, "status", "ready"))
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start of the job, so 1 s is over."""
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: the workload's own controller ends all of its pods."""
-        return ()
 
 
 def check_manager(spec: Mapping[str, Any], *where: str | int) -> None:

@@ -12,9 +12,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, at, count
 from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
 #: The controller reads the exit code of this container only.
@@ -39,13 +38,10 @@ class PyTorchJobAdapter:
     state_fields: tuple[str, ...] = ("runPolicy",)
     pod_labels: tuple[str, ...] = (INDEX_LABEL, TYPE_LABEL)
     between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = MAX_JOB_NAME
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
+    selects_by_uid = False
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
@@ -110,22 +106,6 @@ class PyTorchJobAdapter:
         policy = (workload.get("spec") or {}).get("runPolicy")
         suspended = isinstance(policy, dict) and policy.get("suspend") is True
         return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """All pods go, finished ones too: only then is it certain that none is left."""
-        if method is StopMethod.STOP:
-            return {"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "All"}}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: the workload's own controller ends all of its pods."""
-        return ()
 
 
 def _counts_restarts(spec: Mapping[str, Any], role: str) -> bool:

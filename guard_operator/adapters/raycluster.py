@@ -1,8 +1,7 @@
 """RayCluster of KubeRay (ray.io/v1, seen with v1.5.1), to which jobs are submitted. Only one that exists.
 
 - The program may run on any node of it; its head is what counts as rank 0: without it nothing runs.
-- It has no end: when its jobs have ended it stays, and nothing in its spec ends it for good. Suspended, it
-  has no pod until somebody resumes it; only its deletion is final.
+- It has no end: when its jobs have ended it stays.
 - Its jobs are not asked to stop through Ray's own API: that would have the operator send requests to an
   address that anybody chooses who may make a Service there, and the pods go all the same.
 """
@@ -13,9 +12,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadState, at
 from guard_operator.adapters.rayjob import FIRST_CONTAINER, RAY_CLUSTERS, TYPE_LABEL, objects, workers
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import Json, Resource
 
 HEAD = ("headGroupSpec", "template")
@@ -29,13 +27,10 @@ class RayClusterAdapter:
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (TYPE_LABEL,)
     between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = 53
     refused_annotations: Mapping[str, str] = {}
     only_attached = True
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
+    selects_by_uid = False
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Head and groups of workers."""
@@ -78,15 +73,3 @@ class RayClusterAdapter:
             return WorkloadState.SUSPENDED, ""
         ready = at(workload, "status", "state") == "ready"
         return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """It never fails."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """Nothing that could be written into it is an end: whatever else is asked for is a delete."""
-        return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: KubeRay ends all of its pods."""
-        return ()

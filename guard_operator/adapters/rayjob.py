@@ -3,9 +3,6 @@
 - Guarded is the head: Ray runs the program (the driver) there, unless it is given resources of its own.
 - The container that trains is the first one, as KubeRay has it; what it starts inherits its environment.
 - Pods are the RayCluster's, and the submitter's a Job's; the RayJob controls both.
-- The deadline is its only terminal stop, and the only failure that is not retried. It takes the cluster
-  along with `shutdownAfterJobFinishes` and without a `deletionStrategy`, but never the submitter.
-- KubeRay looks at the deadline while the job is Initializing or Running, and of no job that it finds invalid.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
     PodTemplate,
     TemplateError,
     WorkloadState,
@@ -24,7 +20,6 @@ from guard_operator.adapters.base import (
     dotted,
 )
 from guard_operator.api.names import GROUP
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
@@ -75,13 +70,10 @@ class RayJobAdapter:
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (TYPE_LABEL,)
     between: tuple[Resource, ...] = (RAY_CLUSTERS,)
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
     max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
     refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
     only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
+    selects_by_uid = False
     makes: tuple[Resource, ...] = (RAY_CLUSTERS, BATCH_JOBS)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
@@ -185,23 +177,6 @@ class RayJobAdapter:
             return WorkloadState.SUSPENDED, ""
         runs = deployment in {"Running", "Suspending", "ValidationFailed"}
         return (WorkloadState.RUNNING if runs else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start of the job, so 1 s is over; the cluster goes at once."""
-        end = {"shutdownAfterJobFinishes": True, "deletionStrategy": None}
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 0, **end}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True, **end}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """The submitter, which KubeRay keeps: without its cluster it would only be tried again."""
-        return (Child(BATCH_JOBS, name),) if method is StopMethod.STOP else ()
 
 
 def _groups(spec: Mapping[str, Any]) -> list[tuple[str | int, ...]]:

@@ -4,8 +4,7 @@
   one of its own from it, with the job's patches, its environment and the guard in it: what was checked is
   what runs.
 - Rank 0 is the first pod of the replicatedJob `node`. The container that trains is `node`, too.
-- The deadline is its only terminal stop. It cannot be changed once it is set, and is not looked at while the
-  job is suspended. Any other failure is derived anew from the JobSet, so it lasts as long as that.
+- A failure is derived anew from the JobSet, so it lasts as long as that.
 - Pods are a Job's, which a JobSet controls, which the TrainJob controls.
 """
 
@@ -16,7 +15,6 @@ from copy import deepcopy
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
     PodTemplate,
     TemplateError,
     TemplateSource,
@@ -28,7 +26,6 @@ from guard_operator.adapters.base import (
 )
 from guard_operator.adapters.job import INDEX_FIELD, INDEX_LABEL, limit_of
 from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL, replicated_jobs, spell_out
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 GROUP, VERSION = "trainer.kubeflow.org", "v1alpha1"
@@ -73,13 +70,10 @@ class TrainJobAdapter:
     state_fields: tuple[str, ...] = ("suspend",)
     pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
     between: tuple[Resource, ...] = (JOB_SETS, BATCH_JOBS)
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
     max_name = 45  # JobSet refuses names that are too long for `<name>-node-0-<index>-<five characters>`
     refused_annotations: Mapping[str, str] = {}
     only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
+    selects_by_uid = False
     makes: tuple[Resource, ...] = (JOB_SETS,)
     copied = RUNTIMES
     shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
@@ -197,24 +191,6 @@ class TrainJobAdapter:
             at(job, "name") == NODE and at(job, "ready") for job in at(workload, "status", "jobsStatus") or []
         )
         return state_by_conditions(workload, _STATES, ready)
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
-        """Once its JobSet is gone, unless its deadline failed it."""
-        conditions = at(workload, "status", "conditions") or []
-        failed = [one for one in conditions if (one.get("type"), one.get("status")) == ("Failed", "True")]
-        return any(one.get("reason") != "DeadlineExceeded" for one in failed)
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start, or from the last resume, so 1 s is over."""
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: Trainer deletes the JobSet, and everything goes with it."""
-        return ()
 
 
 # -- what the spec says ----------------------------------------------------------------------------------
