@@ -13,53 +13,46 @@ from typing import Any
 from guard_operator.adapters.base import (
     PodTemplate,
     TemplateError,
+    WorkloadAdapter,
     WorkloadState,
     at,
     count,
     dotted,
-    state_by_conditions,
 )
-from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
+from guard_operator.runtime.client import BATCH_JOBS, Json
 
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-UID_LABEL = "batch.kubernetes.io/controller-uid"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 #: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
 _ASSIGNED_LABELS = (
     "controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name",
 )  # fmt: skip
 
-_STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
-
-class JobAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class JobAdapter(WorkloadAdapter):
+    """A row of the table."""
 
     resource = BATCH_JOBS
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (INDEX_LABEL,)
-    between: tuple[Resource, ...] = ()
-    max_name = MAX_JOB_NAME
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    selects_by_uid = True
+    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    manager = "kubernetes.io/job-controller"
+    selector = "batch.kubernetes.io/controller-uid={uid}"  # unless its author chose its selector
+    pod_labels = (INDEX_LABEL,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
-        check_manager(spec)
+        self.check_manager(spec)
         index = INDEX_FIELD if check_ranks(spec) else None
         return (PodTemplate(("template",), trainer_of(spec), True, index, limit=limit_of(spec)),)
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the UID of their job, unless its author chose its selector."""
-        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Index 0, or the only pod."""
         labels = (pod.get("metadata") or {}).get("labels") or {}
         return str(labels.get(INDEX_LABEL, "0")) == "0"
+
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """By the number of pods that are."""
+        return bool(at(workload, "status", "ready"))
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """All ranks at once."""
@@ -83,17 +76,6 @@ class JobAdapter:
         places = (("metadata", "labels"), ("spec", "template", "metadata", "labels"))
         labels = ((*place, label) for place in places for label in _ASSIGNED_LABELS)
         return (*written, ("spec", "selector"), *labels)
-
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
-        return state_by_conditions(workload, _STATES, at(workload, "status", "ready"))
-
-
-def check_manager(spec: Mapping[str, Any], *where: str | int) -> None:
-    """Refuse a Job, whose spec stands at `where`, that Kubernetes' controller leaves to somebody else."""
-    if spec.get("managedBy") not in (None, "kubernetes.io/job-controller"):
-        why = "must be kubernetes.io/job-controller: pods elsewhere are not stopped"
-        raise TemplateError(dotted((*where, "managedBy")), why)
 
 
 def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:

@@ -14,66 +14,58 @@ from typing import Any
 from guard_operator.adapters.base import (
     PodTemplate,
     TemplateError,
+    WorkloadAdapter,
     WorkloadState,
     at,
     count,
     dotted,
-    state_by_conditions,
 )
 from guard_operator.adapters.job import (
     CONTAINER,
     INDEX_FIELD,
     INDEX_LABEL,
-    check_manager,
+    JobAdapter,
     check_ranks,
     limit_of,
     trainer_of,
 )
-from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 JOB_LABEL = "jobset.sigs.k8s.io/job-index"
-UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
-SET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
 _RESTARTS = ("template", "spec", "template", "spec", "restartPolicy")
-_STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
+_JOB = JobAdapter()
 
 
-class JobSetAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class JobSetAdapter(WorkloadAdapter):
+    """A row of the table."""
 
     resource = JOB_SETS
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
-    between: tuple[Resource, ...] = (BATCH_JOBS,)
-    max_name = MAX_JOB_NAME
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    selects_by_uid = True
+    conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    manager = "jobset.sigs.k8s.io/jobset-controller"
+    selector = "jobset.sigs.k8s.io/jobset-uid={uid}"
+    pod_labels = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
+    between = (BATCH_JOBS,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
-        if spec.get("managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):
-            raise TemplateError(
-                "managedBy", "must be jobset.sigs.k8s.io/jobset-controller: pods elsewhere are not stopped"
-            )
+        self.check_manager(spec)
         if spec.get("volumeClaimPolicies"):
             raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
         rank0 = _rank0(spec)
         return tuple(_template(number, job, job == rank0) for number, job in enumerate(replicated_jobs(spec)))
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the UID of their JobSet."""
-        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """The first pod of the first Job of its replicatedJob."""
         labels = at(pod, "metadata", "labels") or {}
         first = all(str(labels.get(label, "0")) == "0" for label in (JOB_LABEL, INDEX_LABEL))
         return first and labels.get(NAME_LABEL, "") == _name_of_rank0(spec)
+
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """By its Jobs."""
+        return any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
@@ -109,11 +101,6 @@ class JobSetAdapter:
             if at(job, "name") == rank0 and at(job, *_RESTARTS) == "OnFailure"
         )
 
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
-        ready = any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
-        return state_by_conditions(workload, _STATES, ready)
-
 
 def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
     """The replicatedJobs of a JobSet, whose spec stands at `where`.
@@ -128,7 +115,7 @@ def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
     for number, job in enumerate(jobs):
         if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
             raise TemplateError(dotted((*path, number)), "must have a name and a template with a spec")
-        check_manager(job["template"]["spec"], *path, number, "template", "spec")
+        _JOB.check_manager(job["template"]["spec"], *path, number, "template", "spec")
     return jobs
 
 

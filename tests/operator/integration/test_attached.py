@@ -203,7 +203,7 @@ def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(
 ) -> None:
     here.submit(attached(make_job))
     here.operator()
-    said = here.expect("Waiting", "True", "TargetMissing")
+    said = here.expect("Waiting", "True", "TargetMissing", within=60)
     assert f"Job {TARGET} (batch/v1) does not exist" in said and here.phase() == "Pending"
     made = here.make_target()
     spec = {"template": {"spec": made["spec"]["template"]["spec"]}}

@@ -1,15 +1,10 @@
-"""Every fire ends in "no pod left", said once and only when it is so; and what is not known is not told.
+"""What is not known is not told, and nothing goes before a fire.
 
-- Stopped settles: a controller on a stale cache that makes the pod again is met, and nothing is told twice.
-- 100 fires while no log can be had: each stop request comes within two seconds of its own fire.
 - A fire goes before the history of jobs that are over when an operator starts.
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
 - A guard that was changed is seen, whatever the annotation of its pod says.
 - A run that ended while no operator was there ends as its guard saw it end.
 - A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
-- A webhook that hangs holds up a stop, but not for good; nor do pods that cannot be listed, and somebody who
-  writes the job all the time.
-- Pods that may take a day to end are given less, and pods that do not end are said.
 """
 
 from __future__ import annotations
@@ -35,14 +30,11 @@ from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, is_deleted
 pytestmark = pytest.mark.nightly
 
 MakeJob = Callable[..., Json]
-FIRES, WITHIN_SECONDS, HANGING = 100, 2.0, 40
-#: Where requests take long, a stop has the time of so many; and what no machine excuses.
-REQUESTS, MOST_SECONDS = 5, 10.0
 #: How many jobs a list shows before the one that has fired.
 OTHERS = 50
 JSON_PATCH = "application/json-patch+json"
-#: Tells the run's workload to end.
-STOP = "PATCH", ["pytorchjobs", "run"]
+#: Deletes the run's workload.
+STOP = "DELETE", ["pytorchjobs", "run"]
 #: Whether a kind could be listed where those of Ray cannot.
 KINDS = {"RayJob": 0.0, "RayCluster": 0.0, "PyTorchJob": 1.0}
 #: The last word of a guard that has judged all of a run, and whose trainer had finished.
@@ -51,9 +43,6 @@ FINISHED = {
     **{"announced": 3, "evaluated": 3, "failed": 0, "skipped": 0, "waiting": 0},
     "ended": {"attempt": 0, "step": 9},
 }
-
-
-# -- stopped ---------------------------------------------------------------------------------------------
 
 
 # -- what is not known is not told -----------------------------------------------------------------------
@@ -329,12 +318,6 @@ def test_a_kind_that_cannot_be_listed_holds_up_no_other(
         assert [f"{listed[kind]} {value}" in page for kind, value in KINDS.items()] == [True] * len(KINDS)
         proxy.heal()
         here.another("ray").expect("Guarded", "False", "TemplateRefused", within=90)
-
-
-# -- what stands between a fire and its stop -------------------------------------------------------------
-
-
-# -- pods that do not end --------------------------------------------------------------------------------
 
 
 # -- start-up --------------------------------------------------------------------------------------------
