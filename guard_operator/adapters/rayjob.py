@@ -58,7 +58,7 @@ _DRIVER = "Ray may then run the program on a worker, which no guard is beside. L
 _MODES = ("K8sJobMode", "HTTPMode")
 _MODE = (
     "must be K8sJobMode or HTTPMode: SidecarMode puts a container that nobody has checked beside the guard, "
-    "and in InteractiveMode somebody else starts the program and no deadline is looked at"
+    "and in InteractiveMode somebody else starts the program"
 )
 
 

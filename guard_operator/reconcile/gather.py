@@ -228,7 +228,7 @@ class Gatherer:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
         raw_pods = list(self._caches.pods(job.namespace, job.uid))
-        # The first stop request need not wait for live reads; whether something is left must not be cached.
+        # The first delete need not wait for live reads; whether something is left must not be cached.
         begun = known.stop is not None or job.status.stop is not None
         uncached = live or (stopping and (begun or not raw_pods))
         raw_workload = self._workload(adapter, job, uncached)
@@ -338,18 +338,20 @@ class Gatherer:
     def _missed(
         self, job: Job, seen: Iterable[tuple[str, str]], pods: Iterable[Pod]
     ) -> tuple[list[Json], str]:
-        """Pods that were seen before, are not among these and are there, and why one cannot be read."""
-        listed, found, why = {pod.uid for pod in pods}, list[Json](), ""
+        """Pods that were seen before, are not among these and are there, and why one cannot be read.
+
+        Each read may hang, so the first that fails is the last.
+        """
+        listed, found = {pod.uid for pod in pods}, list[Json]()
         for name, uid in seen:
             if uid in listed:
                 continue
             try:
                 raw = of_uid(self._client.get(PODS, job.namespace, name), uid)
             except ClusterError as error:
-                why = str(error)
-            else:
-                found += [] if raw is None else [raw]
-        return found, why
+                return found, str(error)
+            found += [] if raw is None else [raw]
+        return found, ""
 
     def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
         cached = None if live else self._cached_workload(adapter, job)

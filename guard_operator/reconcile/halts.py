@@ -142,5 +142,5 @@ def without_guard(pod: Pod) -> str:
 
 
 def is_running(pod: Pod) -> bool:
-    """Whether its containers run and nobody has asked for its end."""
+    """Whether its containers run and it is not on its way out."""
     return pod.phase == "Running" and not pod.terminating

@@ -37,7 +37,7 @@ LOGS_SECONDS = 15.0
 OVERDUE_SECONDS = 15.0
 FINALIZER_SECONDS = 20.0
 #: How often a target that was deleted is looked for: no event tells that somebody recreated it.
-RECREATED_SECONDS = 15.0
+RECREATED_SECONDS = 30.0
 #: So many pods are named in a message.
 _SHOWN = 5
 #: By this one the API server itself keeps an object until what it owns is gone.
