@@ -16,7 +16,7 @@ from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
 from guard_operator.reconcile.actuate import Actuator, Unwritten
 from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
-from guard_operator.reconcile.decide import decide, last_word
+from guard_operator.reconcile.decide import decide, decide_latched
 from guard_operator.reconcile.decision import Decision, Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.memory import RunMemory
@@ -125,7 +125,7 @@ class Controller:
         """Have a latch written down that a guard left when it ended; whether there is one."""
         with suppress(ValidationError):
             snapshot, now = self._gatherer.last_words(parse_job(raw)), self._clock()
-            if (decision := last_word(snapshot, Conditions(snapshot, now), now)) is not None:
+            if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is not None:
                 self._act(snapshot, decision)
                 return True
         return False

@@ -67,7 +67,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = Conditions(snapshot, now)
     decision = (
-        last_word(snapshot, says, now)
+        decide_latched(snapshot, says, now)
         or _deleting(snapshot)
         or over_already(snapshot, now)
         or _unknown_kind(snapshot, says)
@@ -79,8 +79,8 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     return _noted(snapshot, decision)
 
 
-def last_word(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | None:
-    """The stages of a latch, which need not know how the workload is."""
+def decide_latched(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | None:
+    """Decide what a latch asks for, whatever is known of the workload."""
     return _halt(snapshot, says) or teardown(snapshot, says, now) or _report_fire(snapshot, says)
 
 
