@@ -16,8 +16,9 @@ from guard_operator.adapters import ComposedAdapter, find_adapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
-from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.controller import Controller
+from guard_operator.reconcile.events import EventRecorder
+from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.glance import (
@@ -29,9 +30,9 @@ from guard_operator.reconcile.glance import (
     is_under_way,
 )
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
-from guard_operator.reconcile.recorder import EventRecorder
 from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
 from guard_operator.reconcile.slim import (
     slim_between,
@@ -88,11 +89,15 @@ class Operator:
         self._beats = HeartbeatClock()
         self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
         scopes = config.namespaces or (None,)
-        self._caches = _Caches(client, scopes, config, self._queue, self._beats, timing or Timing())
+        self._memory = RunMemory()
+        self._caches = _Caches(
+            client, scopes, config, self._queue, self._beats, self._memory, timing or Timing()
+        )
         evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
         self._controller = Controller(
             Gatherer(client, config, self._caches, self._beats),
             Actuator(client, config, self.metrics, evidence, self._events),
+            self._memory,
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._schema = SchemaWatch(client, self.metrics.crd_lacks)
@@ -189,10 +194,12 @@ class _Caches:
         config: OperatorConfig,
         queue: WorkQueue[Key],
         beats: HeartbeatClock,
+        memory: RunMemory,
         timing: Timing,
     ) -> None:
         self._queue = queue
         self._beats = beats
+        self._memory = memory
         self._scopes = tuple(scopes)
         self._started = time.monotonic()
         self._given_up: set[str | None] = set()
@@ -359,6 +366,8 @@ class _Caches:
         raw = new or old
         assert raw is not None
         uid = raw["metadata"]["uid"]
+        if new is None:
+            self._memory.forget(uid)
         if new is None or is_over(new):
             self._beats.forget(uid)
             for reflector in self._pods:

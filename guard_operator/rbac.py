@@ -40,16 +40,14 @@ def common_rules() -> list[dict[str, Any]]:
 
 
 def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
-    """For a kind of workload, what is between it and its pods, and what a stop must reach beside it."""
-    verbs = {adapter.resource: {"delete", "get", "patch"}}
+    """For a kind of workload, and what is between it and its pods."""
+    verbs = {adapter.resource: {"delete", "get"}}
     if not adapter.only_attached:
-        verbs[adapter.resource].update(("create", "list", "watch"))
+        verbs[adapter.resource].update(("create", "list", "patch", "watch"))
     for resource in adapter.between:
         verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
     for resource in adapter.makes if isinstance(adapter, OuterAdapter) else ():
         verbs.setdefault(resource, set()).update(("delete", "get"))
-    for resource, wanted in adapter.children:
-        verbs.setdefault(resource, set()).update(wanted)
     if isinstance(adapter, ComposedAdapter):
         verbs.setdefault(adapter.copied, set()).update(("create", "get", "list", "patch", "watch"))
         verbs |= {resource: {"get"} for resource in adapter.shared}
@@ -63,8 +61,8 @@ def shared_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
 
 
 def queue_rules() -> list[dict[str, Any]]:
-    """For what Kueue has of a workload: to see why it waits, and to take a stopped one out of its queue."""
-    return [_rule(KUEUE_WORKLOADS.group, [KUEUE_WORKLOADS.plural], ["list", "patch", "watch"])]
+    """For what Kueue has of a workload: to see why it waits."""
+    return [_rule(KUEUE_WORKLOADS.group, [KUEUE_WORKLOADS.plural], ["list", "watch"])]
 
 
 def lease_rules() -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ EXIT_CODES = {
     "nothing tells a trainer that is followed where to start",
 }
 EPILOG = epilog(
-    "rlguard resume my-job -n training --set onFire=Delete",
+    "rlguard resume my-job -n training --set onFire=Report",
     "rlguard resume my-job -n training -o yaml > again.yaml",
     codes=EXIT_CODES,
 )

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from guard_operator.adapters.base import (
-    Child,
     ComposedAdapter,
     OuterAdapter,
     PodTemplate,
@@ -18,7 +17,7 @@ from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
 from guard_operator.adapters.raycluster import RayClusterAdapter
-from guard_operator.adapters.rayjob import RAY_CLUSTERS, RayJobAdapter
+from guard_operator.adapters.rayjob import RayJobAdapter
 from guard_operator.adapters.trainjob import TrainJobAdapter
 
 ADAPTERS: tuple[WorkloadAdapter, ...] = (
@@ -29,13 +28,9 @@ ADAPTERS: tuple[WorkloadAdapter, ...] = (
     JobSetAdapter(),
     TrainJobAdapter(),
 )
-#: Kinds that go on making pods when what made them has ended, as a cluster does for the next program.
-LASTING = (RAY_CLUSTERS,)
 
 __all__ = [
     "ADAPTERS",
-    "LASTING",
-    "Child",
     "ComposedAdapter",
     "OuterAdapter",
     "PodTemplate",

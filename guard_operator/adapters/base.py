@@ -1,16 +1,18 @@
-"""The port between the operator and a kind of workload: a few pure functions; none talks to a cluster.
+"""The table of kinds: what the operator must know about each, as pure functions; none talks to a cluster.
 
-A new kind needs one module with an `WorkloadAdapter` and one line in `guard_operator.adapters`.
+A new kind needs one module with a `WorkloadAdapter` and one line in `guard_operator.adapters`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from guard_operator.api.types import StopMethod
+from guard_operator.api.names import MAX_JOB_NAME
 from guard_operator.runtime.client import Json, Resource
 
 
@@ -53,15 +55,6 @@ class PodTemplate:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
-    """An object of the workload's that a stop must reach. `patch`: a merge patch; None: it is deleted."""
-
-    resource: Resource
-    name: str
-    patch: Json | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TemplateSource:
     """An object that a workload names, of whose template its pods are made; in its namespace, or in none.
 
@@ -94,52 +87,33 @@ def count(value: object) -> int:
     return value if isinstance(value, int) else 1
 
 
-def state_by_conditions(
-    workload: Mapping[str, Any], final: Mapping[str, WorkloadState], ready: object
-) -> tuple[WorkloadState, str]:
-    """The state of a workload that has conditions and `spec.suspend`, and what it says of it.
-
-    Args:
-        workload: as the API server has it.
-        final: what a condition of this type means once it is true; the first that is decides.
-        ready: whether a pod of it is.
-    """
-    for condition in at(workload, "status", "conditions") or []:
-        if condition.get("status") == "True" and condition.get("type") in final:
-            words = condition.get("reason", ""), condition.get("message", "")
-            return final[condition["type"]], ": ".join(filter(None, words))
-    if at(workload, "spec", "suspend") is True:
-        return WorkloadState.SUSPENDED, ""
-    return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
-
-
-class WorkloadAdapter(Protocol):
-    """What the operator must know about a kind of workload."""
+class WorkloadAdapter(ABC):
+    """One row of the table of kinds: what the operator must know about a kind of workload."""
 
     resource: Resource
+    #: What a true condition of this type means; the first one decides.
+    conditions: Mapping[str, WorkloadState] = {}
+    #: Who must run its pods, and where its spec names another one.
+    manager: str
+    managed_by: tuple[str, ...] = ("managedBy",)
+    #: The label by which its own controller knows all pods, with `{name}` or `{uid}` of the workload.
+    #: "": they are those of what it makes (`OuterAdapter`).
+    selector: str = ""
     #: Fields of the workload's spec that `state` reads.
-    state_fields: tuple[str, ...]
+    state_fields: tuple[str, ...] = ("suspend",)
     #: Labels of a pod that `holds_rank0` reads.
-    pod_labels: tuple[str, ...]
+    pod_labels: tuple[str, ...] = ()
     #: What controls the pods where the workload does not itself: the workload controls the first, that the
     #: next, and they have the workload's labels.
-    between: tuple[Resource, ...]
-    #: What the children are that a stop reaches, with the verbs that it needs for them.
-    children: tuple[tuple[Resource, tuple[str, ...]], ...]
+    between: tuple[Resource, ...] = ()
     #: Characters that a workload's name may have.
-    max_name: int
+    max_name: int = MAX_JOB_NAME
     #: Annotations of the workload that leave no place for a guard, each with the reason.
-    refused_annotations: Mapping[str, str]
+    refused_annotations: Mapping[str, str] = {}
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
-    only_attached: bool
-    #: Fields of a spec that nobody prepared with which what is asked of the children might be undone.
-    undone_by: tuple[str, ...]
-    #: The label with the workload's name of what `pod_selector` finds by a UID; "": it names no UID.
-    name_label: str
-    #: Labels of a pod that follow the workload's name in that of its controller, if that is one of `between`:
-    #: by it a pod is known when that is gone.
-    maker_labels: tuple[str, ...]
+    only_attached: bool = False
 
+    @abstractmethod
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded.
 
@@ -147,55 +121,71 @@ class WorkloadAdapter(Protocol):
             TemplateError: the spec has no place for a guard; it names the field.
         """
 
-    def pod_selector(self, name: str, uid: str) -> str:
-        """Label selector of the pods of a workload that nobody prepared.
-
-        By it its own controller knows them, so it finds all of them. "": they are those of what it makes
-        (`OuterAdapter`).
-        """
-
+    @abstractmethod
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """Whether this pod (its labels) of a workload with this spec is the one in which rank 0 runs."""
 
+    @abstractmethod
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """How many pods a workload with this spec has while it runs."""
 
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Whether a pod of it is ready, by its status."""
+        return False
+
+    @property
+    def selects_by_uid(self) -> bool:
+        """Whether `selector` names the workload's UID, so that a pod without an owner is known by it, too."""
+        return "{uid}" in self.selector
+
+    def pod_selector(self, name: str, uid: str) -> str:
+        """Label selector of the pods of a workload that nobody prepared."""
+        return self.selector.format(name=name, uid=uid)
+
     def prepared(self, spec: Json) -> Json:
         """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
+        return deepcopy(spec)
 
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
         """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
+        return ()
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """The state and the workload's own message, from its `spec` and `status`."""
+        """The state and the workload's own message: from its conditions, `spec.suspend`, and ready pods."""
+        for condition in at(workload, "status", "conditions") or []:
+            if condition.get("status") == "True" and condition.get("type") in self.conditions:
+                words = condition.get("reason", ""), condition.get("message", "")
+                return self.conditions[condition["type"]], ": ".join(filter(None, words))
+        if at(workload, "spec", "suspend") is True:
+            return WorkloadState.SUSPENDED, ""
+        return (WorkloadState.RUNNING if self.is_ready(workload) else WorkloadState.PENDING), ""
 
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
-        """Whether it has failed, and its own controller may start it again all the same."""
+    def check_manager(self, spec: Mapping[str, Any], *where: str | int) -> None:
+        """Refuse a workload, whose spec stands at `where`, that is left to somebody else.
 
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The merge patch of the workload that stops it this way; None: this way is a delete."""
+        Raises:
+            TemplateError: it names the field.
+        """
+        if at(spec, *self.managed_by) not in (None, self.manager):
+            why = f"must be {self.manager}: pods elsewhere are not stopped"
+            raise TemplateError(dotted((*where, *self.managed_by)), why)
 
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
-        """What must be stopped beside a workload of this name and spec."""
 
-
-@runtime_checkable
-class OuterAdapter(WorkloadAdapter, Protocol):
-    """Of a kind that has no pods but those of what it makes, which are of kinds with an adapter of their own.
-
-    What it makes goes before the pods do. So where nothing has the operator's labels, the names and UIDs of
-    it are written down.
-    """
+class OuterAdapter(WorkloadAdapter):
+    """Of a kind that has no pods but those of what it makes, which is of kinds with rows of their own."""
 
     #: The kinds of what it makes that has pods.
     makes: tuple[Resource, ...]
 
+    @abstractmethod
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of what it makes as it is now, one for each of these kinds; "": none yet."""
 
+    @abstractmethod
     def may_make(self, kind: str, name: str, workload: str) -> bool:
         """Whether what a workload of this name makes of this kind may be called `name`."""
 
+    @abstractmethod
     def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
         """The container that trains, in the pod of rank 0 of a workload that nobody prepared.
 
@@ -208,8 +198,7 @@ class OuterAdapter(WorkloadAdapter, Protocol):
         """
 
 
-@runtime_checkable
-class ComposedAdapter(WorkloadAdapter, Protocol):
+class ComposedAdapter(WorkloadAdapter):
     """Of a kind whose pods are made of the template of another object, which somebody else may change.
 
     The operator reads that object, checks what both make together, and creates a copy of it with the guard in
@@ -222,6 +211,7 @@ class ComposedAdapter(WorkloadAdapter, Protocol):
     #: What else may be named: of these kinds there is one for all namespaces.
     shared: tuple[Resource, ...]
 
+    @abstractmethod
     def source(self, spec: Mapping[str, Any]) -> TemplateSource:
         """What a spec names.
 
@@ -229,6 +219,7 @@ class ComposedAdapter(WorkloadAdapter, Protocol):
             TemplateError: it names nothing of these kinds.
         """
 
+    @abstractmethod
     def composed(self, spec: Mapping[str, Any], source: Mapping[str, Any]) -> Json:
         """The spec with this object in it, changed as the spec says.
 
@@ -236,11 +227,14 @@ class ComposedAdapter(WorkloadAdapter, Protocol):
             TemplateError: the two do not go together; it names the field.
         """
 
+    @abstractmethod
     def recomposed(self, spec: Mapping[str, Any], copy: Mapping[str, Any]) -> Json:
         """The spec with the copy in it that was made for it."""
 
+    @abstractmethod
     def as_given(self, spec: Mapping[str, Any]) -> Json:
         """A composed spec as it was before."""
 
+    @abstractmethod
     def split(self, spec: Mapping[str, Any], name: str) -> tuple[Json, Json]:
         """A composed spec as it is created: the spec of the workload, and that of its copy of this name."""

@@ -2,8 +2,6 @@
 
 - Guarded are one pod, or the pods of an Indexed job that all run at once; then rank 0 is index 0.
 - The container that trains is the only one, or the one named `trainer`.
-- The deadline is its only terminal stop: the controller fails the job (DeadlineExceeded) and deletes the pods
-  that run. Those that have ended stay, and `decide` deletes them. `suspend` is no terminal state.
 """
 
 from __future__ import annotations
@@ -13,61 +11,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
     PodTemplate,
     TemplateError,
+    WorkloadAdapter,
     WorkloadState,
     at,
     count,
     dotted,
-    state_by_conditions,
 )
-from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.api.types import StopMethod
-from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
+from guard_operator.runtime.client import BATCH_JOBS, Json
 
 CONTAINER = "trainer"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-UID_LABEL = "batch.kubernetes.io/controller-uid"
-NAME_LABEL = "batch.kubernetes.io/job-name"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 #: What the API server writes into the pod template of a Job, and refuses in a new one of another UID.
 _ASSIGNED_LABELS = (
     "controller-uid", "job-name", "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name",
 )  # fmt: skip
 
-_STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
-
-class JobAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class JobAdapter(WorkloadAdapter):
+    """A row of the table."""
 
     resource = BATCH_JOBS
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (INDEX_LABEL,)
-    between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
-    max_name = MAX_JOB_NAME
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = NAME_LABEL
-    maker_labels: tuple[str, ...] = ()
+    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    manager = "kubernetes.io/job-controller"
+    selector = "batch.kubernetes.io/controller-uid={uid}"  # unless its author chose its selector
+    pod_labels = (INDEX_LABEL,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
-        check_manager(spec)
+        self.check_manager(spec)
         index = INDEX_FIELD if check_ranks(spec) else None
         return (PodTemplate(("template",), trainer_of(spec), True, index, limit=limit_of(spec)),)
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the UID of their job, unless its author chose its selector."""
-        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Index 0, or the only pod."""
         labels = (pod.get("metadata") or {}).get("labels") or {}
         return str(labels.get(INDEX_LABEL, "0")) == "0"
+
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """By the number of pods that are."""
+        return bool(at(workload, "status", "ready"))
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """All ranks at once."""
@@ -91,33 +76,6 @@ class JobAdapter:
         places = (("metadata", "labels"), ("spec", "template", "metadata", "labels"))
         labels = ((*place, label) for place in places for label in _ASSIGNED_LABELS)
         return (*written, ("spec", "selector"), *labels)
-
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the final conditions, then from `spec.suspend`, then from the pods that are ready."""
-        return state_by_conditions(workload, _STATES, at(workload, "status", "ready"))
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start of the job, so 1 s is over."""
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: the workload's own controller ends all of its pods."""
-        return ()
-
-
-def check_manager(spec: Mapping[str, Any], *where: str | int) -> None:
-    """Refuse a Job, whose spec stands at `where`, that Kubernetes' controller leaves to somebody else."""
-    if spec.get("managedBy") not in (None, "kubernetes.io/job-controller"):
-        why = "must be kubernetes.io/job-controller: pods elsewhere are not stopped"
-        raise TemplateError(dotted((*where, "managedBy")), why)
 
 
 def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:

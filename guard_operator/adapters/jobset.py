@@ -2,94 +2,70 @@
 
 - Rank 0 is the first pod of the first Job of one replicatedJob: the coordinator's, else the only one, else
   the one named `trainer`. The container that trains is as in a Job.
-- It has no deadline. That of a Job of it fails this Job, and a rule of the failure policy, which is
-  immutable, fails the JobSet with it; without a policy any failed Job does. Then the other Jobs are deleted.
-- A Job has failed only when its pods have ended, so a stop gives every Job its deadline: all end at once, and
-  none of them fails first for another reason, for which the JobSet might start again.
 - Pods are a Job's, which the JobSet controls.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
     PodTemplate,
     TemplateError,
+    WorkloadAdapter,
     WorkloadState,
     at,
     count,
     dotted,
-    state_by_conditions,
 )
 from guard_operator.adapters.job import (
     CONTAINER,
     INDEX_FIELD,
     INDEX_LABEL,
-    check_manager,
+    JobAdapter,
     check_ranks,
     limit_of,
     trainer_of,
 )
-from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 JOB_LABEL = "jobset.sigs.k8s.io/job-index"
-UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
-SET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
-#: The first rule of a failure policy: what ends a fired run is no failure to restart from.
-STOP_RULE: Json = {"name": "rlguard", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]}
-#: More Jobs than this are not asked one by one, so that a stop is not held up: the JobSet deletes the others.
-MAX_ASKED = 100
 _RESTARTS = ("template", "spec", "template", "spec", "restartPolicy")
-_STATES = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
+_JOB = JobAdapter()
 
 
-class JobSetAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class JobSetAdapter(WorkloadAdapter):
+    """A row of the table."""
 
     resource = JOB_SETS
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
-    between: tuple[Resource, ...] = (BATCH_JOBS,)
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("get", "patch")),)
-    max_name = MAX_JOB_NAME
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    undone_by: tuple[str, ...] = ("failurePolicy",)
-    name_label = SET_NAME_LABEL
-    maker_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL)
+    conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    manager = "jobset.sigs.k8s.io/jobset-controller"
+    selector = "jobset.sigs.k8s.io/jobset-uid={uid}"
+    pod_labels = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
+    between = (BATCH_JOBS,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
-        if spec.get("managedBy") not in (None, "jobset.sigs.k8s.io/jobset-controller"):
-            raise TemplateError(
-                "managedBy", "must be jobset.sigs.k8s.io/jobset-controller: pods elsewhere are not stopped"
-            )
+        self.check_manager(spec)
         if spec.get("volumeClaimPolicies"):
             raise TemplateError("volumeClaimPolicies", "must not be set: JobSet adds volumes after the check")
-        if not isinstance(at(spec, "failurePolicy", "rules"), list | None):
-            raise TemplateError("failurePolicy.rules", "must be a list of objects")
         rank0 = _rank0(spec)
         return tuple(_template(number, job, job == rank0) for number, job in enumerate(replicated_jobs(spec)))
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the UID of their JobSet."""
-        return f"{UID_LABEL}={uid}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """The first pod of the first Job of its replicatedJob."""
         labels = at(pod, "metadata", "labels") or {}
         first = all(str(labels.get(label, "0")) == "0" for label in (JOB_LABEL, INDEX_LABEL))
         return first and labels.get(NAME_LABEL, "") == _name_of_rank0(spec)
+
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """By its Jobs."""
+        return any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
@@ -101,10 +77,8 @@ class JobSetAdapter:
         )
 
     def prepared(self, spec: Json) -> Json:
-        """The rule that makes a stop final, where there is a policy, and defaults that would hurt."""
+        """Defaults made explicit that would hurt."""
         prepared = copy.deepcopy(spec)
-        if isinstance(policy := prepared.get("failurePolicy"), dict):
-            policy["rules"] = [copy.deepcopy(STOP_RULE), *(policy.get("rules") or [])]
         for job in replicated_jobs(prepared):
             own = job["template"]["spec"]
             own.setdefault("completionMode", "Indexed")
@@ -127,27 +101,6 @@ class JobSetAdapter:
             if at(job, "name") == rank0 and at(job, *_RESTARTS) == "OnFailure"
         )
 
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
-        ready = any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
-        return state_by_conditions(workload, _STATES, ready)
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """A JobSet itself can be suspended; what stops it for good is a child's deadline."""
-        return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:
-        """Its Jobs, that of rank 0 first, each with a deadline that is over at once."""
-        if method is not StopMethod.STOP:
-            return ()
-        deadline = {"spec": {"activeDeadlineSeconds": 1}}
-        names = islice(_names_of_jobs(spec), MAX_ASKED)
-        return tuple(Child(BATCH_JOBS, f"{name}-{job}", deadline) for job in names)
-
 
 def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
     """The replicatedJobs of a JobSet, whose spec stands at `where`.
@@ -162,7 +115,7 @@ def replicated_jobs(spec: Mapping[str, Any], *where: str) -> list[Json]:
     for number, job in enumerate(jobs):
         if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
             raise TemplateError(dotted((*path, number)), "must have a name and a template with a spec")
-        check_manager(job["template"]["spec"], *path, number, "template", "spec")
+        _JOB.check_manager(job["template"]["spec"], *path, number, "template", "spec")
     return jobs
 
 
@@ -182,17 +135,6 @@ def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
     if coordinator is not None:
         return at(coordinator, "replicatedJob")
     return at(jobs, 0, "name") if isinstance(jobs, list) and len(jobs) == 1 else CONTAINER
-
-
-def _names_of_jobs(spec: Mapping[str, Any]) -> Iterator[str]:
-    """How the Jobs are called, without the name of the JobSet; that of rank 0 comes first."""
-    first = f"{_name_of_rank0(spec)}-0"
-    yield first
-    jobs = at(spec, "replicatedJobs")
-    for job in jobs if isinstance(jobs, list) else []:
-        for index in range(count(at(job, "replicas"))):
-            if (name := f"{at(job, 'name')}-{index}") != first:
-                yield name
 
 
 def _rank0(spec: Mapping[str, Any]) -> Json:

@@ -1,8 +1,6 @@
 """PyTorchJob of the Kubeflow training-operator v1 (kubeflow.org/v1, seen with v1.8.1).
 
 - Rank 0 is the Master; without a Master it is Worker 0.
-- The deadline patch is its only terminal stop: the controller fails the job (DeadlineExceeded) and deletes
-  its pods, and lifting the deadline later revives nothing. `suspend` is no terminal state.
 - Its webhook refuses every patch while the training-operator is down; a delete still passes.
 """
 
@@ -12,9 +10,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at, count
-from guard_operator.api.names import MAX_JOB_NAME
-from guard_operator.api.types import StopMethod
+from guard_operator.adapters.base import (
+    PodTemplate,
+    TemplateError,
+    WorkloadAdapter,
+    WorkloadState,
+    at,
+    count,
+)
 from guard_operator.runtime.client import Json, Resource
 
 #: The controller reads the exit code of this container only.
@@ -32,20 +35,15 @@ _STATES = {
 }
 
 
-class PyTorchJobAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class PyTorchJobAdapter(WorkloadAdapter):
+    """A row of the table."""
 
     resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-    state_fields: tuple[str, ...] = ("runPolicy",)
-    pod_labels: tuple[str, ...] = (INDEX_LABEL, TYPE_LABEL)
-    between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
-    max_name = MAX_JOB_NAME
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
+    manager = "kubeflow.org/training-operator"
+    managed_by = ("runPolicy", "managedBy")
+    selector = "training.kubeflow.org/job-name={name}"
+    state_fields = ("runPolicy",)
+    pod_labels = (INDEX_LABEL, TYPE_LABEL)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
@@ -53,9 +51,7 @@ class PyTorchJobAdapter:
             raise TemplateError(
                 "elasticPolicy", "elastic jobs have no fixed rank 0 for the guard to sit beside"
             )
-        if at(spec, "runPolicy", "managedBy") not in (None, "kubeflow.org/training-operator"):
-            why = "must be kubeflow.org/training-operator: pods elsewhere are not stopped"
-            raise TemplateError("runPolicy.managedBy", why)
+        self.check_manager(spec)
         replicas = spec.get("pytorchReplicaSpecs")
         if not isinstance(replicas, dict) or not replicas:
             raise TemplateError("pytorchReplicaSpecs", "must have a Master or a Worker")
@@ -73,10 +69,6 @@ class PyTorchJobAdapter:
             for role in ("Master", "Worker")
             if role in replicas
         )
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the name of their job."""
-        return f"training.kubeflow.org/job-name={name}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
         """Index 0 of the guarded replica type."""
@@ -96,10 +88,6 @@ class PyTorchJobAdapter:
             policy.setdefault("cleanPodPolicy", "Running")
         return prepared
 
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Nothing: the training-operator writes its labels on pods alone."""
-        return ()
-
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the conditions; Failed and Succeeded are final, so they win over what else is True."""
         conditions = (workload.get("status") or {}).get("conditions") or []
@@ -110,22 +98,6 @@ class PyTorchJobAdapter:
         policy = (workload.get("spec") or {}).get("runPolicy")
         suspended = isinstance(policy, dict) and policy.get("suspend") is True
         return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """All pods go, finished ones too: only then is it certain that none is left."""
-        if method is StopMethod.STOP:
-            return {"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"}}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"runPolicy": {"suspend": True, "cleanPodPolicy": "All"}}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: the workload's own controller ends all of its pods."""
-        return ()
 
 
 def _counts_restarts(spec: Mapping[str, Any], role: str) -> bool:

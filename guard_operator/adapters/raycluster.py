@@ -1,58 +1,42 @@
 """RayCluster of KubeRay (ray.io/v1, seen with v1.5.1), to which jobs are submitted. Only one that exists.
 
 - The program may run on any node of it; its head is what counts as rank 0: without it nothing runs.
-- It has no end: when its jobs have ended it stays, and nothing in its spec ends it for good. Suspended, it
-  has no pod until somebody resumes it; only its deletion is final.
+- It has no end: when its jobs have ended it stays.
 - Its jobs are not asked to stop through Ray's own API: that would have the operator send requests to an
   address that anybody chooses who may make a Service there, and the pods go all the same.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import Child, PodTemplate, TemplateError, WorkloadState, at
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadAdapter, at
 from guard_operator.adapters.rayjob import FIRST_CONTAINER, RAY_CLUSTERS, TYPE_LABEL, objects, workers
-from guard_operator.api.types import StopMethod
-from guard_operator.runtime.client import Json, Resource
 
 HEAD = ("headGroupSpec", "template")
 WORKERS = "workerGroupSpecs"
 
 
-class RayClusterAdapter:
-    """See `guard_operator.adapters.base.WorkloadAdapter` for the contract of each method."""
+class RayClusterAdapter(WorkloadAdapter):
+    """A row of the table. It runs when it is ready, also while no job is submitted, and has no end."""
 
     resource = RAY_CLUSTERS
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (TYPE_LABEL,)
-    between: tuple[Resource, ...] = ()
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
+    manager = "ray.io/kuberay-operator"
+    selector = "ray.io/cluster={name}"
+    pod_labels = (TYPE_LABEL,)
     max_name = 53
-    refused_annotations: Mapping[str, str] = {}
     only_attached = True
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Head and groups of workers."""
-        if spec.get("managedBy") not in (None, "ray.io/kuberay-operator"):
-            raise TemplateError(
-                "managedBy", "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
-            )
+        self.check_manager(spec)
         name = at(spec, *HEAD, "spec", "containers", 0, "name")
         if not isinstance(name, str):
             raise TemplateError("headGroupSpec.template.spec.containers", FIRST_CONTAINER)
         groups = range(len(list(objects(spec.get(WORKERS)))))
         others = (PodTemplate((WORKERS, number, "template"), "", False) for number in groups)
         return (PodTemplate(HEAD, name, True), *others)
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods have the name of their cluster."""
-        return f"ray.io/cluster={name}"
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """The head."""
@@ -64,29 +48,6 @@ class RayClusterAdapter:
             return 1
         return 1 + sum(workers(group) for group in objects(spec.get(WORKERS)))
 
-    def prepared(self, spec: Json) -> Json:
-        """As it is."""
-        return copy.deepcopy(spec)
-
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Nothing."""
-        return ()
-
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """It runs when it is ready, also while no job is submitted, and never ends by itself."""
-        if at(workload, "spec", "suspend") is True:
-            return WorkloadState.SUSPENDED, ""
-        ready = at(workload, "status", "state") == "ready"
-        return (WorkloadState.RUNNING if ready else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """It never fails."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """Nothing that could be written into it is an end: whatever else is asked for is a delete."""
-        return {"spec": {"suspend": True}} if method is StopMethod.SUSPEND else None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: KubeRay ends all of its pods."""
-        return ()
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """As KubeRay says."""
+        return bool(at(workload, "status", "state") == "ready")

@@ -3,9 +3,6 @@
 - Guarded is the head: Ray runs the program (the driver) there, unless it is given resources of its own.
 - The container that trains is the first one, as KubeRay has it; what it starts inherits its environment.
 - Pods are the RayCluster's, and the submitter's a Job's; the RayJob controls both.
-- The deadline is its only terminal stop, and the only failure that is not retried. It takes the cluster
-  along with `shutdownAfterJobFinishes` and without a `deletionStrategy`, but never the submitter.
-- KubeRay looks at the deadline while the job is Initializing or Running, and of no job that it finds invalid.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
+    OuterAdapter,
     PodTemplate,
     TemplateError,
     WorkloadState,
@@ -24,7 +21,6 @@ from guard_operator.adapters.base import (
     dotted,
 )
 from guard_operator.api.names import GROUP
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
@@ -57,32 +53,25 @@ _REFUSED: dict[tuple[str, ...], str] = {
     ("rayClusterSpec", "gcsFaultToleranceOptions"): "its Redis credentials are read from any Secret into the "
     "container that trains, and " + _CLEAN_UP,
 }
-#: Whose pods are elsewhere if it is not KubeRay.
-_MANAGED_BY = (("managedBy",), ("rayClusterSpec", "managedBy"))
 FIRST_CONTAINER = "must have a container with a name: the first one runs Ray"
 _DRIVER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
 _MODES = ("K8sJobMode", "HTTPMode")
 _MODE = (
     "must be K8sJobMode or HTTPMode: SidecarMode puts a container that nobody has checked beside the guard, "
-    "and in InteractiveMode somebody else starts the program and no deadline is looked at"
+    "and in InteractiveMode somebody else starts the program"
 )
 
 
-class RayJobAdapter:
-    """See `guard_operator.adapters.base.OuterAdapter` for the contract of each method."""
+class RayJobAdapter(OuterAdapter):
+    """A row of the table."""
 
     resource = Resource("ray.io", "v1", "rayjobs", "RayJob")
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (TYPE_LABEL,)
-    between: tuple[Resource, ...] = (RAY_CLUSTERS,)
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ((BATCH_JOBS, ("delete", "get")),)
+    manager = "ray.io/kuberay-operator"
+    pod_labels = (TYPE_LABEL,)
+    between = (RAY_CLUSTERS,)
     max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
-    refused_annotations: Mapping[str, str] = {FAULT_TOLERANCE: _CLEAN_UP}
-    only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
-    makes: tuple[Resource, ...] = (RAY_CLUSTERS, BATCH_JOBS)
+    refused_annotations = {FAULT_TOLERANCE: _CLEAN_UP}  # noqa: RUF012
+    makes = (RAY_CLUSTERS, BATCH_JOBS)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
@@ -94,7 +83,8 @@ class RayJobAdapter:
                 raise TemplateError(field, f"must not be set: {_DRIVER}")
         if (spec.get("submissionMode") or _MODES[0]) not in _MODES:
             raise TemplateError("submissionMode", _MODE)
-        _check_manager(spec)
+        self.check_manager(spec)
+        self.check_manager(at(spec, "rayClusterSpec") or {}, "rayClusterSpec")
         for field in ("command", "args"):
             own = ("submitterPodTemplate", "spec", "containers", 0, field)
             if at(spec, *own):
@@ -109,10 +99,6 @@ class RayJobAdapter:
         )
         submitter = (("submitterPodTemplate",),) if spec.get("submitterPodTemplate") is not None else ()
         return (*templates, *(PodTemplate(path, "", False) for path in submitter))
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods are those of a RayCluster and of a Job."""
-        return ""
 
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The cluster of this try, which is written down before it is made, and the submitter."""
@@ -130,7 +116,8 @@ class RayJobAdapter:
         """In the head. What a template may not have for the sake of the guard in it is admitted."""
         if spec.get(SELECTOR):
             raise TemplateError(SELECTOR, f"must not be set: {_REFUSED[SELECTOR,]}. Name the RayCluster")
-        _check_manager(spec)
+        self.check_manager(spec)
+        self.check_manager(at(spec, "rayClusterSpec") or {}, "rayClusterSpec")
         return _first_container(spec, HEAD)
 
     def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
@@ -168,10 +155,6 @@ class RayJobAdapter:
             metadata["labels"] = {**(metadata.get("labels") or {}), SUBMITTER_LABEL: "true"}
         return prepared
 
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Nothing but defaults, which a new one may have."""
-        return ()
-
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """From the deployment status. One that was found invalid while its cluster is there still runs."""
         status = workload.get("status") or {}
@@ -185,23 +168,6 @@ class RayJobAdapter:
             return WorkloadState.SUSPENDED, ""
         runs = deployment in {"Running", "Suspending", "ValidationFailed"}
         return (WorkloadState.RUNNING if runs else WorkloadState.PENDING), ""
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """No: a failure is its end."""
-        return False
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start of the job, so 1 s is over; the cluster goes at once."""
-        end = {"shutdownAfterJobFinishes": True, "deletionStrategy": None}
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1, "ttlSecondsAfterFinished": 0, **end}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True, **end}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """The submitter, which KubeRay keeps: without its cluster it would only be tried again."""
-        return (Child(BATCH_JOBS, name),) if method is StopMethod.STOP else ()
 
 
 def _groups(spec: Mapping[str, Any]) -> list[tuple[str | int, ...]]:
@@ -240,14 +206,6 @@ def _first_container(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> s
     if not isinstance(name, str):
         raise TemplateError(dotted(path), FIRST_CONTAINER)
     return name
-
-
-def _check_manager(spec: Mapping[str, Any]) -> None:
-    """Refuse what KubeRay leaves to somebody else."""
-    for path in _MANAGED_BY:
-        if at(spec, *path) not in (None, "ray.io/kuberay-operator"):
-            why = "must be ray.io/kuberay-operator: pods elsewhere are not stopped"
-            raise TemplateError(dotted(path), why)
 
 
 def _check_labels(spec: Mapping[str, Any], place: tuple[str | int, ...]) -> None:

@@ -4,8 +4,7 @@
   one of its own from it, with the job's patches, its environment and the guard in it: what was checked is
   what runs.
 - Rank 0 is the first pod of the replicatedJob `node`. The container that trains is `node`, too.
-- The deadline is its only terminal stop. It cannot be changed once it is set, and is not looked at while the
-  job is suspended. Any other failure is derived anew from the JobSet, so it lasts as long as that.
+- A failure is derived anew from the JobSet, so it lasts as long as that.
 - Pods are a Job's, which a JobSet controls, which the TrainJob controls.
 """
 
@@ -16,7 +15,8 @@ from copy import deepcopy
 from typing import Any
 
 from guard_operator.adapters.base import (
-    Child,
+    ComposedAdapter,
+    OuterAdapter,
     PodTemplate,
     TemplateError,
     TemplateSource,
@@ -24,11 +24,9 @@ from guard_operator.adapters.base import (
     at,
     count,
     dotted,
-    state_by_conditions,
 )
 from guard_operator.adapters.job import INDEX_FIELD, INDEX_LABEL, limit_of
 from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL, replicated_jobs, spell_out
-from guard_operator.api.types import StopMethod
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 GROUP, VERSION = "trainer.kubeflow.org", "v1alpha1"
@@ -63,26 +61,20 @@ _KNOWN: dict[tuple[str, ...], frozenset[str]] = {
     (RUNTIME, "mlPolicy"): frozenset({"numNodes", "torch", "jax", "xgboost"}),
     (RUNTIME, "podGroupPolicy"): frozenset({"coscheduling", "volcano"}),
 }
-_STATES = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
 
 
-class TrainJobAdapter:
-    """See `guard_operator.adapters.base` (`ComposedAdapter`, `OuterAdapter`) for the contracts."""
+class TrainJobAdapter(ComposedAdapter, OuterAdapter):
+    """A row of the table."""
 
     resource = Resource(GROUP, VERSION, "trainjobs", "TrainJob")
-    state_fields: tuple[str, ...] = ("suspend",)
-    pod_labels: tuple[str, ...] = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
-    between: tuple[Resource, ...] = (JOB_SETS, BATCH_JOBS)
-    children: tuple[tuple[Resource, tuple[str, ...]], ...] = ()
+    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    manager = "trainer.kubeflow.org/trainjob-controller"
+    pod_labels = (NAME_LABEL, JOB_LABEL, INDEX_LABEL)
+    between = (JOB_SETS, BATCH_JOBS)
     max_name = 45  # JobSet refuses names that are too long for `<name>-node-0-<index>-<five characters>`
-    refused_annotations: Mapping[str, str] = {}
-    only_attached = False
-    undone_by: tuple[str, ...] = ()
-    name_label = ""
-    maker_labels: tuple[str, ...] = ()
-    makes: tuple[Resource, ...] = (JOB_SETS,)
+    makes = (JOB_SETS,)
     copied = RUNTIMES
-    shared: tuple[Resource, ...] = (CLUSTER_RUNTIMES,)
+    shared = (CLUSTER_RUNTIMES,)
 
     def source(self, spec: Mapping[str, Any]) -> TemplateSource:
         """The runtime; Trainer's defaults are those of its CRD."""
@@ -128,7 +120,7 @@ class TrainJobAdapter:
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob of the runtime; guarded is `node`."""
-        _check_manager(spec)
+        self.check_manager(spec)
         name = self.source(spec).name
         if RUNTIME not in spec:
             raise TemplateError(
@@ -138,10 +130,6 @@ class TrainJobAdapter:
         _check_fields(spec)
         number = _rank0(spec)
         return tuple(_template(place, job, place == number) for place, job in enumerate(_jobs(spec)))
-
-    def pod_selector(self, name: str, uid: str) -> str:  # noqa: ARG002
-        """Pods are those of a JobSet."""
-        return ""
 
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """A JobSet of the same name; another one once that is gone and the job has not ended."""
@@ -153,7 +141,7 @@ class TrainJobAdapter:
 
     def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
         """In `node`, as the JobSet has it: what made that of the runtime is done."""
-        _check_manager(spec)
+        self.check_manager(spec)
         for jobs in (at(one, "spec", "replicatedJobs") for one in made):
             if all(at(job, "name") != NODE for job in (jobs if isinstance(jobs, list) else [])):
                 raise TemplateError(
@@ -166,6 +154,11 @@ class TrainJobAdapter:
         labels = at(pod, "metadata", "labels") or {}
         first = all(str(labels.get(label)) == "0" for label in (JOB_LABEL, INDEX_LABEL))
         return first and labels.get(NAME_LABEL) == NODE
+
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
+        """By its Jobs."""
+        jobs = at(workload, "status", "jobsStatus") or []
+        return any(at(job, "name") == NODE and at(job, "ready") for job in jobs)
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """The nodes; what waits for others comes later. Without the runtime, as many as the job says."""
@@ -186,35 +179,6 @@ class TrainJobAdapter:
             job["template"]["spec"].setdefault("completionMode", "Indexed")
         spell_out(_jobs(prepared)[_rank0(prepared)])
         return prepared
-
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Nothing but defaults, which a new one may have."""
-        return ()
-
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the final conditions, then from `spec.suspend`, then from the Jobs that are ready."""
-        ready = any(
-            at(job, "name") == NODE and at(job, "ready") for job in at(workload, "status", "jobsStatus") or []
-        )
-        return state_by_conditions(workload, _STATES, ready)
-
-    def may_start_again(self, workload: Mapping[str, Any]) -> bool:
-        """Once its JobSet is gone, unless its deadline failed it."""
-        conditions = at(workload, "status", "conditions") or []
-        failed = [one for one in conditions if (one.get("type"), one.get("status")) == ("Failed", "True")]
-        return any(one.get("reason") != "DeadlineExceeded" for one in failed)
-
-    def stop_patch(self, method: StopMethod) -> Json | None:
-        """The deadline is counted from the start, or from the last resume, so 1 s is over."""
-        if method is StopMethod.STOP:
-            return {"spec": {"activeDeadlineSeconds": 1}}
-        if method is StopMethod.SUSPEND:
-            return {"spec": {"suspend": True}}
-        return None
-
-    def stop_children(self, method: StopMethod, name: str, spec: Mapping[str, Any]) -> tuple[Child, ...]:  # noqa: ARG002
-        """None: Trainer deletes the JobSet, and everything goes with it."""
-        return ()
 
 
 # -- what the spec says ----------------------------------------------------------------------------------
@@ -257,13 +221,6 @@ def _add_environment(container: Json, given: Mapping[str, Any], field: str) -> N
     if (secret := given.get("secretRef")) is not None:
         others = [one for _, one in _listed(container, "envFrom")]
         container["envFrom"] = [*others, {"secretRef": deepcopy(secret)}]
-
-
-def _check_manager(spec: Mapping[str, Any]) -> None:
-    """Refuse what Trainer leaves to somebody else."""
-    if spec.get("managedBy") not in (None, "trainer.kubeflow.org/trainjob-controller"):
-        why = "must be trainer.kubeflow.org/trainjob-controller: pods elsewhere are not stopped"
-        raise TemplateError("managedBy", why)
 
 
 # -- what the runtime says -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _TYPES = {
     ConditionType.ISOLATED: "The trainer cannot reach the held-out data, the guard's state or its token.",
     ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It stays True.",
     ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It stays True.",
-    ConditionType.STOPPED: "The operator stopped the run and no pod of it is left.",
+    ConditionType.STOPPED: "The operator deleted the run: neither the workload nor a pod of it is left.",
     ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
     ConditionType.WAITING: "A pod of the run, or its guard, cannot start, a queue holds the run back, or the "
     "workload to be guarded is not there.",
@@ -52,6 +52,7 @@ class Reason(StrEnum):
     # Guarded
     WORKLOAD_CREATED = "WorkloadCreated"
     WORKLOAD_ATTACHED = "WorkloadAttached"
+    CLAIM_OWNED = "ClaimOwned"
     WORKLOAD_PENDING = "WorkloadPending"
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED_KIND = "UnsupportedKind"
@@ -101,9 +102,8 @@ class Reason(StrEnum):
     # Stopped: how far the teardown is
     STOP_REQUESTED = "StopRequested"
     PODS_TERMINATING = "PodsTerminating"
-    PODS_OVERDUE = "PodsOverdue"
-    PODS_UNREAD = "PodsUnread"
-    SETTLING = "Settling"
+    STOP_BLOCKED = "StopBlocked"
+    TARGET_RECREATED = "TargetRecreated"
     NO_PODS_LEFT = "NoPodsLeft"
     # Succeeded, Failed, Disrupted
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
@@ -117,7 +117,6 @@ class Reason(StrEnum):
     WORKLOAD_DELETED = "WorkloadDeleted"
     # Events only
     EVIDENCE_CAPTURED = "EvidenceCaptured"
-    STOP_ESCALATED = "StopEscalated"
     RESUMED = "Resumed"
 
     @property
@@ -129,6 +128,8 @@ class Reason(StrEnum):
 _REASONS = {
     Reason.WORKLOAD_CREATED: "The workload was created with the guard in its rank-0 pod.",
     Reason.WORKLOAD_ATTACHED: "The workload that `targetRef` names has a guard, in a pod of its own.",
+    Reason.CLAIM_OWNED: "The same, and the workload owns the claim with the checkpoints, so a fire deletes "
+    "it, too. The message names it.",
     Reason.WORKLOAD_PENDING: "The workload is about to be created, or is not there yet.",
     Reason.INVALID_SPEC: "The spec does not validate; the message names the field.",
     Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind.",
@@ -180,14 +181,14 @@ _REASONS = {
     Reason.QUEUED: "The run waits in a queue; the message names it, with the queue's own reason.",
     Reason.TARGET_MISSING: "There is no workload of the kind and name that `targetRef` names, or it has made "
     "nothing yet that has pods.",
-    Reason.STOP_REQUESTED: "The stop was requested from the API server.",
-    Reason.PODS_TERMINATING: "Pods of the run are left; the stop is asserted again until none is.",
-    Reason.PODS_OVERDUE: "Pods are left after the time that they had to end: most likely their node is gone, "
-    "and what ran there may still run. The message names the node, or the finalizer that keeps a pod.",
-    Reason.PODS_UNREAD: "The pods of the run cannot be read, so nobody knows whether one is left; the "
-    "message says why. The stop is asserted again, in harder ways.",
-    Reason.SETTLING: "No pod is left, and the operator looks again whether that stays so.",
-    Reason.NO_PODS_LEFT: "No pod of the run is left.",
+    Reason.STOP_REQUESTED: "The workload is being deleted.",
+    Reason.PODS_TERMINATING: "The workload or pods of the run are left; they are deleted until none is.",
+    Reason.STOP_BLOCKED: "Something keeps the workload or a pod: a webhook, a finalizer, a dead node, or an "
+    "API server that cannot be read. The message has its own words. Meanwhile the pods are deleted as they "
+    "come.",
+    Reason.TARGET_RECREATED: "Somebody recreated the workload that `targetRef` names, after the fire: it is "
+    "deleted again. The message names the field manager.",
+    Reason.NO_PODS_LEFT: "The workload is gone, and so is every pod of the run that was seen.",
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
     Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "
     "second one that would have confirmed an alarm.",
@@ -200,7 +201,6 @@ _REASONS = {
     Reason.NODE_LOST: "A pod was lost with its node.",
     Reason.WORKLOAD_DELETED: "Someone deleted the workload.",
     Reason.EVIDENCE_CAPTURED: "The evidence ConfigMap was written.",
-    Reason.STOP_ESCALATED: "The stop did not take effect or was refused, so a harder one was asked for.",
     Reason.RESUMED: "The run starts from a checkpoint of another one; both jobs are told.",
 }
 

@@ -170,7 +170,7 @@ class WorkloadTemplate(ApiModel):
 
 
 class TargetRef(ApiModel):
-    """A workload in the job's namespace that exists already, or will: who made it keeps it."""
+    """A workload in the job's namespace that exists already, or will. A fire deletes it."""
 
     api_version: str = Field(min_length=1, max_length=253, description="Its API version, such as ray.io/v1.")
     kind: str = Field(
@@ -492,11 +492,10 @@ RESUMED_BY_TEMPLATE = "resumedFrom needs a template: nobody tells a workload tha
 
 
 class OnFire(StrEnum):
-    """How a run is torn down."""
+    """What follows a fire."""
 
     STOP = "Stop"
-    SUSPEND = "Suspend"
-    DELETE = "Delete"
+    REPORT = "Report"
 
 
 class OnSilence(ApiModel):
@@ -610,7 +609,8 @@ class Spec(ApiModel):
     target_ref: TargetRef | None = Field(
         None,
         description="In place of template: a workload that exists, or will, and that this job does not own. "
-        "It is guarded as it is, by a guard in a pod of its own that follows its log. Immutable.",
+        "It is guarded as it is, by a guard in a pod of its own that follows its log. If the guard fires, "
+        "the workload is deleted, and deleted again if somebody recreates it. Immutable.",
     )
     guard: GuardSpec = Field(description="The guard over it. Immutable.")
     resumed_from: ResumedFrom | None = Field(
@@ -620,8 +620,9 @@ class Spec(ApiModel):
     )
     on_fire: OnFire = Field(
         OnFire.STOP,
-        description="Stop ends the workload for good and keeps the object where its kind has such an end; "
-        "Suspend sets its suspend field (a queue may resume it); Delete deletes it.",
+        description="Stop deletes the workload and all of its pods. Report says that the guard fired, in the "
+        "status, in an Event and in the metrics, and deletes nothing: a trainer that asks the guard still "
+        "stops by itself, and a halt still stops the run.",
     )
     keep_evidence: bool = Field(
         False,
@@ -632,8 +633,9 @@ class Spec(ApiModel):
     stop_grace_seconds: GraceSeconds = Field(
         30,
         description="Longest that a pod may take to end once the run is to stop, seconds. A pod whose "
-        "terminationGracePeriodSeconds is longer is told to end within this time before its workload is "
-        "stopped; a shorter one stays. One that was already ending by itself keeps the time it began with.",
+        "terminationGracePeriodSeconds is longer is deleted with this one before its workload is; a shorter "
+        "one stays. If something else, such as a node drain, began deleting the pod before the fire, the pod "
+        "keeps its full grace period.",
     )
     on_silence: OnSilence = Field(
         default_factory=OnSilence, description="What to do when the guard itself stops reporting."
@@ -837,29 +839,6 @@ class GuardStatus(StatusModel):
     )
 
 
-class MadeRef(StatusModel):
-    """What a workload has made that makes its pods."""
-
-    api_version: str = Field(max_length=253, description="Its API version.")
-    kind: str = Field(max_length=63, description="Its kind.")
-    name: str = Field(
-        min_length=1,
-        max_length=63,
-        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        description="Its name, which is in a label of its pods.",
-    )
-    uid: str = Field(
-        min_length=1,
-        max_length=63,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        description="Its UID, by which its pods are known when it is gone.",
-    )
-
-
-#: More of it is not noted: of each try of a RayJob there are two.
-MAX_MADE = 16
-
-
 class WorkloadRef(StatusModel):
     """The workload that was created for this job, or to which it is attached."""
 
@@ -872,30 +851,30 @@ class WorkloadRef(StatusModel):
         max_length=1024,
         description="Image of the guard that it was created with; a pod that is created again may have it.",
     )
-    made: list[MadeRef] | None = Field(
-        None,
-        max_length=MAX_MADE,
-        description="With targetRef, what a RayJob or TrainJob has made that makes its pods, such as a "
-        "RayCluster: that goes before the pods do.",
-    )
 
 
-class StopMethod(StrEnum):
-    """How a stop was asked for, from the mildest to the hardest."""
+class PodRef(StatusModel):
+    """A pod that was seen."""
 
-    STOP = "Stop"
-    SUSPEND = "Suspend"
-    DELETE = "Delete"
-    DELETE_PODS = "DeletePods"
+    name: str = Field(max_length=253, description="Its name.")
+    uid: str = Field(max_length=63, description="Its UID, by which it is deleted.")
+
+
+#: More pods are not noted of one run.
+MAX_NOTED_PODS = 1024
 
 
 class StopStatus(StatusModel):
     """The teardown."""
 
-    requested_at: Timestamp = Field(description="When the present method was first asked for.")
-    method: StopMethod = Field(description="How the stop is asked for now.")
-    empty_since: Timestamp | None = Field(
-        None, description="Since when no pod has been seen, each time live; absent while there are pods."
+    requested_at: Timestamp = Field(
+        description="When the workload was first told to go; of one that is recreated, when that was seen."
+    )
+    pods: list[PodRef] = Field(
+        default_factory=list,
+        max_length=MAX_NOTED_PODS,
+        description="Pods of the run that were seen and are not gone yet, whoever changed their labels or "
+        "owners since.",
     )
     stopped_at: Timestamp | None = Field(
         None, description="When Stopped first became True. It stays, even if a pod comes back."

@@ -1,4 +1,4 @@
-"""Carries a decision out: actions first, then one status write, then the Events of what changed.
+"""Carries a decision out: create, write the status, then delete; and the Events of what changed.
 
 Every request is fenced by a UID and may be repeated. The status write carries the resourceVersion of the
 snapshot: a decision from a stale cache is refused and made again.
@@ -9,36 +9,33 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from guard_core.policy import Policy
-from guard_operator.adapters import Child, TemplateError, WorkloadAdapter, find_adapter
+from guard_operator.adapters import TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ApiModel, ConditionStatus, Status, StopMethod
+from guard_operator.api.types import ApiModel, ConditionStatus, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
-from guard_operator.reconcile.collector import EvidenceCollector
 from guard_operator.reconcile.conditions import Conditions
 from guard_operator.reconcile.decision import (
     Action,
     CaptureEvidence,
     CreateWorkload,
     Decision,
-    DeleteBetween,
-    DeletePods,
-    LeaveQueue,
-    RecordLatches,
+    Delete,
+    Doomed,
+    RecordFire,
     Report,
     StartGuard,
-    StopWorkload,
 )
-from guard_operator.reconcile.events import Transition, transitions
+from guard_operator.reconcile.events import EventRecorder, Transition, transitions
+from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.guard_pod import guard_objects, host_of
-from guard_operator.reconcile.halts import is_to_stop
 from guard_operator.reconcile.inject import (
     build_workload,
     created_for,
@@ -46,31 +43,25 @@ from guard_operator.reconcile.inject import (
     support_objects,
 )
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
-from guard_operator.reconcile.recorder import EventRecorder
-from guard_operator.reconcile.snapshot import Between, Job, Snapshot, guard_of, with_conditions
-from guard_operator.runtime.client import (
-    KUEUE_WORKLOADS,
-    PODS,
-    STATEFUL_SETS,
-    Client,
-    Json,
-    Resource,
-    controller_of,
-    of_uid,
-)
-from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
+from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of, must_stop, with_conditions
+from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
+from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
 
 
-#: Of an API server or an etcd that has no time: no refusal, and perhaps done all the same.
-_NOT_NOW = (503, 504)
-#: How long one look may take to delete pods. Meanwhile their workload is not stopped, and a worker is busy.
+#: How long one look may take to delete pods: meanwhile a worker is busy.
 PODS_TIME = timedelta(seconds=5.0)
-#: What holds up nothing that follows it, least of all the status, by which what is harder gets its turn.
-_OF_TEARDOWN = (LeaveQueue, StopWorkload, DeleteBetween, DeletePods)
 #: What is refused of these is said in the status: nobody would know else why there is no guard.
 _MAKES = (CreateWorkload, StartGuard)
+
+
+class Unwritten(ClusterError):
+    """The status was refused; what there was to delete was tried all the same. `refusal`: see `actuate`."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__("the status was refused")
+        self.refusal = refusal
 
 
 class Observer(Protocol):
@@ -105,27 +96,49 @@ class Actuator:
         self._events = events
         self._clock = clock
 
-    def actuate(self, snapshot: Snapshot, decision: Decision) -> None:
-        """Carry it out.
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
+        """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
+
+        Returns:
+            Why a delete was refused, in the API server's words; "": none was.
 
         Raises:
             ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
-        report, extra = decision.report, list[Transition]()
+        deletes = [one for one in decision.actions if isinstance(one, Delete)]
+        trouble: ClusterError | None = None
+        try:
+            self._create_and_write(snapshot, decision)
+        except ClusterError as error:
+            if not deletes:
+                raise
+            trouble = error
+        refusals = [refusal for one in deletes if (refusal := self._delete(snapshot.job, one)) is not None]
+        if trouble is not None:
+            raise Unwritten(_words(refusals)) from trouble
+        if (busy := next((one for one in refusals if one.status == 429), None)) is not None:
+            raise busy
+        return _words(refusals)
+
+    def _create_and_write(self, snapshot: Snapshot, decision: Decision) -> None:
+        """Everything but the deletes, then one status write."""
+        report, extra, version = decision.report, list[Transition](), snapshot.job.resource_version
         trouble: ClusterError | None = None
         for action in decision.actions:
-            try:
-                report, happened = self._act(snapshot, action, report)
-            except ClusterError as error:
-                trouble = error
-                if isinstance(action, _MAKES) and isinstance(error, ApiError) and error.refused:
+            if isinstance(action, RecordFire):
+                version = self._record(snapshot.job, action, version)
+            elif isinstance(action, CaptureEvidence):
+                report, happened = self._capture(snapshot, action, report)
+                extra += happened
+            elif isinstance(action, CreateWorkload | StartGuard):
+                try:
+                    self._make(snapshot.job, action)
+                except ApiError as error:
+                    if not error.refused:
+                        raise
+                    trouble = error
                     report = _with_refusal(snapshot, action, report, error, self._clock())
-                elif not isinstance(action, _OF_TEARDOWN):
-                    raise
-                continue
-            extra += happened
-        extra += _escalation(snapshot.job, decision.report)
-        self._write(snapshot.job, report, extra)
+        self._write(snapshot.job, report, extra, version)
         if trouble is not None:
             raise trouble
 
@@ -134,47 +147,26 @@ class Actuator:
         metadata = raw["metadata"]
         self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
 
-    def _act(self, snapshot: Snapshot, action: Action, report: Report) -> tuple[Report, list[Transition]]:
-        """Do one thing; the report with what came of it, and Events of its own."""
-        job = snapshot.job
-        match action:
-            case RecordLatches():
-                return self._record(job, action, report), []
-            case CreateWorkload():
-                self._create(job)
-            case StartGuard():
-                self._start_guard(job)
-            case CaptureEvidence():
-                return self._capture(snapshot, action, report)
-            case LeaveQueue():
-                self._leave_queue(job, action)
-            case StopWorkload():
-                return self._stop(job, action, report)
-            case DeleteBetween():
-                self._delete_between(job, action.objects)
-            case DeletePods():
-                self._delete_pods(job, action)
-            case _:
-                assert_never(action)
-        return report, []
-
-    def _record(self, job: Job, latches: RecordLatches, report: Report) -> Report:
-        """Write it down; what is to be reported then. One that is refused holds up no stop."""
-        guard = {
-            key: _dump(latch)
-            for key, latch in (("fire", latches.fire), ("halt", latches.halt))
-            if latch is not None
-        }
-        fence = {"uid": job.uid, "resourceVersion": job.resource_version}
-        patch = {"metadata": fence, "status": {"guard": guard}}
+    def _record(self, job: Job, action: RecordFire, version: str) -> str:
+        """Write the fire down; the resourceVersion then. What the API server refuses holds up no stop."""
+        fence = {"uid": job.uid, "resourceVersion": version}
+        patch = {"metadata": fence, "status": {"guard": {"fire": _dump(action.fire)}}}
         try:
-            self._client.merge(JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status")
+            raw = self._client.merge(
+                JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status"
+            )
         except ClusterError as error:
-            log.error("%s/%s: what its guard left cannot be written: %s", job.namespace, job.name, error)
-            return latches.otherwise or report
-        return report
+            log.error("%s/%s: the fire that its guard left: %s", job.namespace, job.name, error)
+            return version
+        return str(raw["metadata"]["resourceVersion"])
 
     # -- create ------------------------------------------------------------------------------------------
+
+    def _make(self, job: Job, action: CreateWorkload | StartGuard) -> None:
+        if isinstance(action, CreateWorkload):
+            self._create(job)
+        else:
+            self._start_guard(job)
 
     def _create(self, job: Job) -> None:
         adapter = _adapter(job)
@@ -232,121 +224,27 @@ class Actuator:
             if error.status != 409 and not (error.refused and existed):
                 raise
 
-    # -- stop --------------------------------------------------------------------------------------------
+    # -- delete ------------------------------------------------------------------------------------------
 
-    def _stop(self, job: Job, action: StopWorkload, report: Report) -> tuple[Report, list[Transition]]:
-        adapter = _adapter(job)
-        refusal = f"a {adapter.resource.kind} as it is has nothing that could be asked for it"
-        try:
-            if self._ask(adapter, job, action):
-                return report, []
-        except ApiError as error:
-            if error.status in {404, 409, *_NOT_NOW}:
-                return report, []  # it is gone, another one has its name, or perhaps it was done
-            if error.status == 429:
-                raise
-            refusal = error.message
-        except TransportError:
-            # As with a webhook that hangs. The stop must be written: the next look tells what came of it, and
-            # what has had no effect for long is followed by what is harder.
-            return report, []
-        done = "the workload was deleted"
-        try:
-            self._client.delete(adapter.resource, job.namespace, job.workload_name, action.uid)
-        except ApiError as error:
-            if error.status == 429:
-                raise
-            # The stop must be written all the same: its time begins, and then the pods are deleted.
-            done = f"a delete was asked for, and refused, too ({error.message}): its pods are next"
-        except TransportError as error:
-            done = f"a delete was asked for, without an answer ({error}): its pods are next"
-        if action.method is StopMethod.DELETE or report.stop is None:
-            return report, []
-        # A webhook that is down refuses every patch, but it does not stand in the way of a delete.
-        stop = report.stop.model_copy(update={"method": StopMethod.DELETE})
-        message = f"{action.method} was refused, so {done}: {refusal}"
-        return replace(report, stop=stop), [Transition("Warning", Reason.STOP_ESCALATED, message)]
+    def _delete(self, job: Job, action: Delete) -> ClusterError | None:
+        """Delete all of them; the first refusal. One that is refused, or hangs, holds up no other.
 
-    def _leave_queue(self, job: Job, action: LeaveQueue) -> None:
-        """A queue that refuses holds up no stop: without its effect the workload is deleted."""
-        patch: Json = {"metadata": {"uid": action.uid}, "spec": {"active": False}}
-        try:
-            self._client.merge(KUEUE_WORKLOADS, job.namespace, action.name, patch, names.OPERATOR_MANAGER)
-        except ClusterError as error:
-            if error.status == 429:
-                raise
-            if error.status not in {404, 409}:  # gone, or changed meanwhile: the next look will tell
-                log.error("%s/%s: Workload %s: %s", job.namespace, job.name, action.name, error)
-
-    def _delete_pods(self, job: Job, action: DeletePods) -> None:
-        """One that is refused keeps no other from being deleted, nor does one that hangs: next time, others
-        are first.
+        Pods are taken in any order and for a limited time: the next look goes on, with others first.
         """
-        refused, end = None, self._clock() + PODS_TIME
-        for name, uid in random.sample(action.pods, len(action.pods)):
-            if self._clock() > end:
-                break  # the next look goes on
+        refusal: ClusterError | None = None
+        end = self._clock() + PODS_TIME
+        for one in _shuffled(action.objects):
+            if one.resource == PODS and self._clock() > end:
+                break
             try:
-                self._client.delete(PODS, job.namespace, name, uid, action.grace)
-            except ApiError as error:
-                refused = error
-        if refused is not None:
-            raise refused
-
-    def _delete_between(self, job: Job, objects: tuple[Between, ...]) -> None:
-        """What cannot be deleted keeps no pod from being deleted: that is next."""
-        for one in objects:
-            try:
-                self._client.delete(one.resource, job.namespace, one.name, one.uid)
+                foreground = one.resource != PODS  # a pod owns nothing
+                self._client.delete(
+                    one.resource, job.namespace, one.name, one.uid, one.grace, foreground=foreground
+                )
             except ClusterError as error:
-                if error.status == 429:
-                    raise
                 log.error("%s/%s: %s %s: %s", job.namespace, job.name, one.resource.kind, one.name, error)
-
-    def _ask(self, adapter: WorkloadAdapter, job: Job, action: StopWorkload) -> bool:
-        """Ask workload and children to end; whether there was any that could be asked."""
-        patch = adapter.stop_patch(action.method)
-        if patch is not None:
-            self._merge(adapter.resource, job, job.workload_name, action.uid, patch)
-        try:
-            spec = self._spec(adapter, job, action.uid)
-        except ClusterError as error:
-            if patch is None:
-                raise
-            # It took the request: that its children cannot be known now is no refusal.
-            log.warning(
-                "%s/%s: what else ends it is asked at the next look: %s", job.namespace, job.name, error
-            )
-            return True
-        if job.spec.target_ref is not None and any(spec.get(field) for field in adapter.undone_by):
-            return patch is not None
-        children = adapter.stop_children(action.method, job.workload_name, spec)
-        asked = [self._ask_child(job, action, child) for child in children]
-        return patch is not None or any(asked)
-
-    def _spec(self, adapter: WorkloadAdapter, job: Job, uid: str) -> Json:
-        """The spec of the workload: of its template, or as one to which the job is attached is now."""
-        if job.spec.target_ref is None:
-            return job.spec.made_from.spec
-        raw = self._client.get(adapter.resource, job.namespace, job.workload_name)
-        spec = (of_uid(raw, uid) or {}).get("spec")
-        return spec if isinstance(spec, dict) else {}
-
-    def _ask_child(self, job: Job, action: StopWorkload, child: Child) -> bool:
-        """Whether it is there, and the workload's own: anybody may have made a namesake."""
-        raw = self._client.get(child.resource, job.namespace, child.name)
-        if raw is None or controller_of(raw) != action.uid:
-            return False
-        uid = raw["metadata"]["uid"]
-        if child.patch is None:
-            self._client.delete(child.resource, job.namespace, child.name, uid)
-        else:
-            self._merge(child.resource, job, child.name, uid, child.patch)
-        return True
-
-    def _merge(self, resource: Resource, job: Job, name: str, uid: str, patch: Json) -> None:
-        fenced = patch | {"metadata": {"uid": uid}}
-        self._client.merge(resource, job.namespace, name, fenced, names.OPERATOR_MANAGER)
+                refusal = refusal or error
+        return refusal
 
     # -- evidence ----------------------------------------------------------------------------------------
 
@@ -365,15 +263,15 @@ class Actuator:
 
     # -- status and Events -------------------------------------------------------------------------------
 
-    def _write(self, job: Job, report: Report, extra: list[Transition]) -> None:
+    def _write(self, job: Job, report: Report, extra: list[Transition], version: str) -> None:
         if _says(job.status) == _sayable(report):
             return
         try:
-            self._apply(job, report, job.resource_version)
-        except ApiError as error:
-            if error.status != 409 or (version := self._same_but_newer(job)) is None:
-                raise
             self._apply(job, report, version)
+        except ApiError as error:
+            if error.status != 409 or (newer := self._same_but_newer(job)) is None:
+                raise
+            self._apply(job, report, newer)
         happened = (*transitions(job.status.conditions, report.conditions), *extra)
         for transition in happened:
             if not (transition.reason == Reason.NO_PODS_LEFT and _was_stopped(job)):
@@ -398,7 +296,7 @@ class Actuator:
 
         A latch does not open, so what was decided holds. Else it is to be decided again.
         """
-        if not is_to_stop(job):
+        if not must_stop(job):
             return None
         raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
         if raw is None or _says(read_status(raw)) != _says(job.status):
@@ -415,10 +313,22 @@ class Actuator:
         if ConditionType.HALTED in closed:
             self._observer.halted(new[ConditionType.HALTED].reason)
         stopped = new.get(ConditionType.STOPPED)
-        fire, stop = guard_of(job).fire, report.stop
+        fire = guard_of(job).fire
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
-            empty = (stop and stop.empty_since) or self._clock()
-            self._observer.stopped(max(0.0, (empty - fire.at).total_seconds()))
+            self._observer.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
+
+
+def _shuffled(objects: Sequence[Doomed]) -> Iterator[Doomed]:
+    """What makes pods first, in its order; then pods in any order."""
+    yield from (one for one in objects if one.resource != PODS)
+    pods = [one for one in objects if one.resource == PODS]
+    yield from random.sample(pods, len(pods))
+
+
+def _words(refusals: Sequence[ClusterError]) -> str:
+    """The first refusal, as the API server words it."""
+    first = refusals[0] if refusals else None
+    return first.message if isinstance(first, ApiError) else "" if first is None else str(first)
 
 
 def _resumption(job: Job) -> Iterator[tuple[Job, Transition]]:
@@ -459,14 +369,6 @@ def _with_refusal(
     guarded = Conditions(snapshot, now).make(ConditionType.GUARDED, "False", reason, error.message)
     others = (condition for condition in report.conditions if condition.type != guarded.type)
     return replace(report, conditions=tuple(sorted((*others, guarded), key=lambda c: c.type)))
-
-
-def _escalation(job: Job, report: Report) -> Iterator[Transition]:
-    """An Event if a harder way of stopping took the place of one that had no effect."""
-    before, after = job.status.stop, report.stop
-    if before is not None and after is not None and before.method != after.method:
-        message = f"{before.method} has had no effect since {before.requested_at:%H:%M:%S}: {after.method}"
-        yield Transition("Warning", Reason.STOP_ESCALATED, message)
 
 
 def _sorted(conditions: Iterable[ConditionStatus]) -> list[ConditionStatus]:

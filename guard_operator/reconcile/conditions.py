@@ -9,18 +9,17 @@ from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
     Latched,
-    MadeRef,
     Phase,
     Status,
     WorkloadRef,
 )
-from guard_operator.reconcile.attached import UNPROTECTED
 from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
     is_running,
     is_silent,
+    left_fire,
     silence_message,
     unguarded_pod,
     without_guard,
@@ -35,6 +34,7 @@ from guard_operator.reconcile.snapshot import (
     condition_of,
     guard_of,
 )
+from guard_operator.reconcile.targets import UNPROTECTED
 
 _NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
 #: Why there is no verdict now.
@@ -97,7 +97,7 @@ class Conditions:
 
         No verdict is told while no guard runs, or while it is silent: the last one is history.
         """
-        fire = guard_of(self._job).fire
+        fire = guard_of(self._job).fire or left_fire(self._snapshot)
         before = condition_of(self._job.status, ConditionType.FIRED)
         if fire is not None:
             return self.fired_by(fire)
@@ -198,6 +198,9 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if changed is not None:
         message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
+    before = condition_of(snapshot.job.status, ConditionType.GUARDED)
+    if before is not None and before.reason == Reason.CLAIM_OWNED:
+        return says.make(ConditionType.GUARDED, "True", Reason.CLAIM_OWNED, before.message)
     reason = Reason.WORKLOAD_ATTACHED if is_attached(snapshot.job) else Reason.WORKLOAD_CREATED
     return says.make(ConditionType.GUARDED, "True", reason, reason.meaning)
 
@@ -213,13 +216,8 @@ def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:
     """What was created. Once written it stays, so that a namesake is never taken for ours."""
     workload, ref = snapshot.workload, snapshot.job.status.workload_ref
     if ref is not None:
-        return ref if snapshot.made is None else ref.model_copy(update={"made": _noted(snapshot)})
+        return ref
     return None if workload is None or not workload.ours else reference_to(snapshot, workload)
-
-
-def _noted(snapshot: Snapshot) -> list[MadeRef] | None:
-    """What is known of what the workload has made that makes its pods."""
-    return list(snapshot.made or ()) or None
 
 
 def reference_to(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
@@ -231,5 +229,4 @@ def reference_to(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
         name=job.workload_name,
         uid=workload.uid,
         guard_image=snapshot.guard_image,
-        made=_noted(snapshot),
     )

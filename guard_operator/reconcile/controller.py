@@ -14,14 +14,14 @@ from guard_operator.api.fields import in_words
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
-from guard_operator.reconcile.actuate import Actuator
+from guard_operator.reconcile.actuate import Actuator, Unwritten
 from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
-from guard_operator.reconcile.decide import decide, latches_left
-from guard_operator.reconcile.decision import Report
+from guard_operator.reconcile.decide import decide, decide_latched
+from guard_operator.reconcile.decision import Decision, Report
 from guard_operator.reconcile.gather import Gatherer
+from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import parse_job, read_status
-from guard_operator.reconcile.snapshot import OVER, condition_of, is_true
-from guard_operator.reconcile.stops import StopClock
+from guard_operator.reconcile.snapshot import OVER, Snapshot, condition_of, is_true
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,13 @@ class Controller:
         self,
         gatherer: Gatherer,
         actuator: Actuator,
+        memory: RunMemory,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
         self._clock = clock
-        self._stops = StopClock()
+        self._memory = memory
 
     def reconcile(self, raw: Json | None) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
@@ -61,19 +62,28 @@ class Controller:
         except ValidationError as error:
             self._refuse(raw, error)
             return None
-        snapshot = self._gatherer.gather(job, self._stops.made(job), self._stops.asked(job))
+        known = self._memory.of(job)
+        snapshot = self._gatherer.gather(job, known)
         if snapshot is None:
             return None
-        snapshot = replace(snapshot, asked=self._stops.asked(snapshot.job))
         decision = decide(snapshot, self._clock())
         under_way = decision.report.phase is Phase.STOPPING
-        ref = decision.report.workload_ref
-        made = () if ref is None else ref.made or ()
-        self._stops.note(job.uid, decision.report.stop if under_way else None, made)
+        self._memory.note(snapshot, decision.report.stop if under_way else None, known)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
-        self._actuator.actuate(snapshot, decision)
+        self._act(snapshot, decision)
         return decision.look_again
+
+    def _act(self, snapshot: Snapshot, decision: Decision) -> None:
+        """Carry it out, and remember what was refused: the next look says so."""
+        refusal = ""
+        try:
+            refusal = self._actuator.actuate(snapshot, decision)
+        except Unwritten as error:
+            refusal = error.refusal
+            raise
+        finally:
+            self._memory.note_refusal(snapshot.job, refusal)
 
     def _refuse(self, raw: Json, error: ValidationError) -> None:
         """Say that the spec of a job without a workload does not validate: CRDs have versions."""
@@ -114,9 +124,9 @@ class Controller:
     def _take_last_word(self, raw: Json) -> bool:
         """Have a latch written down that a guard left when it ended; whether there is one."""
         with suppress(ValidationError):
-            snapshot = self._gatherer.last_words(parse_job(raw))
-            if (decision := latches_left(snapshot, Conditions(snapshot, self._clock()))) is not None:
-                self._actuator.actuate(snapshot, decision)
+            snapshot, now = self._gatherer.last_words(parse_job(raw)), self._clock()
+            if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is not None:
+                self._act(snapshot, decision)
                 return True
         return False
 

@@ -30,16 +30,24 @@ from guard_operator.reconcile.decision import (
     Action,
     CreateWorkload,
     Decision,
-    DeleteBetween,
-    RecordLatches,
+    RecordFire,
     Report,
     StartGuard,
+    delete_makers,
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
-from guard_operator.reconcile.halts import gave_up, halt_due, halted_by, held_back, is_silent, is_to_stop
+from guard_operator.reconcile.halts import gave_up, halt_due, held_back, is_silent, left_fire, left_halt
 from guard_operator.reconcile.queues import waits_in
-from guard_operator.reconcile.snapshot import Preparation, Snapshot, Waiting, condition_of, guard_of
-from guard_operator.reconcile.teardown import STOPPING_SECONDS, left_fire, teardown
+from guard_operator.reconcile.snapshot import (
+    Preparation,
+    Snapshot,
+    Waiting,
+    condition_of,
+    guard_of,
+    is_true,
+    must_stop,
+)
+from guard_operator.reconcile.teardown import STOPPING_SECONDS, teardown
 
 #: How often at least a running job is looked at, and how often while its watch shows nothing.
 RUNNING_SECONDS = 600.0
@@ -59,9 +67,7 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = Conditions(snapshot, now)
     decision = (
-        latches_left(snapshot, says)
-        or _halt(snapshot, says)
-        or teardown(snapshot, says, now)
+        decide_latched(snapshot, says, now)
         or _deleting(snapshot)
         or over_already(snapshot, now)
         or _unknown_kind(snapshot, says)
@@ -71,6 +77,11 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
         or _running(snapshot, says)
     )
     return _noted(snapshot, decision)
+
+
+def decide_latched(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | None:
+    """Decide what a latch asks for, whatever is known of the workload."""
+    return _halt(snapshot, says) or teardown(snapshot, says, now) or _report_fire(snapshot, says)
 
 
 def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
@@ -87,40 +98,27 @@ def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
     return Decision(report, actions, STOPPING_SECONDS)
 
 
-def latches_left(snapshot: Snapshot, says: Conditions) -> Decision | None:
-    """What a guard latched that ended before the API server took it goes into the status first.
-
-    That happens when the trainer stops by itself while the API server is away. From there all is as always;
-    also if it is refused, for then the operator's own conditions say it. Of a run that is to stop anyway it
-    holds up nothing.
-    """
-    job, known = snapshot.job, guard_of(snapshot.job)
-    if is_to_stop(job):
-        return None
-    fire = left_fire(snapshot)
-    left = [pod.halt for pod in snapshot.pods if pod.guarded and pod.halt is not None]
-    halt = left[0] if left and known.halt is None else None
-    if fire is None and halt is None:
-        return None
-    said = {condition.type: condition for condition in job.status.conditions}
-    if fire is not None:
-        said[ConditionType.FIRED] = says.fired_by(fire)
-    if halt is not None:
-        said[ConditionType.HALTED] = says.make(ConditionType.HALTED, "True", *halted_by(halt))
-    otherwise = replace(as_it_is(job.status), conditions=tuple(said[kind] for kind in sorted(said)))
-    return Decision(as_it_is(job.status), (RecordLatches(fire, halt, otherwise),))
-
-
 def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """An action halts the run: that is written down, and acted on once it stands in the status."""
-    if is_to_stop(snapshot.job) or halt_due(snapshot) is None:
+    if must_stop(snapshot.job) or halt_due(snapshot) is None:
         return None
-    if not snapshot.live:
+    if not snapshot.live and left_halt(snapshot) is None:
         return Decision(as_it_is(snapshot.job.status), look_again=STOPPING_SECONDS)
     status = snapshot.job.status
     conditions = says(condition_of(status, ConditionType.GUARDED))
     report = Report(status.phase or Phase.RUNNING, conditions, workload_ref_of(snapshot), status.stop)
     return Decision(report, look_again=STOPPING_SECONDS)
+
+
+def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
+    """Write down a fire that stops nothing (`onFire: Report`) and that only the guard's last words tell."""
+    fire, status = left_fire(snapshot), snapshot.job.status
+    if fire is None or is_true(status, ConditionType.FIRED):
+        return None
+    others = tuple(one for one in status.conditions if one.type != ConditionType.FIRED)
+    conditions = tuple(sorted((*others, says.fired_by(fire)), key=lambda one: one.type))
+    report = replace(as_it_is(status), conditions=conditions)
+    return Decision(report, (RecordFire(fire),), STOPPING_SECONDS)
 
 
 def _deleting(snapshot: Snapshot) -> Decision | None:
@@ -153,8 +151,14 @@ def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
     if preparation.reason is not None:
         return _not_yet(says, Phase.REFUSED, preparation)
     assert workload is not None, "gather says that it is missing"
-    meaning = Reason.WORKLOAD_ATTACHED.meaning
-    guarded = says.make(ConditionType.GUARDED, "True", Reason.WORKLOAD_ATTACHED, meaning)
+    reason, message = Reason.WORKLOAD_ATTACHED, Reason.WORKLOAD_ATTACHED.meaning
+    if claim := preparation.owned_claim:
+        reason = Reason.CLAIM_OWNED
+        message = (
+            f"the workload is guarded. It owns PersistentVolumeClaim {claim}, so a fire deletes the "
+            "checkpoints, too: remove that owner reference to keep them"
+        )
+    guarded = says.make(ConditionType.GUARDED, "True", reason, message)
     report = Report(Phase.PENDING, says(guarded), reference_to(snapshot, workload))
     return Decision(report, look_again=STOPPING_SECONDS)
 
@@ -220,7 +224,7 @@ def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...
     """A guard's own pod is there while its run is, and takes no GPU while a queue holds the run back."""
     own, maker = snapshot.own_guard, guard_maker(snapshot)
     if state is WorkloadState.SUSPENDED:
-        return (DeleteBetween(maker),) if maker else ()
+        return (delete_makers(maker),) if maker else ()
     if own is None or own.made is not None or own.taken or not snapshot.job.guard_known:
         return ()
     return (StartGuard(),)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from guard_operator.api.types import ConditionStatus, Latched, Phase, StopMethod, StopStatus, WorkloadRef
+from guard_operator.api.types import ConditionStatus, Latched, Phase, StopStatus, WorkloadRef
 from guard_operator.reconcile.snapshot import Between
+from guard_operator.runtime.client import Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +26,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordLatches:
-    """Put into `status.guard` what a guard latched that ended before the API server took it.
+class RecordFire:
+    """Put into `status.guard` a fire that the guard left when it ended before the API server took it."""
 
-    `otherwise` is reported if that fails, so that the run is stopped all the same; None: it is anyway.
-    """
-
-    fire: Latched | None
-    halt: Latched | None = None
-    otherwise: Report | None = None
+    fire: Latched
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +54,28 @@ class CaptureEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class StopWorkload:
-    """Stop the workload with this UID by `method`; a refused patch becomes a delete."""
+class Doomed:
+    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
 
-    method: StopMethod
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveQueue:
-    """Have the queue's object of this name and UID admit the workload no more."""
-
+    resource: Resource
     name: str
     uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteBetween:
-    """Delete what makes pods for the workload, each fenced by its UID: while it is there, pods come back."""
-
-    objects: tuple[Between, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePods:
-    """Delete these pods, each fenced by its UID. `grace`: seconds they have to end; None: as they say."""
-
-    pods: tuple[tuple[str, str], ...]
     grace: int | None = None
 
 
-Action = (
-    RecordLatches
-    | CreateWorkload
-    | StartGuard
-    | CaptureEvidence
-    | LeaveQueue
-    | StopWorkload
-    | DeleteBetween
-    | DeletePods
-)
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete these objects in the foreground: what they own goes before they do."""
+
+    objects: tuple[Doomed, ...]
+
+
+def delete_makers(makers: Iterable[Between]) -> Delete:
+    """Delete what makes pods."""
+    return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
+
+
+Action = RecordFire | CreateWorkload | StartGuard | CaptureEvidence | Delete
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from guard_operator.reconcile.conditions import (
     whether_guarded,
     workload_ref_of,
 )
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, DeleteBetween, Report
+from guard_operator.reconcile.decision import CaptureEvidence, Decision, Report, delete_makers
 from guard_operator.reconcile.halts import is_running, is_silent
 from guard_operator.reconcile.snapshot import (
     OVER,
@@ -30,7 +30,7 @@ from guard_operator.reconcile.snapshot import (
     is_true,
     own_end,
 )
-from guard_operator.reconcile.teardown import REASSERT_SECONDS, STOPPING_SECONDS
+from guard_operator.reconcile.teardown import LOGS_SECONDS, STOPPING_SECONDS
 
 #: For how long after its end evidence of a run that was not stopped is tried for.
 EVIDENCE_SECONDS = 300.0
@@ -73,9 +73,9 @@ def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision
     """
     if snapshot.job.status.evidence is not None or ended > EVIDENCE_SECONDS:
         if maker := guard_maker(snapshot):  # it has nothing more to say, and may have a GPU
-            return Decision(report, (DeleteBetween(maker),), STOPPING_SECONDS)
+            return Decision(report, (delete_makers(maker),), STOPPING_SECONDS)
         return Decision(report)
-    return Decision(report, (CaptureEvidence(final=ended > REASSERT_SECONDS),), STOPPING_SECONDS)
+    return Decision(report, (CaptureEvidence(final=ended > LOGS_SECONDS),), STOPPING_SECONDS)
 
 
 def ended_by_itself(snapshot: Snapshot, says: Conditions) -> Decision | None:

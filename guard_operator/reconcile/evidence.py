@@ -1,19 +1,25 @@
-"""What is kept of a run that is over: a ConfigMap of bounded size. Pure.
+"""The evidence of a run that is over: a ConfigMap of bounded size, and the threads that collect it.
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
 It holds the verdict, the job's conditions, by which it ended, the evaluation rounds of the status, the policy
 of the run, the last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the
 guard, and a part of the steps, which takes the room that all else leaves; `rlguard report` turns it into a
-page. The object is written once; a later attempt finds it and leaves it.
+page. The object is written once; a later attempt finds it and leaves it. It is collected beside the
+reconciles: a log that cannot be had delays no stop, and what goes wrong here is no error of a reconcile.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
 
 from guard_core.policy import Policy
 from guard_core.thinning import fewer_lines, size
@@ -22,8 +28,19 @@ from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.inject import policy_file
 from guard_operator.reconcile.owned import owner_reference
-from guard_operator.reconcile.snapshot import Job, guard_of
-from guard_operator.runtime.client import CONFIG_MAPS, Json
+from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of, with_conditions
+from guard_operator.runtime.client import CONFIG_MAPS, Client, Json, of_uid
+from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+THREADS = 16
+#: How long one log may take, seconds: at first, and at most. A busy node answers late, so each try has twice
+#: the time of the one before.
+LOG_SECONDS, MOST_LOG_SECONDS = 3.0, 8.0
 
 #: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB; the
 #: steps have what is left of `EVIDENCE_BYTES`.
@@ -105,3 +122,125 @@ def _head(message: str) -> str:
 def _tail(text: str, limit: int) -> str:
     """The last `limit` bytes as text."""
     return text.encode("utf-8", "replace")[-limit:].decode("utf-8", "ignore")
+
+
+class EvidenceCollector:
+    """See the module. `collected` is called with (namespace, name) of a job whose evidence was written."""
+
+    def __init__(
+        self,
+        client: Client,
+        collected: Callable[[tuple[str, str]], None] = lambda _key: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._collected = collected
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+        self._tries: dict[str, int] = {}  # by UID, until it is written
+        self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
+        self._todo: queue.SimpleQueue[tuple[Snapshot, bool, float]] = queue.SimpleQueue()
+        for number in range(THREADS):
+            threading.Thread(target=self._work, name=f"evidence-{number}", daemon=True).start()
+
+    def collect(self, snapshot: Snapshot, final: bool) -> str | None:
+        """Name of the evidence once it is written; until then it is collected, if it is not already."""
+        uid = snapshot.job.uid
+        with self._lock:
+            if (name := self._written.pop(uid, None)) is not None:
+                return name
+            if uid in self._under_way:
+                return None
+            self._under_way.add(uid)
+            tries = self._tries[uid] = self._tries.get(uid, 0) + 1
+        self._todo.put((snapshot, final, seconds_of_try(tries)))
+        return None
+
+    def _work(self) -> None:
+        while True:
+            snapshot, final, seconds = self._todo.get()
+            job, name = snapshot.job, None
+            try:
+                name = self._write(snapshot, final, seconds)
+            except Exception as error:
+                log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
+            with self._lock:
+                self._under_way.discard(job.uid)
+                if name is not None:
+                    self._written[job.uid] = name
+                    self._tries.pop(job.uid, None)
+            if name is not None:
+                self._collected((job.namespace, job.name))
+
+    def _write(self, snapshot: Snapshot, final: bool, seconds: float) -> str | None:
+        """Write it once; its name, or None if the trainer's log cannot be had now and may be had later."""
+        job, policy = self._whole(snapshot.job)
+        logs = self._logs(snapshot, seconds)
+        if isinstance(logs["trainer.log"], ClusterError) and not final:
+            return None
+        said = {
+            name: f"not available: {text}" if isinstance(text, ClusterError) else text
+            for name, text in logs.items()
+        }
+        body = build_evidence(job, policy, said, self._clock())
+        try:
+            self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        return evidence_name(job)
+
+    def _whole(self, job: Job) -> tuple[Job, Policy | None]:
+        """The job with its history, which no cache has, and its policy; as it is known if it is gone.
+
+        Its conditions are those that came with it: they may not have been written yet.
+        """
+        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        if raw is None:
+            return job, None
+        return with_conditions(parse_job(raw), job.status.conditions), read_policy(raw)
+
+    def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str | ClusterError]:
+        """Ends of the logs of trainer and guard, or why one cannot be read now."""
+        job = snapshot.job
+        guarded = _newest([pod for pod in snapshot.pods if pod.guarded])
+        if guarded is None or not snapshot.trainer:
+            gone = TransportError("no pod is there, or which of its containers trains is not known")
+            return {"trainer.log": gone, "guard.log": gone}
+        trains = _newest([pod for pod in snapshot.pods if pod.rank0]) or guarded
+        # At once: the pods may be gone in the moment between the two.
+        beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER, seconds))
+        trainer = self._log(job.namespace, trains.name, snapshot.trainer, seconds)
+        return {"trainer.log": trainer, "guard.log": beside.result()}
+
+    def _log(self, namespace: str, pod: str, container: str, seconds: float) -> str | ClusterError:
+        try:
+            return self._client.log_tail(namespace, pod, container, LOG_BYTES, seconds)
+        except ClusterError as error:
+            return error
+
+
+def seconds_of_try(number: int) -> float:
+    """How long a log may take, seconds; `number` counts from 1."""
+    return min(LOG_SECONDS * 2.0 ** (number - 1), MOST_LOG_SECONDS)
+
+
+def _newest(pods: Sequence[Pod]) -> Pod | None:
+    """Of those that have run, if any has: one that replaces a stopped pod may never come so far."""
+    ran = [pod for pod in pods if pod.phase != "Pending"]
+    return next(reversed(ran or pods), None)
+
+
+def _beside(call: Callable[[], T]) -> Future[T]:
+    """What it gives, from a thread for which the end of the process does not wait."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="evidence-beside", daemon=True).start()
+    return future

@@ -29,22 +29,16 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus, MadeRef, StopStatus
+from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.attached import (
-    attached_trainer,
-    attachment_obstacles,
-    exposures,
-    has_made_nothing,
-    why_not_attached,
-)
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
-from guard_operator.reconcile.halts import goes_on_unread, is_to_stop, must_be_live, was_there
+from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
+from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
@@ -64,9 +58,21 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     finalizers_of,
     guard_of,
+    must_stop,
     with_spec,
 )
-from guard_operator.reconcile.targets import Belongings, controlled, listed, read_target, read_unlabelled
+from guard_operator.reconcile.targets import (
+    Belongings,
+    attached_trainer,
+    attachment_obstacles,
+    controlled,
+    exposures,
+    has_made_nothing,
+    listed,
+    read_target,
+    read_unlabelled,
+    why_not_attached,
+)
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -189,60 +195,52 @@ class Gatherer:
         between = () if adapter is None else self._between(adapter, job, uid, live=False)
         owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
         pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
-        return Snapshot(job, pods=tuple(_pod(adapter, raw, owner) for raw in pods))
+        workload = None if uid is None else Workload(uid, True, WorkloadState.RUNNING, unread=True)
+        return Snapshot(job, workload, tuple(_pod(adapter, raw, owner) for raw in pods))
 
-    def gather(
-        self, job: Job, made: tuple[MadeRef, ...] = (), asked: StopStatus | None = None
-    ) -> Snapshot | None:
+    def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
-        `made`, `asked`: what its workload has made, and what was asked for to stop it, if more is known of
-        that than the status says.
+        `known`: what is remembered of the run beside its status.
 
         Raises:
             ClusterError: a live read failed for now.
         """
         deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
         if not deaf:
-            snapshot = self._look(job, made, asked, live=False)
+            snapshot = self._look(job, known, live=False)
             if not must_be_live(snapshot):
                 return snapshot
         try:
             raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
         except ClusterError:
-            if not is_to_stop(job):
+            if not must_stop(job):
                 raise
-            return self._look(job, made, asked, live=False, deaf=deaf)
+            return self._look(job, known, live=False, deaf=deaf)
         if raw is None:
             return None
-        return self._look(parse_job(raw), made, asked, live=True, deaf=deaf)
+        return self._look(parse_job(raw), known, live=True, deaf=deaf)
 
-    def _look(
-        self,
-        job: Job,
-        made: tuple[MadeRef, ...],
-        asked: StopStatus | None,
-        live: bool,
-        deaf: bool = False,
-    ) -> Snapshot:
+    def _look(self, job: Job, known: Remembered, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
         adapter = self._adapter(job)
         if adapter is None:
             return self._unknown_kind(job, live)
         stopping = _is_stopping(job)
         raw_pods = list(self._caches.pods(job.namespace, job.uid))
-        # The first stop request need not wait for live reads; whether something is left must not be cached.
-        uncached = live or (stopping and (job.status.stop is not None or not raw_pods))
-        raw_workload = self._workload(adapter, job, uncached, seen=bool(raw_pods))
+        # The first delete need not wait for live reads; whether something is left must not be cached.
+        begun = known.stop is not None or job.status.stop is not None
+        uncached = live or (stopping and (begun or not raw_pods))
+        raw_workload = self._workload(adapter, job, uncached)
         workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
         uid = _uid(job, workload)
-        first_stop = is_to_stop(job) and asked is None and job.status.stop is None
+        first_stop = must_stop(job) and not begun
         if first_stop and workload is not None and workload.unread:
             # Each further read may hang for as long as this one did: they are for the next look.
             uncached, unread, target = False, "its workload cannot be read", Belongings()
         else:
             raw_pods, unread = self._pods_now(job, raw_pods) if uncached else (raw_pods, "")
-            target = read_target(self._client, adapter, job, raw_workload, uid, made)
+            target = read_target(self._client, adapter, job, raw_workload, uid)
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = _uid_of_guard(own_guard)
@@ -254,6 +252,10 @@ class Gatherer:
             hidden = read_unlabelled(self._client, adapter, job, raw_workload, uid)
             unread, owner = hidden.unread, replace(owner, between=owner.between | hidden.controllers)
             pods += tuple(_pod(adapter, raw, owner) for raw in hidden.pods)
+        unread = unread or target.unread
+        if stopping and uncached:
+            missed, why = self._missed(job, known.pods, pods)
+            pods, unread = (*pods, *(_pod(adapter, raw, owner) for raw in missed)), unread or why
         made_or_taken = workload is not None and job.spec.target_ref is None
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
@@ -270,13 +272,15 @@ class Gatherer:
             own_guard=own_guard,
             queued=self._queued(job, workload, uncached),
             pods=pods,
-            pods_unread=unread or target.unread,
-            makers_unread=target.makers_unread,
+            pods_unread=unread,
+            refusal=known.refusal,
+            asked=known.stop,
+            seen=known.pods,
+            all_pods_read=stopping and uncached and not unread,
             preparation=preparation,
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
             trainer=attached_trainer(adapter, spec),
-            made=target.note,
             heartbeat_age=age,
             most_silent=most_silent,
             deaf=deaf,
@@ -331,23 +335,40 @@ class Gatherer:
             unknown_kind=True,
         )
 
-    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool, seen: bool) -> Json | None:
-        """`seen`: whether a pod of it was seen."""
+    def _missed(
+        self, job: Job, seen: Iterable[tuple[str, str]], pods: Iterable[Pod]
+    ) -> tuple[list[Json], str]:
+        """Pods that were seen before, are not among these and are there, and why one cannot be read.
+
+        Each read may hang, so the first that fails is the last.
+        """
+        listed, found = {pod.uid for pod in pods}, list[Json]()
+        for name, uid in seen:
+            if uid in listed:
+                continue
+            try:
+                raw = of_uid(self._client.get(PODS, job.namespace, name), uid)
+            except ClusterError as error:
+                return found, str(error)
+            found += [] if raw is None else [raw]
+        return found, ""
+
+    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
         cached = None if live else self._cached_workload(adapter, job)
         try:
             return cached or self._client.get(
                 adapter.resource, job.namespace, job.workload_name, was_there=was_there(job)
             )
         except ClusterError as error:
-            if (known := self._last_known(adapter, job, seen)) is None:
+            if (known := self._last_known(adapter, job)) is None:
                 raise
             log.warning("%s/%s: its workload cannot be read: %s", job.namespace, job.name, error)
             return known
 
-    def _last_known(self, adapter: WorkloadAdapter, job: Job, pods_seen: bool) -> Json | None:
+    def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
         """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone."""
         ref = job.status.workload_ref
-        if not goes_on_unread(job, pods_seen) or ref is None:
+        if not goes_on_unread(job) or ref is None:
             return None
         seen = self._cached_workload(adapter, job) or {"metadata": {"name": ref.name, "uid": ref.uid}}
         return seen | {_UNREAD: True}
@@ -513,7 +534,8 @@ class Gatherer:
             return missing
         if job.spec.target_ref is not None:
             found = _target(adapter, job, raw, target)
-            return self._guard_refused(adapter, job) if found.reason is None else found
+            found = self._guard_refused(adapter, job) if found.reason is None else found
+            return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
         guard, spec = job.spec.guard, job.spec.made_from.spec
         for field, claim in template_claims(adapter, spec):
             if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
@@ -542,6 +564,15 @@ class Gatherer:
                 what = f"the {body['kind']} {body['metadata']['name']} for the guard: {error.message}"
                 return Preparation(Reason.GUARD_REFUSED, what, again)
         return Preparation()
+
+    def _owned_claim(self, job: Job, target: Json | None) -> str:
+        """The checkpoint claim, if the target owns it: it is deleted with its owner."""
+        name = job.spec.guard.checkpoints.claim_name
+        if name is None or target is None:
+            return ""
+        claim = self._client.get(CLAIMS, job.namespace, name) or {"metadata": {}}
+        owners = claim["metadata"].get("ownerReferences") or []
+        return name if any(one.get("uid") == target["metadata"]["uid"] for one in owners) else ""
 
     def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
         """A claim that is not there, or that two nodes cannot share where they must."""
@@ -617,7 +648,7 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
     """
     if job.spec.target_ref is not None:
         return False
-    if is_to_stop(job):
+    if must_stop(job):
         return not pods
     runs = workload is not None and workload.ours and workload.state is WorkloadState.RUNNING
     return runs and not any(pod.rank0 for pod in pods)
@@ -647,7 +678,8 @@ def _late(
 
 def _is_stopping(job: Job) -> bool:
     """Whether this job is being, or will now be, torn down; errs on the side of reading live."""
-    return is_to_stop(job) or guard_of(job).halt is not None or job.status.stop is not None
+    stops = must_stop(job) or guard_of(job).halt is not None
+    return stops or job.status.stop is not None
 
 
 def _of_job(job: Job) -> str:
@@ -667,11 +699,18 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
         ours=controller_of(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
         state=state,
         message=message,
-        starts_again=adapter.may_start_again(raw),
-        terminating="deletionTimestamp" in metadata,
         created=_time(metadata.get("creationTimestamp")),
+        deleted=_time(metadata.get("deletionTimestamp")),
+        finalizers=tuple(finalizers_of(metadata)),
+        manager=_creator(metadata),
         unread=bool(raw.get(_UNREAD)),
     )
+
+
+def _creator(metadata: Json) -> str:
+    """The field manager that wrote an object first; "" if it is not known."""
+    written = [one for one in metadata.get("managedFields") or [] if one.get("time")]
+    return str(min(written, key=lambda one: str(one["time"]))["manager"]) if written else ""
 
 
 def _time(text: str | None) -> datetime | None:

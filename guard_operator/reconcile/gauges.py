@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Phase
+from guard_operator.api.types import OnFire, Phase
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
 #: (namespace, kind, whether it can be listed; None: there is none) of what jobs are made of.
@@ -23,7 +23,7 @@ Kinds = Callable[[], Iterable[tuple[str, str, bool | None]]]
 #: What is measured of each job for which it is due, seconds.
 _AGES = {
     "rlguard_unstopped_seconds": "Time since it was noted that a run must stop, until it is stopped.",
-    "rlguard_pods_overdue_seconds": "The same, once its pods have not ended in their time.",
+    "rlguard_stop_blocked_seconds": "The same, while something keeps the workload or a pod.",
     "rlguard_first_evaluation_pending_seconds": "For how long a job has run, of which nothing was evaluated "
     "yet; the time in a queue does not count.",
     "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start, without that in "
@@ -59,7 +59,8 @@ class JobGauges(Collector):
             silent = _condition(status, "GuardSilent")
             if phase in _ALIVE and silent.get("status") == "True":
                 silences[silent.get("reason", "")] += 1
-            for name, since in _ages(status, phase):
+            only_reported = (raw.get("spec") or {}).get("onFire") == OnFire.REPORT
+            for name, since in _ages(status, phase, only_reported):
                 if since is not None:
                     labels = [metadata["namespace"], metadata["name"]]
                     ages[name].add_metric(labels, max(0.0, now - since))
@@ -122,14 +123,17 @@ _ALIVE = {
 _RUNS = {Phase.STARTING, Phase.RUNNING}
 
 
-def _ages(status: dict[str, Any], phase: str) -> Iterator[tuple[str, float | None]]:
-    """What of one job is measured as the time since when: (metric, Unix time, None if that is no time)."""
+def _ages(status: dict[str, Any], phase: str, only_reported: bool) -> Iterator[tuple[str, float | None]]:
+    """What of one job is measured as the time since when: (metric, Unix time, None if that is no time).
+
+    `only_reported`: a fire stops nothing.
+    """
     guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
-    latched = _latched(status)
+    latched = _latched(status, only_reported)
     if latched and stopped.get("status") != "True":
         yield "rlguard_unstopped_seconds", _moment(latched)
-        if stopped.get("reason") == Reason.PODS_OVERDUE:
-            yield "rlguard_pods_overdue_seconds", _moment(latched)
+        if stopped.get("reason") == Reason.STOP_BLOCKED:
+            yield "rlguard_stop_blocked_seconds", _moment(latched)
     waiting = _condition(status, "Waiting")
     queued = waiting.get("reason") == Reason.QUEUED  # for as long as the queue takes: nobody is called
     if phase in _ALIVE and waiting.get("status") == "True" and not queued:
@@ -153,12 +157,14 @@ def _runs_since(status: dict[str, Any]) -> float | None:
     return min(filter(None, (_moment(one["lastTransitionTime"]) for one in known)), default=None)
 
 
-def _latched(status: dict[str, Any]) -> str | None:
+def _latched(status: dict[str, Any], only_reported: bool) -> str | None:
     """Since when a run must stop, as the operator noted it: the clock of a guard may be days off.
 
     Only until the operator has noted the fire, as the guard says, if that is a time at all.
     """
     fired = _condition(status, "Fired")
+    if only_reported:
+        return _condition(status, "Halted").get("lastTransitionTime")
     if fired.get("status") == "True":
         return str(fired["lastTransitionTime"])
     said = ((status.get("guard") or {}).get("fire") or {}).get("at")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.api.reasons import ConditionType
-from guard_operator.api.types import Phase
+from guard_operator.api.types import OnFire, Phase
 from guard_operator.reconcile.snapshot import OVER
 from guard_operator.runtime.client import Json
 
@@ -19,9 +19,10 @@ _WELL = {ConditionType.FIRED: "False", ConditionType.GUARD_SILENT: "False"}
 
 def is_latched(raw: Json) -> bool:
     """Whether this job must stop: its guard has latched, or it is written down that it fired or halted."""
-    guard = _guard(raw)
-    written = _holds(raw, ConditionType.FIRED) or _holds(raw, ConditionType.HALTED)
-    return bool(guard.get("fire") or guard.get("halt")) or written
+    guard, spec = _guard(raw), raw.get("spec") or {}
+    halted = bool(guard.get("halt")) or _holds(raw, ConditionType.HALTED)
+    fired = bool(guard.get("fire")) or _holds(raw, ConditionType.FIRED)
+    return halted or (fired and spec.get("onFire") != OnFire.REPORT)
 
 
 def has_begun(raw: Json) -> bool:
@@ -68,7 +69,7 @@ def _goes_on_well(raw: Json) -> bool:
     said = {one.get("type"): one.get("status") for one in status.get("conditions") or []}
     return (
         status.get("phase") == Phase.RUNNING
-        and not is_latched(raw)
+        and not (is_latched(raw) or guard.get("fire"))
         and all(said.get(kind) == value for kind, value in _WELL.items())
         and guard.get("heartbeat") is not None
         and guard.get("step") is not None

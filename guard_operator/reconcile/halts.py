@@ -7,7 +7,30 @@ from __future__ import annotations
 
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import Latched
-from guard_operator.reconcile.snapshot import OVER, Job, Pod, Snapshot, guard_of, is_true, own_end
+from guard_operator.reconcile.snapshot import (
+    OVER,
+    Job,
+    Pod,
+    Snapshot,
+    guard_of,
+    is_true,
+    must_stop,
+    own_end,
+)
+
+
+def left_fire(snapshot: Snapshot) -> Latched | None:
+    """A fire that a guard left in its termination message and that is not in the status."""
+    if guard_of(snapshot.job).fire is not None:
+        return None
+    return next((pod.fire for pod in snapshot.pods if pod.guarded and pod.fire is not None), None)
+
+
+def left_halt(snapshot: Snapshot) -> Latched | None:
+    """A halt that a guard left in its termination message and that is not in the status."""
+    if guard_of(snapshot.job).halt is not None:
+        return None
+    return next((pod.halt for pod in snapshot.pods if pod.guarded and pod.halt is not None), None)
 
 
 def must_be_live(snapshot: Snapshot) -> bool:
@@ -20,13 +43,13 @@ def must_be_live(snapshot: Snapshot) -> bool:
     """
     known = ended_before(snapshot.job) or snapshot.unknown_kind
     ended = not known and own_end(snapshot) is not None
-    return not is_to_stop(snapshot.job) and (ended or is_silent(snapshot) or halt_due(snapshot) is not None)
+    return not must_stop(snapshot.job) and (ended or is_silent(snapshot) or halt_due(snapshot) is not None)
 
 
 def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
-    if (halt := guard_of(snapshot.job).halt) is not None:
-        return halted_by(halt)
+    if (halt := guard_of(snapshot.job).halt or left_halt(snapshot)) is not None:
+        return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
     silence_counts = _stops_silence(snapshot) and not ended_before(snapshot.job)
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
@@ -35,24 +58,13 @@ def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     return None
 
 
-def halted_by(halt: Latched) -> tuple[Reason, str]:
-    """What is to be said of a run that its guard halted."""
-    return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
+def goes_on_unread(job: Job) -> bool:
+    """Whether a teardown goes on although something cannot be read.
 
-
-def is_to_stop(job: Job) -> bool:
-    """Whether the status says already that the run must stop: a fire, or a halt that was written down."""
-    written = any(is_true(job.status, kind) for kind in (ConditionType.FIRED, ConditionType.HALTED))
-    return written or guard_of(job).fire is not None
-
-
-def goes_on_unread(job: Job, pods_seen: bool = False) -> bool:
-    """Whether its stop, or the halt of its guard, goes on although something cannot be read: unless it was
-    seen empty, which one failed request does not put into doubt, and a pod that was seen since does.
+    Not once it is stopped: one failed request does not put that into doubt.
     """
-    created, stop = job.status.workload_ref is not None, job.status.stop
-    latched = is_to_stop(job) or guard_of(job).halt is not None
-    return latched and created and (pods_seen or stop is None or stop.empty_since is None)
+    latched = must_stop(job) or guard_of(job).halt is not None
+    return latched and job.status.workload_ref is not None and not is_true(job.status, ConditionType.STOPPED)
 
 
 def was_there(job: Job) -> bool:
@@ -60,7 +72,7 @@ def was_there(job: Job) -> bool:
 
     Of one that is to stop it makes no more pods, and those that there are have the operator's labels.
     """
-    return job.status.workload_ref is not None and not (is_to_stop(job) or ended_before(job))
+    return job.status.workload_ref is not None and not (must_stop(job) or ended_before(job))
 
 
 def ended_before(job: Job) -> bool:
@@ -130,5 +142,5 @@ def without_guard(pod: Pod) -> str:
 
 
 def is_running(pod: Pod) -> bool:
-    """Whether its containers run and nobody has asked for its end."""
+    """Whether its containers run and it is not on its way out."""
     return pod.phase == "Running" and not pod.terminating

@@ -1,8 +1,7 @@
 """What a queue (Kueue) says of a workload. Pure.
 
 Kueue suspends a workload that has its label, makes a Workload of its own for it, and resumes it once that
-is admitted. So a run that is to stay stopped must leave the queue: a Workload that is not active is never
-admitted.
+is admitted. What is deleted no queue can admit again, so the operator only reads.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from guard_operator.adapters import WorkloadState, at
+from guard_operator.adapters import at
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import StopMethod
-from guard_operator.reconcile.snapshot import Queued, Waiting, Workload
+from guard_operator.reconcile.snapshot import Queued, Waiting
 from guard_operator.runtime.client import Json, controller_of
 
 #: Kueue's own label, with the UID of what it is for. Anybody may write one, so the owner counts.
@@ -38,16 +36,10 @@ def is_given_away(made: Mapping[str, Any]) -> bool:
 
 
 def queued_of(found: Iterable[Json], workload_uid: str) -> Queued | None:
-    """What of these belongs to the workload of this UID; None: the queue knows nothing of it.
-
-    Where there are several, as for a moment after a change, the one that could resume it counts.
-    """
-    own = [raw for raw in found if controller_of(raw) == workload_uid and not _going(raw)]
-    return min(map(_queued, own), key=lambda one: (not one.may_resume, one.name), default=None)
-
-
-def _going(raw: Mapping[str, Any]) -> bool:
-    return "deletionTimestamp" in raw["metadata"]
+    """What of these belongs to the workload of this UID; None: the queue knows nothing of it."""
+    own = [raw for raw in found if controller_of(raw) == workload_uid]
+    there = [raw for raw in own if "deletionTimestamp" not in raw["metadata"]]
+    return _queued(min(there, key=lambda raw: str(raw["metadata"]["name"]))) if there else None
 
 
 def _queued(raw: Json) -> Queued:
@@ -59,15 +51,12 @@ def _queued(raw: Json) -> Queued:
             true.add(kind)
         parts = (str(at(one, "reason") or ""), REASON_LENGTH), (str(at(one, "message") or ""), MESSAGE_LENGTH)
         words[kind] = ": ".join(text[:most] for text, most in parts if text)
-    return Queued(
-        name=raw["metadata"]["name"],
-        uid=raw["metadata"]["uid"],
-        queue=str(at(raw, "spec", "queueName") or "")[:REASON_LENGTH],
-        active=at(raw, "spec", "active") is not False,
-        finished=FINISHED in true,
-        evicted=EVICTED in true,
-        message=_why(true, words),
-    )
+    why = _why(true, words)
+    if at(raw, "spec", "active") is False:
+        why = "; ".join(
+            filter(None, (f"Workload {raw['metadata']['name']} is not active (spec.active)", why))
+        )
+    return Queued(queue=str(at(raw, "spec", "queueName") or "")[:REASON_LENGTH], message=why)
 
 
 def _why(true: set[str], words: Mapping[str, str]) -> str:
@@ -82,24 +71,11 @@ def _why(true: set[str], words: Mapping[str, str]) -> str:
     return "; ".join(filter(None, (taken, words.get(waits, ""))))
 
 
-def may_undo(queued: Queued | None, workload: Workload | None, method: StopMethod) -> bool:
-    """Whether the queue could resume what a stop by this method has ended, or is about to.
-
-    A deadline ends a run for good, and the queue finishes with it; but it counts only while the run is not
-    suspended.
-    """
-    if queued is None or workload is None or not queued.may_resume:
-        return False
-    return method is StopMethod.SUSPEND or workload.state is WorkloadState.SUSPENDED or queued.evicted
-
-
 def waits_in(queued: Queued | None, label: str | None) -> Waiting | None:
     """What is to be said of a suspended run; `label`: of the queue that its author named."""
-    if queued is None:
-        if label is None:
-            return None
-        return Waiting(Reason.QUEUED, f"waits in queue {label[:REASON_LENGTH]}: nothing is known of its turn")
-    why = f": {queued.message}" if queued.message else ""
-    if not queued.active:
-        why = f", which admits it no more: Workload {queued.name} is not active (spec.active){why}"
-    return Waiting(Reason.QUEUED, f"waits in queue {queued.queue}{why}")
+    if queued is not None:
+        why = f": {queued.message}" if queued.message else ""
+        return Waiting(Reason.QUEUED, f"waits in queue {queued.queue}{why}")
+    if label is None:
+        return None
+    return Waiting(Reason.QUEUED, f"waits in queue {label[:REASON_LENGTH]}: nothing is known of its turn")

@@ -17,12 +17,12 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import CLAIM_OF_TARGET, Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile import attached
 from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import checkpoint_mount, find_violations, pod_spec
 from guard_operator.reconcile.snapshot import Job, with_spec
+from guard_operator.reconcile.targets import attachment_obstacles
 from guard_operator.runtime.client import Json
 
 #: In the place of what the API server gives an object when it is created.
@@ -53,7 +53,7 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
 
 
 def _of_target(spec: Spec) -> Review:
-    found = tuple(attached.attachment_obstacles(spec))
+    found = tuple(attachment_obstacles(spec))
     if refused := tuple(f"{one.field}: {one.message}" for one in found if one.cost is None):
         return Review(Reason.TARGET_REFUSED, refused)
     return Review(costs=tuple(one.cost for one in found if one.cost is not None))

@@ -17,7 +17,7 @@ from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
     Latched,
-    MadeRef,
+    OnFire,
     Phase,
     Spec,
     Status,
@@ -60,20 +60,26 @@ class Job:
 class Workload:
     """The workload of the job's name, or of that which the job is attached to.
 
-    `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID). No other is
-    ever acted on.
-    `starts_again`: it has failed, and its own controller may start it again.
-    `created` is by the API server's clock. `unread`: it could not be read live, so it is as it was seen last.
+    `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID).
+    `created` and `deleted` (when its deletion began) are by the API server's clock. `finalizers`: what keeps
+    it then. `manager`: the field manager that created it. `unread`: it could not be read live, so it is as it
+    was seen last.
     """
 
     uid: str
     ours: bool
     state: WorkloadState
     message: str = ""
-    starts_again: bool = False
-    terminating: bool = False
     created: datetime | None = None
+    deleted: datetime | None = None
+    finalizers: tuple[str, ...] = ()
+    manager: str = ""
     unread: bool = False
+
+    @property
+    def terminating(self) -> bool:
+        """Whether its deletion has begun."""
+        return self.deleted is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +98,10 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """What a queue has of the workload. `active`: it may be admitted. `finished`: the queue is done with it.
+    """In which queue the workload waits, and why, in the queue's own words."""
 
-    `evicted`: its quota was taken back, so the queue suspends it. `message`: why it waits, in its words.
-    """
-
-    name: str
-    uid: str
     queue: str
-    active: bool = True
-    finished: bool = False
-    evicted: bool = False
     message: str = ""
-
-    @property
-    def may_resume(self) -> bool:
-        """Whether the queue may let the workload run, now or later."""
-        return self.active and not self.finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +169,22 @@ class Pod:
 
 
 def finalizers_of(metadata: Mapping[str, Any]) -> list[str]:
-    """What keeps a pod that is on its way out; of another one they say nothing."""
+    """What keeps an object that is on its way out; of another one they say nothing."""
     return list(metadata.get("finalizers") or [])[:MAX_FINALIZERS] if "deletionTimestamp" in metadata else []
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What was found out before the workload is created. `reason` None: nothing speaks against it."""
+    """What was found out before the workload is created. `reason` None: nothing speaks against it.
+
+    `owned_claim`: a claim that the guard mounts and the target owns; "": none.
+    """
 
     reason: Reason | None = None
     message: str = ""
     #: Seconds after which asking again could end differently although the spec is the same.
     ask_again: float | None = None
+    owned_claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +192,7 @@ class Snapshot:
     """Everything that `decide` looks at.
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
-    read, and `pods_unread` says why. `makers_unread`: why something that makes them could not be, which is
-    then taken for there. `preparation` is only there while a workload might have to be created.
+    read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
     running, seconds; None while no heartbeat is to be expected, or while it could not be seen (`deaf`).
@@ -211,8 +207,10 @@ class Snapshot:
     `queued`: None where no queue has the workload, or none is read.
     `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
-    `asked`: what was asked for to stop the run, if this process knows more of it than the status.
-    `made`: what is to be noted of what a target has made that makes its pods; None: its pods are its own.
+    `refusal`: why the last delete was refused, in the API server's words; "": none was.
+    `asked`: how far the teardown is, if this process knows more than the status.
+    `seen`: (name, UID) of pods that were seen before. `all_pods_read`: each of them was looked for, so that
+    one that is not in `pods` is gone.
     """
 
     job: Job
@@ -235,13 +233,14 @@ class Snapshot:
     exposed: tuple[str, ...] = ()
     trainer: str = ""
     pods_unread: str = ""
-    makers_unread: str = ""
+    refusal: str = ""
     asked: StopStatus | None = None
-    made: tuple[MadeRef, ...] | None = None
+    seen: tuple[tuple[str, str], ...] = ()
+    all_pods_read: bool = False
 
     @property
     def stop(self) -> StopStatus | None:
-        """How far the stop of the run is; None: none was asked for."""
+        """How far the teardown is; None: it has not begun."""
         return self.asked or self.job.status.stop
 
 
@@ -278,6 +277,12 @@ def is_true(status: Status, kind: ConditionType) -> bool:
     """Whether there is such a condition and it holds."""
     condition = condition_of(status, kind)
     return condition is not None and condition.status == "True"
+
+
+def must_stop(job: Job) -> bool:
+    """Whether the status says that the run must stop: a fire that is to stop it, or a halt."""
+    fired = guard_of(job).fire is not None or is_true(job.status, ConditionType.FIRED)
+    return is_true(job.status, ConditionType.HALTED) or (fired and job.spec.on_fire is OnFire.STOP)
 
 
 class OwnEnd(Enum):

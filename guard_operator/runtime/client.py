@@ -191,17 +191,24 @@ class Client:
         )
 
     def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace: int | None = None,
+        foreground: bool = False,
     ) -> bool:
-        """Delete the object with this UID in the background. False if there is none with this UID.
+        """Delete the object with this UID. False if there is none with this UID.
 
-        `grace`: seconds that a pod has to end; None: as many as it says itself.
+        `grace`: seconds that a pod has to end; None: as many as it says itself. `foreground`: it goes once
+        what it owns is gone; else that goes later.
         """
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
-            "propagationPolicy": "Background",
+            "propagationPolicy": "Foreground" if foreground else "Background",
         }
         if grace is not None:
             options["gracePeriodSeconds"] = grace

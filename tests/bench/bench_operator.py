@@ -208,8 +208,8 @@ class Watch(threading.Thread):
         """What follows."""
 
 
-class TrainingOperator(Watch):
-    """Notes when each workload is first seen with its deadline, and ends it as training-operator would."""
+class GarbageCollector(Watch):
+    """Notes when each workload is first seen on its way out, and collects what it owns, then itself."""
 
     resource = PYTORCHJOBS
 
@@ -219,7 +219,7 @@ class TrainingOperator(Watch):
         self._pool = ThreadPoolExecutor(4)
 
     def is_it(self, raw: Json) -> bool:
-        return bool(raw["spec"].get("runPolicy", {}).get("activeDeadlineSeconds") == 1)
+        return "deletionTimestamp" in raw["metadata"]
 
     def then(self, of: Json) -> None:
         self._pool.submit(self._end, of["namespace"], of["name"])
@@ -229,9 +229,8 @@ class TrainingOperator(Watch):
         for index in range(self._pods):
             path = PODS.path(namespace, f"{name}-{'worker' if index else 'master'}-{index}")
             taken(lambda path=path: self._client.request("DELETE", path, body=options))
-        failed = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "Deadline"}]}}
-        path = PYTORCHJOBS.path(namespace, name, "status")
-        taken(lambda: self._client.request("PATCH", path, body=failed, content_type=MERGE))
+        path, body = PYTORCHJOBS.path(namespace, name), {"metadata": {"finalizers": []}}
+        taken(lambda: self._client.request("PATCH", path, body=body, content_type=MERGE))
 
 
 def taken(request: Callable[[], object]) -> None:
@@ -260,7 +259,7 @@ def fire(client: Client, number: int) -> float:
 def stopped_seconds(client: Client, number: int) -> float | None:
     """From the guard's latch until no pod was left, by the times in the status; None: not yet."""
     status = (client.get(JOBS, *name_of(number)) or {})["status"]
-    end = (status.get("stop") or {}).get("emptySince")
+    end = (status.get("stop") or {}).get("stoppedAt")
     if status["phase"] != "Stopped" or end is None:
         return None
     start = datetime.fromisoformat(status["guard"]["fire"]["at"])
@@ -340,7 +339,7 @@ def beside(peer: Peer, seconds: float) -> None:
 
 def fires_are_met(client: Client, operator: Process, firing: list[int], pods: int) -> None:
     """These fire, twenty in a second: what came of it when."""
-    bare, training = Watch(client), TrainingOperator(client, pods)
+    bare, training = Watch(client), GarbageCollector(client, pods)
     bare.start()
     training.start()
     time.sleep(1 + len(firing) / 50)  # both have listed

@@ -7,9 +7,9 @@ and so on), or RayCluster, to which it always is; PyTorchJob if none is named. T
 tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each round makes
 two runs of the same pods one after the other, with the real guard and a scripted trainer; a guard that is
 attached reads what is written into a log in their volume. In one the guard fires, and nobody but the operator
-stops it: its trainer does not listen. In the other the workload is deleted as kubectl does it. A RayCluster
-is stopped by its suspension (`onFire: Suspend`), because its other stop is that delete. One program watches
-both, so one clock tells all times. The kubelet removes a pod's object only after its last container ended.
+stops it: its trainer does not listen. In the other the workload is deleted as kubectl does it. One program
+watches both, so one clock tells all times. The kubelet removes a pod's object only after its last container
+ended.
 """
 
 from __future__ import annotations
@@ -196,42 +196,27 @@ class Kind:
     run: type[Job]
     made: Callable[[Json, Cluster], Sequence[Json]]
     resource: Resource
-    #: What the stop is written into, and where in its spec the deadline is.
-    asked: Resource
-    deadline: tuple[str, ...] = ("activeDeadlineSeconds",)
     pods: int = 1
     guarded: Scripted | Attached = Scripted()  # noqa: RUF009
 
-    def is_asked(self, event: Json) -> bool:
-        """The stop is requested."""
-        value: Any = event["object"].get("spec", {})
-        for field in self.deadline:
-            value = (value or {}).get(field)
-        return bool(value == 1)
-
 
 KINDS = {
-    "PyTorchJob": Kind(
-        Job, lambda job, _: [job], PYTORCHJOBS, PYTORCHJOBS, ("runPolicy", "activeDeadlineSeconds")
-    ),
-    "Job": Kind(workloads.BatchRun, lambda job, _: [workloads.as_batch_job(job)], BATCH_JOBS, BATCH_JOBS),
+    "PyTorchJob": Kind(Job, lambda job, _: [job], PYTORCHJOBS),
+    "Job": Kind(workloads.BatchRun, lambda job, _: [workloads.as_batch_job(job)], BATCH_JOBS),
     "JobSet": Kind(
         workloads.JobSetRun,
         lambda job, _: [workloads.as_jobset(job)],
         workloads.JobSetRun.resource,
-        BATCH_JOBS,
         pods=2,
     ),
     "TrainJob": Kind(
         workloads.TrainRun,
         lambda job, _: workloads.as_trainjob(job),
         workloads.TrainRun.resource,
-        workloads.TrainRun.resource,
     ),
     "RayJob": Kind(
         workloads.RayRun,
         lambda job, cluster: [workloads.as_rayjob(job, cluster.images["ray"])],
-        workloads.RayRun.resource,
         workloads.RayRun.resource,
         pods=3,
     ),
@@ -239,13 +224,10 @@ KINDS = {
         workloads.AttachedRayClusterRun,
         lambda job, cluster: [workloads.as_raycluster(job, cluster.images["ray"])],
         workloads.AttachedRayClusterRun.resource,
-        workloads.AttachedRayClusterRun.resource,
-        ("suspend",),
         pods=2,
-        guarded=Attached(onFire="Suspend"),
+        guarded=Attached(),
     ),
 }
-# Not JobSet: one with a failure policy is stopped by the delete that it would be compared with.
 KINDS |= {
     f"Attached{name}": replace(KINDS[name], run=run, guarded=Attached())
     for name, run in (
@@ -261,11 +243,16 @@ def a_fire_is_latched(event: Json) -> bool:
     return "fire" in ((event["object"].get("status") or {}).get("guard") or {})
 
 
+def is_going(event: Json) -> bool:
+    """The workload is being deleted."""
+    return event["type"] == "DELETED" or "deletionTimestamp" in event["object"]["metadata"]
+
+
 def fired(kind: Kind, job: Job) -> tuple[float, End]:
     """Seconds from the latch in the status to the stop request and to the end of the pods."""
     client, namespace = job.client, job.namespace.name
     latch = Sight(client, JOBS, namespace, a_fire_is_latched)
-    request = Sight(client, kind.asked, namespace, kind.is_asked)
+    request = Sight(client, kind.resource, namespace, is_going)
     gone = LastPod(job)
     kind.guarded.fire(job)
     latched = latch.wait("the latch is in the status", timeouts.REPORT)

@@ -150,7 +150,6 @@ def _steps_lost(facts: Facts) -> Iterator[tuple[Count, str]]:
 
 def _double_events(facts: Facts) -> Iterator[tuple[Count, str]]:
     once = Counter(reason for reason, _ in facts.events if reason in ONCE)
-    harder = Counter(told for told in facts.events if told[0] == Reason.STOP_ESCALATED)
-    for told, times in [*once.items(), *harder.items()]:
+    for told, times in once.items():
         for _ in range(times - 1):
             yield Count.DOUBLE_EVENT, f"{told} was told {times} times"

@@ -40,8 +40,8 @@ def test_a_run_as_it_must_be_is_not_counted(facts: Facts) -> None:
 
 
 def test_a_guard_that_comes_and_goes_may_be_told_of_again() -> None:
-    told = (("GuardCrashed", "137"), ("GuardCrashed", "137"), ("StopEscalated", "to Delete"))
-    assert wrong(replace(TORN_DOWN, events=(*told, ("StopEscalated", "to DeletePods")))) == ()
+    told = (("GuardCrashed", "137"), ("GuardCrashed", "137"), ("StopBlocked", "503"))
+    assert wrong(replace(TORN_DOWN, events=told)) == ()
 
 
 OPENED = (Seen(fire=True), Seen(fire=False))
@@ -69,10 +69,6 @@ BAD = {
     "a step is another": (replace(HEALTHY, stored={1: {**STEP, "reward": 0.4}}), Count.STEP_LOST),
     "told twice": (
         replace(TORN_DOWN, events=(*TORN_DOWN.events, ("NoPodsLeft", "again"))),
-        Count.DOUBLE_EVENT,
-    ),
-    "escalated twice alike": (
-        replace(TORN_DOWN, events=(("StopEscalated", "to Delete"),) * 2),
         Count.DOUBLE_EVENT,
     ),
 }

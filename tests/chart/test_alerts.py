@@ -39,7 +39,7 @@ def once(metric: str, values: str, labels: str = ONE) -> dict[str, str]:
 
 THE_JOB = [{"namespace": "team", "name": "run"}]
 NOTHING: list[dict[str, str]] = [{}]
-FIRES, UNSTOPPED, OVERDUE = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"
+FIRES, UNSTOPPED, BLOCKED = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"
 EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
 WAITING = "rlguard_waiting_seconds"
 LACKS = "rlguard_crd_fields_missing"
@@ -67,8 +67,8 @@ CASES = {
     "a teardown that never ends": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x200"), "5m", THE_JOB),
     "one that is quick": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0 30 60 stale"), "1m"),
     "one that has ended": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x20 stale"), "20m"),
-    "pods on a dead node": Case("RLGuardPodsOverdue", of_job(OVERDUE, "60+30x200"), "3m", THE_JOB),
-    "pods that were late": Case("RLGuardPodsOverdue", of_job(OVERDUE, "60 stale"), "3m"),
+    "a pod on a dead node": Case("RLGuardStopBlocked", of_job(BLOCKED, "60+30x200"), "3m", THE_JOB),
+    "something that was in the way": Case("RLGuardStopBlocked", of_job(BLOCKED, "60 stale"), "3m"),
     "old scores": Case("RLGuardEvaluationStale", of_job(EVALUATED, "7000+30x20"), "5m", THE_JOB),
     "scores every hour": Case("RLGuardEvaluationStale", of_job(EVALUATED, "0+30x120 0+30x120"), "90m"),
     "never evaluated": Case("RLGuardNeverEvaluated", of_job(PENDING, "7000+30x20"), "5m", THE_JOB),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import given, jobs, then, timeouts
-from .kube import Namespace, condition_of
+from .kube import Namespace
 from .workloads import BatchRun, as_batch_job
 
 
@@ -13,18 +13,16 @@ def a_batch_run(namespace: Namespace, *orders: str) -> BatchRun:
     return BatchRun(namespace, "run")
 
 
-def test_a_hacking_batch_job_ends_by_its_deadline(namespace: Namespace) -> None:
+def test_a_hacking_batch_job_is_deleted(namespace: Namespace) -> None:
     """The trainer stops by itself, too: a Job would keep its pod, and start another one."""
     job = a_batch_run(namespace, "steps 8", "fire")
 
     then.the_job_has_fired(job, "KlHardStop", within=timeouts.START)
     then.the_job_is_stopped(job)
 
-    assert job.workload is not None, "it is kept"
-    failed = condition_of(job.workload, "Failed")
-    assert failed is not None and failed["reason"] == "DeadlineExceeded"
+    assert job.workload is None
     then.it_was_told_once(job, "KlHardStop", "StopRequested", "NoPodsLeft", "EvidenceCaptured")
-    assert "StopEscalated" not in then.events(job)
+    assert "StopBlocked" not in then.events(job)
     assert "attempt 0" in then.evidence(job)["trainer.log"]
 
 

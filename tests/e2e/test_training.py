@@ -36,8 +36,7 @@ def test_a_run_that_hacks_its_reward_is_stopped(demo: Namespace, tmp_path: Path)
         fire = then.the_job_has_fired(job, within=timeouts.GRPO)
         then.it_fired_for_its_score(fire)
         then.the_job_is_stopped(job)
-    workload = job.workload
-    assert workload is not None, "onFire: Stop keeps the object"
+    assert job.workload is None, "it is deleted"
     then.it_was_told_once(
         job, job.conditions["Fired"]["reason"], "StopRequested", "EvidenceCaptured", "NoPodsLeft"
     )
@@ -132,12 +131,12 @@ def the_plugin_of_kubectl_makes_the_report(job: Job, folder: Path) -> None:
 
 def the_plugin_of_kubectl_goes_on_from_the_last_good_checkpoint(job: Job) -> None:
     """`kubectl rlguard resume -o yaml | kubectl create -f -`: the API server says what it would create."""
-    printed = kubectl_rlguard(job, "resume", "--set", "onFire=Delete", "-o", "yaml")
+    printed = kubectl_rlguard(job, "resume", "--set", "onFire=Report", "-o", "yaml")
     made = job.namespace.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", give=printed)
     again = json.loads(made)
     assert again["metadata"]["name"] == f"{job.name}-2"
     assert again["spec"]["resumedFrom"]["checkpoint"] == job.guard["bestCheckpoint"]["path"]
-    assert again["spec"]["onFire"] == "Delete" and again["spec"]["template"] == job.raw["spec"]["template"]
+    assert again["spec"]["onFire"] == "Report" and again["spec"]["template"] == job.raw["spec"]["template"]
 
 
 def kubectl_rlguard(job: Job, command: str, *options: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from guard_operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, RUNNING, World
+from tests.operator.integration.world import BEAT, RUNNING, World, is_going, uid_of
 
 Json = dict[str, Any]
 SECONDS = 120.0
@@ -40,7 +40,7 @@ class KindWorld(World):
         made = []
         for job in self.items(BATCH_JOBS):
             meta, spec = job["metadata"], job["spec"]
-            if meta["uid"] in controlled or spec.get("suspend") or spec.get("activeDeadlineSeconds") == 1:
+            if meta["uid"] in controlled or spec.get("suspend") or is_going(job):
                 continue
             owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
             template = spec["template"]
@@ -54,14 +54,27 @@ class KindWorld(World):
             made.append(meta["name"])
         return made
 
-    def collects_garbage(self) -> None:
-        """Pods whose controller is gone, or waits in the foreground for them to be, go and have gone."""
-        found = [one["metadata"] for kind in self.owners for one in self.items(kind)]
-        there = {one["uid"] for one in found if "deletionTimestamp" not in one}
-        for pod in self.pods():
-            if controller_of(pod) not in there and "deletionTimestamp" not in pod["metadata"]:
-                self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
+    def collect_garbage(self) -> None:
+        """What has lost its owner, or has one that waits in the foreground for it to be gone, goes."""
+        kinds = dict.fromkeys((self.workloads, *self.owners))
+        found = [(kind, raw) for kind in kinds for raw in self.items(kind)]
+        staying = {uid_of(raw) for _, raw in found if not is_going(raw)}
+        for kind, raw in [*found, *((PODS, pod) for pod in self.pods())]:
+            owned = kind not in {self.workloads, STATEFUL_SETS} and controller_of(raw) not in staying
+            if owned and not is_going(raw):
+                path = kind.path(self.namespace, raw["metadata"]["name"])
+                self.client.request("DELETE", path, body={"propagationPolicy": "Background"})
         self.kubelet_ends_pods()
+        for kind, raw in found:
+            held = raw["metadata"].get("finalizers") or []
+            if is_going(raw) and "foregroundDeletion" in held:
+                left = [one for one in held if one != "foregroundDeletion"]
+                body = {"metadata": {"finalizers": left}}
+                self.client.merge(kind, self.namespace, raw["metadata"]["name"], body, "test")
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of the run that was made by it."""
+        return not any(self.items(kind) for kind in (self.workloads, *self.owners)) and not self.pods()
 
 
 class AttachedWorld(KindWorld):
@@ -69,7 +82,11 @@ class AttachedWorld(KindWorld):
 
     target = "shared"
 
-    def attach(self, make_job: Callable[..., Json], on_fire: str) -> None:
+    @property
+    def workload_name(self) -> str:
+        return self.target
+
+    def attach(self, make_job: Callable[..., Json]) -> None:
         """Submit the job, attached, with the claims of its guard."""
         for name in ("heldout", "state"):
             self.claim(name)
@@ -83,7 +100,6 @@ class AttachedWorld(KindWorld):
         del job["spec"]["template"]
         kind = self.workloads
         job["spec"]["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.target}
-        job["spec"]["onFire"] = on_fire
         self.submit(job)
 
     def start_guard(self) -> None:

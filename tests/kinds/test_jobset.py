@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from guard_operator.reconcile.digest import is_as_injected
-from guard_operator.runtime.client import BATCH_JOBS, MERGE, PODS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, world
+from tests.operator.integration.world import BEAT, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -56,34 +56,9 @@ class JobSetWorld(KindWorld):
         self.guard_says(heartbeat=BEAT, step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
 
-    def all_have_their_deadline(self, but: str = "") -> None:
-        """Every Job is asked while all pods still run: none waits for another one to have failed."""
-
-        def over() -> bool:
-            asked = (one for name, one in self.jobs().items() if name != but)
-            return all(one["spec"].get("activeDeadlineSeconds") == 1 for one in asked)
-
-        eventually(over, "every Job has its deadline", SECONDS)
-        assert len(self.jobs()) == 3
-
-    def disown(self, name: str) -> None:
-        """Somebody else made this Job."""
-        path, nobody = BATCH_JOBS.path(self.namespace, name), {"metadata": {"ownerReferences": None}}
-        self.client.request("PATCH", path, body=nobody, content_type=MERGE)
-
     def job_status(self, name: str, status: Json) -> None:
         path = BATCH_JOBS.path(self.namespace, name, "status")
         self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
-
-    def job_controller_ends(self, name: str) -> None:
-        """What it does once the deadline of a Job is over: its pods go, and it has failed."""
-        for pod in self.pods():
-            if pod["metadata"]["name"].startswith(f"{name}-"):
-                self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
-        shared = {"status": "True", "lastTransitionTime": WHEN, "lastProbeTime": WHEN}
-        why = {"reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
-        conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
-        self.job_status(name, {"active": 0, "ready": 0, "failed": 1, "conditions": conditions})
 
 
 @pytest.fixture
@@ -118,11 +93,10 @@ def start(
 ) -> Callable[..., JobSetWorld]:
     """Makes a JobSet that runs."""
 
-    def run(on_fire: str = "Stop", **spec: Any) -> JobSetWorld:
+    def run(**spec: Any) -> JobSetWorld:
         controller("jobset")
         here.claim()
         job = as_jobset(make_job(), **spec)
-        job["spec"]["onFire"] = on_fire
         here.submit(job)
         here.operator()
         here.runs()
@@ -144,55 +118,12 @@ def test_rank_0_has_the_guard_as_it_was_injected(start: Callable[..., JobSetWorl
 
 
 @pytest.mark.parametrize("policy", [{}, {"failurePolicy": None}], ids=["restarts", "no policy"])
-def test_given_a_fire_then_the_jobset_fails_and_nothing_of_it_is_left(
-    start: Callable[..., JobSetWorld], policy: Json
-) -> None:
+def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Callable[..., JobSetWorld], policy: Json) -> None:
     here = start(**policy)
     here.fire()
-    here.all_have_their_deadline()
-    here.job_controller_ends("run-trainer-0")
-    reason = "FailedJobs" if policy else "FailJobSetFailurePolicyAction"
-    eventually(lambda: here.ended().get("Failed") == reason, "the JobSet has failed", SECONDS)
-    eventually(lambda: [*here.jobs()] == ["run-trainer-0"], "the other Jobs are deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.workload()["status"].get("restarts", 0) == 0, "it is not restarted"
-    assert here.job()["status"]["stop"]["method"] == "Stop"
-
-
-def test_a_fire_by_suspend(start: Callable[..., JobSetWorld]) -> None:
-    here = start("Suspend")
-    here.fire()
-    eventually(lambda: all(one["spec"]["suspend"] for one in here.jobs().values()), "suspended", SECONDS)
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
-def test_where_the_job_of_rank_0_is_somebody_elses_another_one_ends_the_jobset(
-    start: Callable[..., JobSetWorld],
-) -> None:
-    here = start()
-    here.disown("run-trainer-0")
-    here.fire()
-    here.all_have_their_deadline(but="run-trainer-0")
-    here.job_controller_ends("run-workers-1")
-    eventually(lambda: "Failed" in here.ended(), "the JobSet has failed", SECONDS)
-    assert "activeDeadlineSeconds" not in here.jobs()["run-trainer-0"]["spec"]
-
-
-def test_where_no_job_is_its_own_the_jobset_is_deleted(start: Callable[..., JobSetWorld]) -> None:
-    """Namesakes that somebody else made are no Jobs of the run: they are left alone."""
-    here = start()
-    for name in here.jobs():
-        here.disown(name)
-    here.fire()
-    eventually(lambda: here.client.get(here.workloads, here.namespace, "run") is None, "deleted", SECONDS)
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert "StopEscalated" in here.events()
-    assert all("activeDeadlineSeconds" not in one["spec"] for one in here.jobs().values())
+    here.expect_workload(is_deleted, "the JobSet is deleted", within=SECONDS)
+    here.ends()
+    assert here.is_gone(), "it is not restarted"
 
 
 def test_what_its_webhooks_refuse_is_a_condition(
@@ -229,12 +160,6 @@ class SomebodysJobSet(AttachedWorld, JobSetWorld):
     def workload(self) -> Json:
         return self.client.get(self.workloads, self.namespace, self.target) or {}
 
-    def deletes_jobs(self) -> None:
-        """The garbage collector, after the JobSet."""
-        for name in self.jobs():
-            body = {"propagationPolicy": "Background"}
-            self.client.request("DELETE", BATCH_JOBS.path(self.namespace, name), body=body)
-
 
 @pytest.fixture
 def theirs(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[SomebodysJobSet]:
@@ -243,14 +168,14 @@ def theirs(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("policy", [None, {"maxRestarts": 3}], ids=["fails with a Job", "restarts"])
-def test_one_that_exists_is_stopped_and_not_restarted(
+def test_one_that_exists_is_deleted_and_not_restarted(
     theirs: SomebodysJobSet,
     make_job: Callable[..., Json],
     controller: Callable[[str], None],
     policy: Json | None,
 ) -> None:
-    """Its pods are known by the label with its UID; one that would start again is deleted."""
-    here, rank0 = theirs, f"{theirs.target}-trainer-0"
+    """Its pods are known by the label with its UID."""
+    here = theirs
     controller("jobset")
     spec = as_jobset(make_job(), failurePolicy=policy)["spec"]["template"]["spec"]
     here.put(here.workloads, {"metadata": {"name": here.target}, "spec": spec})
@@ -259,22 +184,11 @@ def test_one_that_exists_is_stopped_and_not_restarted(
     here.kubelet_runs_pods()
     for name in here.jobs():
         here.job_status(name, {"startTime": WHEN, "active": 1, "ready": 1})
-    here.attach(make_job, "Stop")
+    here.attach(make_job)
     here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     here.start_guard()
     here.fire()
-    if policy is None:
-        here.all_have_their_deadline()
-        here.job_controller_ends(rank0)
-        eventually(lambda: here.ended().get("Failed") == "FailedJobs", "the JobSet has failed", SECONDS)
-        eventually(lambda: [*here.jobs()] == [rank0], "the other Jobs are deleted", SECONDS)
-    else:
-        eventually(lambda: not here.workload(), "the JobSet is deleted", SECONDS)
-        said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-        assert "pods are left" in said, "its pods are seen although it is gone"
-        here.deletes_jobs()
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.job()["status"]["stop"]["method"] == ("Stop" if policy is None else "Delete")
-    assert not here.pods()
+    eventually(lambda: is_deleted(here.workload()), "the JobSet is deleted", SECONDS)
+    here.ends()
+    assert here.is_gone()

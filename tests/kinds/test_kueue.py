@@ -1,8 +1,7 @@
 """Guarded runs in a queue of the real Kueue controller, on a real API server.
 
 - A run that waits is not silent, says for what, and is admitted when there is quota.
-- A fire ends it: by its deadline while it runs, by leaving the queue while it is suspended. Its quota is free
-  for the next one, and nothing admits it again.
+- A fire deletes it, while it runs or waits. Its quota is free for the next one, and nothing admits it again.
 - A run that was preempted and admitted again has its guard, and what that had reported.
 
 Job, PyTorchJob, JobSet and RayJob have the same tests. The training-operator is played, as the Job controller
@@ -31,7 +30,7 @@ from guard_operator.runtime.client import (
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.test_batch_job import as_job
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, JOBS, PYTORCHJOBS, world
+from tests.operator.integration.world import BEAT, JOBS, PYTORCHJOBS, is_deleted, world
 
 from .cluster import KindWorld
 from .test_jobset import as_jobset
@@ -105,9 +104,6 @@ class QueueWorld(KindWorld):
     def is_suspended(self) -> bool:
         return self.policy().get("suspend") is True
 
-    def has_its_deadline(self) -> bool:
-        return self.policy().get("activeDeadlineSeconds") == 1
-
     def admitted(self) -> None:
         eventually(lambda: not self.is_suspended(), f"{self.name} is admitted", SECONDS)
         assert "Admitted" in self.told()
@@ -157,14 +153,6 @@ class QueueWorld(KindWorld):
         self.own_pods_end()
         self.job_status({"active": 0, "ready": 0})
 
-    def controller_ends(self) -> None:
-        """What it does once the deadline is over."""
-        self.own_pods_end()
-        shared = {"status": "True", "lastTransitionTime": WHEN, "lastProbeTime": WHEN}
-        why = {"reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
-        conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
-        self.job_status({"active": 0, "ready": 0, "failed": 1, "conditions": conditions})
-
     def goes(self) -> None:
         """Somebody deletes the run, and what was collected with it is gone."""
         entry = self.entry()["metadata"]["name"]
@@ -178,11 +166,6 @@ class QueueWorld(KindWorld):
                 query = {"propagationPolicy": "Background"}
                 self.client.request("DELETE", kind.path(self.namespace, name), query=query)
         self.own_pods_end()
-
-    def sets_active(self, active: bool) -> None:
-        """What somebody with the rights does."""
-        path = KUEUE_WORKLOADS.path(self.namespace, self.entry()["metadata"]["name"])
-        self.client.request("PATCH", path, body={"spec": {"active": active}}, content_type=MERGE)
 
 
 class PyTorchQueueWorld(QueueWorld):
@@ -213,10 +196,6 @@ class PyTorchQueueWorld(QueueWorld):
         self.own_pods_end()
         self.says("Suspended")
 
-    def controller_ends(self) -> None:
-        self.own_pods_end()
-        self.says("Failed")
-
 
 class JobSetQueueWorld(QueueWorld):
     """The same with a JobSet, which has a Job of one pod."""
@@ -239,9 +218,6 @@ class JobSetQueueWorld(QueueWorld):
         raw = self.client.get(BATCH_JOBS, self.namespace, self.own_job()) or {}
         found: Json = raw.get("spec") or {}
         return found
-
-    def has_its_deadline(self) -> bool:
-        return self.spec_of_job().get("activeDeadlineSeconds") == 1
 
     def controller_runs(self) -> None:
         eventually(lambda: self.spec_of_job().get("suspend", True) is False, "its Job", SECONDS)
@@ -276,10 +252,6 @@ class RayQueueWorld(QueueWorld):
         eventually(lambda: not self.clusters(), "its cluster is deleted", SECONDS)
         self.own_pods_end()
         eventually(lambda: self.is_deployed("Suspended"), "it is suspended", SECONDS)
-
-    def controller_ends(self) -> None:
-        eventually(lambda: self.is_deployed("Failed") and not self.clusters(), "it has failed", SECONDS)
-        self.own_pods_end()
 
     def goes(self) -> None:
         clusters = self.clusters()
@@ -330,11 +302,10 @@ def here(
 def submit(here: QueueWorld, make_job: Callable[..., Json]) -> Callable[..., QueueWorld]:
     """Submits a run to the queue."""
 
-    def run(name: str = "run", on_fire: str = "Stop", priority: str = "") -> QueueWorld:
+    def run(name: str = "run", priority: str = "") -> QueueWorld:
         job = here.made_of(make_job())
         job["metadata"]["name"] = name
         job["metadata"]["labels"] = {QUEUE_LABEL: "gpus"}
-        job["spec"]["onFire"] = on_fire
         job["spec"]["onSilence"] = {"afterSeconds": 60, "action": "Stop"}
         if priority:
             job["spec"]["template"]["metadata"] = {"labels": {PRIORITY_LABEL: f"{here.namespace}-{priority}"}}
@@ -357,11 +328,8 @@ def test_a_run_waits_is_admitted_and_fires_and_the_next_one_has_its_quota(
     second = submit("second")
     assert "insufficient" in second.waits("Pending")
     first.fire()
-    eventually(first.has_its_deadline, "the deadline", SECONDS)
-    assert first.entry()["spec"].get("active", True), "a run that runs ends by its deadline"
-    first.controller_ends()
-    first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    eventually(lambda: first.told().get("Finished") == "Failed", "its Workload is finished", SECONDS)
+    first.expect_workload(is_deleted, "it is deleted", within=SECONDS)
+    first.ends()
     second.runs()
 
 
@@ -399,51 +367,7 @@ def test_a_run_that_fires_as_it_is_preempted_is_never_admitted_again(
 ) -> None:
     first, other = preempted(here, submit)
     first.fire()
-    eventually(lambda: first.entry()["spec"].get("active") is False, "it leaves the queue", SECONDS)
-    first.controller_suspends()
-    first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert first.job()["status"]["stop"]["method"] == "Stop", "it was not deleted"
-    assert first.is_suspended()
+    first.expect_workload(is_deleted, "it is deleted", within=SECONDS)
+    first.ends()
     other.runs()
-    other.fire()
-    eventually(other.has_its_deadline, "the deadline", SECONDS)
-    other.controller_ends()
-    other.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    eventually(lambda: here.quota_in_use() == "0", "all quota is free", SECONDS)
-    assert first.is_suspended() and not first.own_pods(), "although there is room"
-    third = submit("third")
-    third.runs()
-    first.sets_active(True)
-    eventually(lambda: first.entry()["spec"]["active"] is False, "it is taken out again", SECONDS)
-    assert first.is_suspended() and not first.own_pods()
-    first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
-def test_a_fire_by_suspend_is_not_undone_by_the_queue(
-    here: QueueWorld, submit: Callable[..., QueueWorld]
-) -> None:
-    here.operator("--kueue")
-    first = submit(on_fire="Suspend")
-    first.runs()
-    first.fire()
-    eventually(lambda: "Evicted" in first.told() and first.is_suspended(), "evicted", SECONDS)
-    first.controller_suspends()
-    first.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    eventually(lambda: here.quota_in_use() == "0", "its quota is free", SECONDS)
-    assert first.is_suspended() and first.entry()["spec"]["active"] is False
-
-
-def test_without_the_flag_a_run_that_fires_as_it_is_preempted_is_deleted(
-    here: QueueWorld, submit: Callable[..., QueueWorld]
-) -> None:
-    here.operator()
-    first = submit()
-    first.runs()
-    other = submit("other", priority="high")
-    eventually(first.is_suspended, "it is preempted", SECONDS)
-    first.controller_suspends()
-    first.waits("nothing is known")
-    first.admin_says(fire={"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": BEAT})
-    gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
-    eventually(gone, "deleted", SECONDS)
-    other.runs()
+    assert not first.own_pods() and first.client.get(first.workloads, first.namespace, first.name) is None

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import MERGE, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, world
+from tests.operator.integration.world import BEAT, is_deleted, world
 
 from .cluster import AttachedWorld
 
@@ -68,11 +68,6 @@ class ClusterWorld(AttachedWorld):
     def pods_of_cluster(self) -> list[Json]:
         return [pod for pod in self.pods() if pod["metadata"]["labels"].get("ray.io/cluster") == TARGET]
 
-    def resume(self) -> None:
-        """Somebody wants the cluster back."""
-        path = RAY_CLUSTERS.path(self.namespace, TARGET)
-        self.client.request("PATCH", path, body={"spec": {"suspend": False}}, content_type=MERGE)
-
     def cluster_goes(self) -> None:
         eventually(lambda: self.cluster() is None, "the RayCluster is deleted", SECONDS)
 
@@ -86,13 +81,13 @@ def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) ->
 @pytest.fixture
 def start(
     here: ClusterWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> Callable[[str], ClusterWorld]:
+) -> Callable[[], ClusterWorld]:
     """Makes a RayCluster that runs under guard."""
 
-    def run(on_fire: str) -> ClusterWorld:
+    def run() -> ClusterWorld:
         controller("kuberay")
         here.make_cluster()
-        here.attach(make_job, on_fire)
+        here.attach(make_job)
         here.operator()
         here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
         here.start_guard()
@@ -105,7 +100,7 @@ def test_one_that_comes_later_is_guarded_and_left_as_it_is(
     here: ClusterWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:
     controller("kuberay")
-    here.attach(make_job, "Suspend")
+    here.attach(make_job)
     here.operator()
     assert TARGET in here.expect("Waiting", "True", "TargetMissing", within=SECONDS)
     made = here.make_cluster()
@@ -121,47 +116,18 @@ def test_one_that_comes_later_is_guarded_and_left_as_it_is(
         assert "rlguard" not in str(kept)
 
 
-def test_given_a_fire_then_it_is_suspended_and_stays_so(start: Callable[[str], ClusterWorld]) -> None:
-    here = start("Suspend")
+def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Callable[[], ClusterWorld]) -> None:
+    here = start()
     here.fire()
-    eventually(
-        lambda: here.cluster_state() == "suspended" or _all_go(here), "KubeRay deletes its pods", SECONDS
-    )
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    eventually(lambda: here.cluster_state() == "suspended", "the RayCluster is suspended", SECONDS)
-    assert here.job()["status"]["stop"]["method"] == "Suspend" and not here.pods()
-
-    here.resume()
-    eventually(here.pods_of_cluster, "KubeRay makes its pods again", SECONDS)
-    here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-    here.expect_workload(lambda _: (here.cluster() or {})["spec"]["suspend"] is True, "it is suspended again")
-    eventually(lambda: _all_go(here), "KubeRay deletes them", SECONDS)
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.cluster() is not None
-
-
-def _all_go(here: ClusterWorld) -> bool:
-    return all("deletionTimestamp" in pod["metadata"] for pod in here.pods_of_cluster())
-
-
-@pytest.mark.parametrize("on_fire", ["Stop", "Delete"])
-def test_given_a_fire_then_it_is_gone_for_good(start: Callable[[str], ClusterWorld], on_fire: str) -> None:
-    here = start(on_fire)
-    here.fire()
-    here.cluster_goes()
-    here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.job()["status"]["stop"]["method"] == "Delete" and not here.pods()
-    assert ("StopEscalated" in here.events()) == (on_fire == "Stop")
+    eventually(lambda: is_deleted(here.cluster()), "the RayCluster is deleted", SECONDS)
+    here.ends()
+    assert here.is_gone()
 
 
 def test_given_one_made_anew_under_its_name_then_it_is_left_alone(
-    start: Callable[[str], ClusterWorld],
+    start: Callable[[], ClusterWorld],
 ) -> None:
-    here = start("Delete")
+    here = start()
     here.client.request("DELETE", RAY_CLUSTERS.path(here.namespace, TARGET))
     here.cluster_goes()
     for pod in here.pods_of_cluster():
@@ -171,7 +137,7 @@ def test_given_one_made_anew_under_its_name_then_it_is_left_alone(
     fire = {"code": "x", "reason": "late", "attempt": 0, "step": 9, "at": BEAT}
     here.admin_says(fire=fire)
     eventually(lambda: not here.items(STATEFUL_SETS), "its guard is gone", SECONDS)
-    here.collects_garbage()
+    here.collect_garbage()
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
     now = here.cluster()
     assert now is not None and now["metadata"]["uid"] == other["metadata"]["uid"]
@@ -186,7 +152,7 @@ def test_the_cluster_of_a_rayjob_is_refused(
     here.put(RAY_JOBS, {"metadata": {"name": "nightly"}, "spec": spec})
     made = eventually(lambda: here.items(RAY_CLUSTERS), "KubeRay makes its cluster", SECONDS)[0]
     here.target = made["metadata"]["name"]
-    here.attach(make_job, "Delete")
+    here.attach(make_job)
     here.operator()
     said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
     assert "it belongs to RayJob nightly, which would make it again" in said

@@ -25,11 +25,10 @@ from guard_operator.runtime.client import (
     STATEFUL_SETS,
     Client,
     Resource,
-    controller_of,
 )
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, world
+from tests.operator.integration.world import BEAT, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -115,11 +114,10 @@ def start(
 ) -> Callable[..., RayWorld]:
     """Makes a RayJob that runs."""
 
-    def run(on_fire: str = "Stop") -> RayWorld:
+    def run() -> RayWorld:
         controller("kuberay")
         here.claim()
         job = as_rayjob(make_job())
-        job["spec"]["onFire"] = on_fire
         here.submit(job)
         here.operator()
         here.runs()
@@ -148,17 +146,11 @@ def test_the_head_has_the_guard_as_it_was_injected(running: RayWorld) -> None:
     assert running.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
 
 
-def test_given_a_fire_then_nothing_of_the_run_is_left(running: RayWorld) -> None:
-    here = running
-    here.fire()
-    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
-    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
-    eventually(lambda: not here.items(BATCH_JOBS), "its submitter is deleted", SECONDS)
-    assert here.conditions()["Stopped"][0] == "False", "the pods are still there"
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.deployment() == ("Failed", "DeadlineExceeded"), "it is not retried"
-    assert here.job()["status"]["stop"]["method"] == "Stop" and not here.items(RAY_CLUSTERS)
+def test_a_fire_deletes_it_and_nothing_of_the_run_is_left(running: RayWorld) -> None:
+    running.fire()
+    running.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
+    running.ends()
+    assert running.is_gone(), "it is not retried"
 
 
 def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
@@ -189,11 +181,8 @@ def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
 
     here.fire()
 
-    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
-    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
-    eventually(lambda: not here.items(BATCH_JOBS), "its submitter is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
+    here.ends()
     eventually(lambda: not here.items(STATEFUL_SETS), "nor its guard", SECONDS)
 
 
@@ -208,53 +197,9 @@ def test_a_fire_before_the_cluster_is_ready(
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(here.head, "the head", SECONDS)
     here.fire()
-    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
-    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
-def test_a_fire_by_suspend(start: Callable[..., RayWorld]) -> None:
-    here = start("Suspend")
-    here.fire()
-    eventually(lambda: here.deployment()[0] == "Suspended", "the RayJob is suspended", SECONDS)
-    assert not here.items(RAY_CLUSTERS) and not here.items(BATCH_JOBS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
-def test_given_a_fire_while_something_holds_the_rayjob_then_its_cluster_makes_no_pods_again(
-    start: Callable[..., RayWorld],
-) -> None:
-    """What is to be deleted and has somebody's finalizer keeps what it made."""
-    here = start("Delete")
-    held = [*here.workload()["metadata"].get("finalizers", []), "example.com/held"]
-    patch = {"metadata": {"finalizers": held}}
-    here.client.merge(here.workloads, here.namespace, "run", patch, "somebody")
-    here.fire()
-    eventually(lambda: not here.items(RAY_CLUSTERS), "its cluster is deleted", SECONDS)
-    going = lambda: all("deletionTimestamp" in pod["metadata"] for pod in here.pods())  # noqa: E731
-    eventually(going, "its pods are deleted", SECONDS)
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert "deletionTimestamp" in here.workload()["metadata"], "it is still held"
-
-
-def test_a_namesake_of_the_submitter_is_left_alone(running: RayWorld) -> None:
-    """Anybody may make a Job of the run's name; it has to be the RayJob's own."""
-    here = running
-    job = here.items(BATCH_JOBS)[0]
-    path = BATCH_JOBS.path(here.namespace, "run")
-    here.client.request(
-        "PATCH",
-        path,
-        body={"metadata": {"ownerReferences": None}},
-        content_type="application/merge-patch+json",
-    )
-    here.fire()
-    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
-    here.expect("Stopped", "False", "PodsTerminating")
-    assert [one["metadata"]["uid"] for one in here.items(BATCH_JOBS)] == [job["metadata"]["uid"]]
+    here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
+    here.ends()
+    assert here.is_gone()
 
 
 def test_the_sample_is_one_that_kuberay_takes(
@@ -301,11 +246,6 @@ class SomebodysRayJob(AttachedWorld, RayWorld):
         """All of its pods, of whatever try."""
         return [pod for pod in self.pods() if "rlguard" not in str(pod["metadata"].get("labels"))]
 
-    def noted(self) -> list[tuple[str, str]]:
-        """What is known of what it has made: kind and UID."""
-        made = self.job()["status"].get("workloadRef", {}).get("made") or []
-        return sorted((one["kind"], one["uid"]) for one in made)
-
     def there(self) -> list[tuple[str, str]]:
         """The clusters and submitters that are there."""
         kinds = (RAY_CLUSTERS, BATCH_JOBS)
@@ -320,20 +260,6 @@ class SomebodysRayJob(AttachedWorld, RayWorld):
         status = {"startTime": when, "active": 0, "ready": 0, "failed": 1, "conditions": conditions}
         path = BATCH_JOBS.path(self.namespace, self.target, "status")
         self.client.request("PATCH", path, body={"status": status}, content_type=MERGE)
-
-    def collects_makers(self) -> None:
-        """Clusters and submitters of which the RayJob is gone."""
-        left = {one["metadata"]["uid"] for one in self.items(self.workloads)}
-        for kind in (RAY_CLUSTERS, BATCH_JOBS):
-            for one in self.items(kind):
-                if controller_of(one) not in left and "deletionTimestamp" not in one["metadata"]:
-                    path = kind.path(self.namespace, one["metadata"]["name"])
-                    self.client.request("DELETE", path, body={"propagationPolicy": "Background"})
-
-    def collects_garbage(self) -> None:
-        """And then pods."""
-        self.collects_makers()
-        super().collects_garbage()
 
 
 @pytest.fixture
@@ -351,65 +277,32 @@ def theirs(
         yield made
 
 
-def guarded(here: SomebodysRayJob, make_job: Callable[..., Json], on_fire: str) -> None:
+def guarded(here: SomebodysRayJob, make_job: Callable[..., Json]) -> None:
     """It is attached, and its guard reports."""
     before = here.workload()["spec"]
-    here.attach(make_job, on_fire)
+    here.attach(make_job)
     here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     here.start_guard()
-    assert here.noted() == here.there() and len(here.there()) == 2
+    assert len(here.there()) == 2
     assert here.workload()["spec"] == before, "it is left as it is"
 
 
-@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
-def test_one_that_exists_is_stopped_and_its_pods_are_known_without_its_cluster(
-    theirs: SomebodysRayJob, make_job: Callable[..., Json], on_fire: str
+@pytest.mark.parametrize("retried", [False, True], ids=["first try", "second try"])
+def test_one_that_exists_is_deleted_with_all_of_its_pods(
+    theirs: SomebodysRayJob, make_job: Callable[..., Json], retried: bool
 ) -> None:
     here = theirs
-    guarded(here, make_job, on_fire)
+    guarded(here, make_job)
+    if retried:
+        first = here.there()
+        here.submitter_fails()
+        eventually(lambda: here.there() and here.there() != first, "KubeRay makes another cluster", SECONDS)
+        here.runs_once()
     here.fire()
-    gone = lambda: not here.items(RAY_CLUSTERS) and not here.items(BATCH_JOBS)  # noqa: E731
-    if on_fire == "Delete":
-        there = lambda: here.client.get(here.workloads, here.namespace, "run")  # noqa: E731
-        eventually(lambda: there() is None, "the RayJob is deleted", SECONDS)
-        here.collects_makers()  # but not yet their pods
-    eventually(gone, "its cluster and its submitter are deleted", SECONDS)
-    assert len(here.of_run()) == 4, "their pods are there"
-    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-    assert "5 pods are left" in said, "they are known, and the guard's"
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.job()["status"]["stop"]["method"] == on_fire and not here.of_run()
-    if on_fire == "Stop":
-        assert here.deployment() == ("Failed", "DeadlineExceeded")
-    if on_fire == "Suspend":
-        here.client.merge(here.workloads, here.namespace, "run", {"spec": {"suspend": False}}, "somebody")
-        eventually(here.nodes, "KubeRay makes its pods again", SECONDS)
-        here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-        eventually(lambda: not here.items(RAY_CLUSTERS), "it is suspended again", SECONDS)
-        here.collects_garbage()
-        here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
-def test_one_that_is_retried_is_stopped_with_what_is_left_of_its_first_try(
-    theirs: SomebodysRayJob, make_job: Callable[..., Json]
-) -> None:
-    here = theirs
-    guarded(here, make_job, "Stop")
-    first = here.noted()
-    here.submitter_fails()
-    eventually(lambda: here.there() and here.there() != first, "KubeRay makes another cluster", SECONDS)
-    here.runs_once()
-    both = sorted({*first, *here.there()})
-    eventually(lambda: here.noted() == both, "what both tries have made is noted", SECONDS)
-    here.fire()
-    eventually(lambda: here.deployment() == ("Failed", "DeadlineExceeded"), "the RayJob has failed", SECONDS)
-    eventually(lambda: not here.there(), "all that made pods is deleted", SECONDS)
-    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-    assert "9 pods are left" in said, "those of both tries are known, and the guard's"
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
+    here.ends()
+    assert not here.of_run() and not here.there()
 
 
 def test_the_sample_is_attached(theirs: SomebodysRayJob) -> None:
@@ -439,7 +332,7 @@ def test_one_on_somebodys_cluster_is_refused(
     with world(plane, client, namespace, tmp_path, SomebodysRayJob) as here:
         spec = {"entrypoint": "python train.py", "clusterSelector": {"ray.io/cluster": "shared"}}
         here.put(here.workloads, {"metadata": {"name": "run"}, "spec": spec})
-        here.attach(make_job, "Stop")
+        here.attach(make_job)
         here.operator()
         said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
         assert "spec.clusterSelector: must not be set" in said

@@ -29,7 +29,7 @@ from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource, controller_of
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, CLUSTER_ROLES, JOBS, ROLE_BINDINGS, world
+from tests.operator.integration.world import BEAT, CLUSTER_ROLES, JOBS, ROLE_BINDINGS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -115,7 +115,7 @@ class TrainWorld(KindWorld):
         conditions = [{"type": kind, **shared, **why} for kind in ("FailureTarget", "Failed")]
         self.job_status({"active": 0, "ready": 0, "failed": 1, "conditions": conditions})
 
-    def collects_garbage(self) -> None:
+    def collect_garbage(self) -> None:
         """JobSets, Jobs and pods of which the controller is gone."""
         for above, kind in ((self.workloads, JOB_SETS), (JOB_SETS, BATCH_JOBS)):
             left = {one["metadata"]["uid"] for one in self.items(above)}
@@ -123,7 +123,7 @@ class TrainWorld(KindWorld):
                 if controller_of(one) not in left:
                     path = kind.path(self.namespace, one["metadata"]["name"])
                     self.client.request("DELETE", path, body={"propagationPolicy": "Background"})
-        super().collects_garbage()
+        super().collect_garbage()
 
     def nothing_comes_back(self, seconds: float) -> None:
         """Whatever its controller does in this time when it is asked to look again."""
@@ -182,10 +182,9 @@ Start = Callable[..., TrainWorld]
 def start(here: TrainWorld, make_job: Callable[..., Json]) -> Start:
     """Makes a TrainJob; with `runs` its pod runs."""
 
-    def made(on_fire: str = "Stop", runs: bool = True, jobset: Json | None = None, **spec: Any) -> TrainWorld:
+    def made(runs: bool = True, jobset: Json | None = None, **spec: Any) -> TrainWorld:
         here.runtime(**(jobset or {}))
         job = as_trainjob(make_job(), here.namespace, **spec)
-        job["spec"]["onFire"] = on_fire
         here.submit(job)
         here.operator()
         if runs:
@@ -214,16 +213,13 @@ def test_rank_0_has_the_guard_and_what_job_patches_and_trainer_say(start: Start)
     eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
 
 
-def test_given_a_fire_then_the_trainjob_fails_for_good_and_nothing_of_it_is_left(start: Start) -> None:
-    here = start()
+@pytest.mark.parametrize("own", [{}, {"activeDeadlineSeconds": 3600}], ids=["plain", "with a deadline"])
+def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Start, own: Json) -> None:
+    here = start(**own)
     here.fire()
-    eventually(lambda: here.told().get("Failed") == "DeadlineExceeded", "it has failed", SECONDS)
-    eventually(lambda: here.items(JOB_SETS) == [], "the JobSet is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.job()["status"]["stop"]["method"] == "Stop"
-    here.nothing_comes_back(60)
-    assert here.told().get("Failed") == "DeadlineExceeded"
+    here.expect_workload(is_deleted, "the TrainJob is deleted", within=SECONDS)
+    here.ends()
+    here.nothing_comes_back(10)
 
 
 def test_one_that_fired_goes_on_as_another_with_the_runtime_of_the_cluster(
@@ -231,9 +227,7 @@ def test_one_that_fired_goes_on_as_another_with_the_runtime_of_the_cluster(
 ) -> None:
     here = start()
     here.fire()
-    eventually(lambda: here.items(JOB_SETS) == [], "the JobSet is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
+    here.ends()
     command = [sys.executable, "-m", "guard_cli.main", "resume", "run", f"--namespace={here.namespace}"]
     command.append(f"--kubeconfig={kubeconfig}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -246,28 +240,6 @@ def test_one_that_fired_goes_on_as_another_with_the_runtime_of_the_cluster(
     assert {"name": "RLGUARD_RESUME_FROM", "value": "/ckpt/20"} in env
 
 
-def test_one_with_a_deadline_of_its_own_is_deleted(start: Start) -> None:
-    here = start(activeDeadlineSeconds=3600)
-    here.fire()
-    gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
-    eventually(gone, "the TrainJob is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    here.expect_events("StopEscalated")
-    here.nothing_comes_back(10)
-
-
-def test_a_fire_by_suspend(start: Start) -> None:
-    here = start("Suspend")
-    here.fire()
-    eventually(lambda: here.told().get("Suspended") == "Suspended", "suspended", SECONDS)
-    suspended = lambda: all(one["spec"]["suspend"] for one in here.items(BATCH_JOBS))  # noqa: E731
-    eventually(suspended, "so is its Job", SECONDS)
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-
-
 def test_one_that_is_suspended_waits_and_runs_as_it_was_checked(start: Start) -> None:
     here = start(runs=False, suspend=True)
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
@@ -278,20 +250,6 @@ def test_one_that_is_suspended_waits_and_runs_as_it_was_checked(start: Start) ->
     here.change({"suspend": False})
     pod = here.runs()
     assert is_as_injected(pod) is True
-
-
-def test_a_fired_run_that_is_suspended_is_deleted(start: Start) -> None:
-    """While it is suspended nobody looks at its deadline."""
-    here = start()
-    here.change({"suspend": True})
-    eventually(lambda: here.phase() == "Suspended", "phase Suspended", SECONDS)
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.fire()
-    gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
-    eventually(gone, "the TrainJob is deleted", SECONDS)
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
 
 
 def test_one_that_failed_by_itself_is_not_started_again(start: Start) -> None:
@@ -377,23 +335,16 @@ class SomebodysTrainJob(AttachedWorld, TrainWorld):
         self.kubelet_runs_pods()
         self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
 
-    def noted(self) -> list[str]:
-        """UIDs of what is known of what it has made."""
-        made = self.job()["status"].get("workloadRef", {}).get("made") or []
-        assert {one["kind"] for one in made} <= {"JobSet"}
-        return [one["uid"] for one in made]
-
     def of_run(self) -> list[Json]:
         return [pod for pod in self.pods() if "rlguard" not in str(pod["metadata"].get("labels"))]
 
-    def guarded(self, make_job: Callable[..., Json], on_fire: str = "Stop") -> None:
+    def guarded(self, make_job: Callable[..., Json]) -> None:
         """It is attached, and its guard reports."""
         before = self.workload()["spec"]
-        self.attach(make_job, on_fire)
+        self.attach(make_job)
         self.operator()
         self.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
         self.start_guard()
-        assert self.noted() == [one["metadata"]["uid"] for one in self.items(JOB_SETS)] != []
         assert self.workload()["spec"] == before, "it is left as it is"
 
 
@@ -411,61 +362,17 @@ def theirs(
         yield made
 
 
-@pytest.mark.parametrize(
-    "own", [{}, {"activeDeadlineSeconds": 3600}], ids=["no deadline", "its own deadline"]
-)
-def test_one_that_exists_is_stopped_and_its_pods_are_known_without_its_jobset(
-    theirs: SomebodysTrainJob, make_job: Callable[..., Json], own: Json
+def test_one_that_exists_is_deleted_with_all_of_its_pods(
+    theirs: SomebodysTrainJob, make_job: Callable[..., Json]
 ) -> None:
     here = theirs
-    here.make_target(**own)
+    here.make_target()
     here.guarded(make_job)
     here.fire()
-    if own:
-        gone = lambda: here.client.get(here.workloads, here.namespace, "run") is None  # noqa: E731
-        eventually(gone, "the TrainJob is deleted", SECONDS)
-        path = JOB_SETS.path(here.namespace, "run")
-        here.client.request("DELETE", path, body={"propagationPolicy": "Background"})
-    else:
-        eventually(lambda: here.told().get("Failed") == "DeadlineExceeded", "it has failed", SECONDS)
-    eventually(lambda: here.items(JOB_SETS) == [], "the JobSet is deleted", SECONDS)
-    assert len(here.of_run()) == 1, "its pod is there"
-    said = here.expect("Stopped", "False", "PodsTerminating", within=SECONDS)
-    assert "2 pods are left" in said, "it is known, and the guard's"
-    here.collects_garbage()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    assert here.job()["status"]["stop"]["method"] == ("Delete" if own else "Stop")
+    here.expect_workload(is_deleted, "the TrainJob is deleted", within=SECONDS)
+    here.ends()
+    assert not here.of_run()
     here.nothing_comes_back(10)
-
-
-def test_one_that_exists_is_suspended_and_stays_so(
-    theirs: SomebodysTrainJob, make_job: Callable[..., Json]
-) -> None:
-    here = theirs
-    here.make_target()
-    here.guarded(make_job, "Suspend")
-    here.fire()
-    eventually(lambda: here.told().get("Suspended") == "Suspended", "suspended", SECONDS)
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)
-    here.change({"suspend": False})
-    here.expect_workload(lambda raw: raw["spec"]["suspend"] is True, "it is suspended again", within=SECONDS)
-
-
-def test_what_comes_in_the_place_of_its_jobset_is_noted_too(
-    theirs: SomebodysTrainJob, make_job: Callable[..., Json]
-) -> None:
-    """Trainer makes another one under the same name when somebody deletes it."""
-    here = theirs
-    here.make_target()
-    here.guarded(make_job)
-    (first,) = here.noted()
-    here.client.request("DELETE", JOB_SETS.path(here.namespace, "run"))
-    eventually(lambda: len(here.noted()) == 2, "the next one is noted beside the first", SECONDS)
-    assert here.noted()[0] == first, "of which a pod is left"
-    here.collects_garbage()
-    eventually(lambda: first not in here.noted(), "the first is forgotten when its pod is gone", SECONDS)
 
 
 def test_one_without_a_node_is_refused(theirs: SomebodysTrainJob, make_job: Callable[..., Json]) -> None:
@@ -475,7 +382,7 @@ def test_one_without_a_node_is_refused(theirs: SomebodysTrainJob, make_job: Call
     body = {"metadata": {"name": "run"}, "spec": {"runtimeRef": {"name": here.namespace}}}
     eventually(lambda: here.put(here.workloads, body), "the TrainJob is taken", SECONDS)
     eventually(lambda: here.items(JOB_SETS), "its JobSet", SECONDS)
-    here.attach(make_job, "Stop")
+    here.attach(make_job)
     here.operator()
     said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
     assert "its JobSet has no replicatedJob node" in said

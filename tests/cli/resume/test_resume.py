@@ -55,7 +55,7 @@ JOB: Json = {
             "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "ck"},
         },
-        "onFire": "Delete",
+        "onFire": "Report",
     },
     "status": {"phase": "Stopped", "guard": {"bestCheckpoint": BEST}, "evidence": "run-evidence"},
 }
@@ -132,7 +132,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("onFire=Suspend", ("onFire",), "Suspend"),
+        ("onFire=Stop", ("onFire",), "Stop"),
         ("guard.policy.calibrated.maxDecline=0.06", ("guard", "policy", "calibrated", "maxDecline"), 0.06),
         ("stopGraceSeconds=60", ("stopGraceSeconds",), 60),
         (
@@ -234,7 +234,7 @@ def test_a_number_is_one_in_every_form(tmp_path: Path, value: str) -> None:
 
 
 def test_what_kubectl_writes_is_read(tmp_path: Path) -> None:
-    text = yaml.safe_dump(job()).replace("onFire: Delete", "onFire: Delete\n  x: {a: [=], b: 1e-05}")
+    text = yaml.safe_dump(job()).replace("onFire: Report", "onFire: Report\n  x: {a: [=], b: 1e-05}")
     (tmp_path / "saved.yaml").write_text(text)
     assert read_object(tmp_path / "saved.yaml")["spec"]["x"] == {"a": ["="], "b": 1e-05}
 
@@ -419,11 +419,11 @@ Serving = Callable[[Json], tuple[ApiServer, Callable[..., Any]]]
 
 def test_the_job_is_created_and_said(serving: Serving) -> None:
     server, run = serving(job())
-    done = run("--set", "onFire=Suspend")
+    done = run("--set", "onFire=Stop")
     assert (done.returncode, done.stdout) == (0, "guardedtrainingjob.rlguard.dev/run-2 created\n"), (
         done.stderr
     )
-    assert server.created == [resume_job(job(), None, None, ["onFire=Suspend"]).manifest]
+    assert server.created == [resume_job(job(), None, None, ["onFire=Stop"]).manifest]
     assert "/namespaces/training/guardedtrainingjobs?" in server.asked[0]
     assert "fieldValidation=Strict" in server.asked[0], "nothing is left out that the cluster does not know"
     assert "see that it is still there: the old run's trainer may have deleted" in done.stderr

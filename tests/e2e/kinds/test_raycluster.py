@@ -35,7 +35,6 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
     then.it_fired_for_its_score(fire)
     then.the_condition_is(job, "Stopped", "True", "NoPodsLeft", within=timeouts.STOP)
     assert job.workload is None and job.pods == []
-    assert "StopEscalated" in then.events(job), "a user reads why Stop deletes it"
     assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
-from tests.e2e.kube import Json, Namespace, condition_of
+from tests.e2e.kube import Json, Namespace
 from tests.e2e.workloads import AttachedTrainRun, TrainRun, as_trainjob, workload_of
 
 from . import demo, ends
@@ -43,9 +43,5 @@ def test_a_trainjob_that_exists_and_hacks_is_stopped(namespace: Namespace, share
 
 
 def nothing_of_the_run_is_left(job: TrainRun) -> None:
-    """No pod, and nothing that would make one; the TrainJob says why it has failed."""
+    """No pod, and nothing that would make one."""
     ends.nothing_is_left(job, JOB_SETS, BATCH_JOBS)
-    workload = job.workload
-    assert workload is not None, "it is kept"
-    failed = condition_of(workload, "Failed")
-    assert failed is not None and failed["reason"] == "DeadlineExceeded", failed

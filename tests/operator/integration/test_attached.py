@@ -27,7 +27,7 @@ from guard_operator.runtime.errors import ApiError
 from .controlplane import ControlPlane
 from .test_guard_pod import PodWorld
 from .waiting import eventually
-from .world import JOBS, Json, world
+from .world import JOBS, Json, is_going, world
 
 pytestmark = pytest.mark.nightly
 
@@ -56,6 +56,7 @@ class AttachedWorld(PodWorld):
     """A world with a Job of somebody else's."""
 
     workloads = BATCH_JOBS
+    workload_name = TARGET
 
     def make_target(self, volume: Json | None = None) -> Json:
         """Somebody's Job, and its pod."""
@@ -196,12 +197,16 @@ def test_a_target_is_for_good(client: Client, namespace: str, make_job: MakeJob,
 # -- with the operator -----------------------------------------------------------------------------------
 
 
-def test_a_job_that_comes_later_is_guarded_and_a_fire_ends_it(here: AttachedWorld, make_job: MakeJob) -> None:
+@pytest.mark.always
+def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(
+    here: AttachedWorld, make_job: MakeJob
+) -> None:
     here.submit(attached(make_job))
     here.operator()
-    said = here.expect("Waiting", "True", "TargetMissing")
+    said = here.expect("Waiting", "True", "TargetMissing", within=60)
     assert f"Job {TARGET} (batch/v1) does not exist" in said and here.phase() == "Pending"
     made = here.make_target()
+    spec = {"template": {"spec": made["spec"]["template"]["spec"]}}
     here.expect("Guarded", "True", "WorkloadAttached", within=30)
     noted = here.job()["status"]["workloadRef"]
     assert (noted["name"], noted["uid"]) == (TARGET, made["metadata"]["uid"])
@@ -213,19 +218,20 @@ def test_a_job_that_comes_later_is_guarded_and_a_fire_ends_it(here: AttachedWorl
 
     here.fire()
     here.expect("Fired", "True", "HackingGap")
-    here.expect_workload(lambda _: here.target()["spec"].get("activeDeadlineSeconds") == 1, "its deadline")
-    here.goes()
-    for pod in here.pods_of_target():
-        here.delete(pod)
-        here.kubelet_ends(pod)
-    shared = {"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z", "reason": "DeadlineExceeded"}
-    over = [{"type": kind, "message": "over", **shared} for kind in ("FailureTarget", "Failed")]
-    here.target_status({"active": 0, "ready": 0, "conditions": over})
-    here.expect("Stopped", "True", "NoPodsLeft", within=60)
-    assert here.evidence()["verdict.json"] and not here.pods()
-    assert "ownerReferences" not in here.target()["metadata"]
+    eventually(lambda: is_going(here.target()), "the Job is deleted")
     ours = [label for label in here.target()["metadata"].get("labels") or {} if "rlguard" in label]
-    assert ours == []
+    assert ours == [] and "ownerReferences" not in here.target()["metadata"]
+    here.goes()
+    here.ends()
+    assert here.evidence()["verdict.json"] and not here.pods()
+
+    # As Argo CD does: what is in its repository is to be in the cluster.
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": TARGET}, "spec": spec}
+    here.client.create(BATCH_JOBS, here.namespace, body, "argocd-controller")
+    eventually(lambda: is_going(here.target()), "it is deleted again", within=60)
+    assert "argocd-controller recreated Job nightly" in here.expect("Stopped", "False", "TargetRecreated")
+    here.ends()
+    here.expect_events("TargetRecreated")
 
 
 def test_it_stays_when_its_guard_is_deleted(guarded: AttachedWorld) -> None:

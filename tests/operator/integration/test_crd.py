@@ -294,7 +294,7 @@ def test_a_run_begins_once(
     job = make_job()
     job["spec"]["resumedFrom"] = ORIGIN
     client.create(JOBS, namespace, job, "test")
-    client.merge(JOBS, namespace, "run", {"spec": {"onFire": "Delete"}}, "test")
+    client.merge(JOBS, namespace, "run", {"spec": {"onFire": "Report"}}, "test")
     with pytest.raises(ApiError, match="a run begins once"):
         client.merge(JOBS, namespace, "run", {"spec": {"resumedFrom": change}}, "test")
 
@@ -341,7 +341,7 @@ def test_variables_of_the_chat_template_are_kept_as_they_are(
 
 def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, make_job: MakeJob) -> None:
     client.create(JOBS, namespace, make_job(), "test")
-    patch = {"spec": {"onFire": "Delete", "onSilence": {"afterSeconds": 60, "action": "Stop"}}}
+    patch = {"spec": {"onFire": "Report", "onSilence": {"afterSeconds": 60, "action": "Stop"}}}
     changed = client.merge(JOBS, namespace, "run", patch, "test")
     assert changed["metadata"]["generation"] == 2
 

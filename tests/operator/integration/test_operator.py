@@ -23,7 +23,6 @@ from urllib.error import HTTPError
 
 import pytest
 
-from guard_cli.report.command import report
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
@@ -41,7 +40,7 @@ from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, Hang, fault_proxy
 from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
-from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, apply_guard, deadline, token_for
+from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, apply_guard, is_deleted, token_for
 
 pytestmark = pytest.mark.nightly
 
@@ -122,7 +121,7 @@ def test_the_guard_may_write_this_jobs_status_and_nothing_else(running: World, m
     assert guard.get(JOBS, running.namespace, "run") is not None
     for forbidden in (
         lambda: apply_guard(guard, running.namespace, "other", {"step": 1}),
-        lambda: guard.merge(JOBS, running.namespace, "run", {"spec": {"onFire": "Delete"}}, "x"),
+        lambda: guard.merge(JOBS, running.namespace, "run", {"spec": {"onFire": "Report"}}, "x"),
         lambda: guard.list(JOBS, running.namespace, {}),
         lambda: guard.get(SECRETS, running.namespace, account),
         lambda: guard.get(PYTORCHJOBS, running.namespace, "run"),
@@ -327,180 +326,11 @@ def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job
 # -- stopping --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.always
-def test_given_a_fire_then_it_is_stopped_and_confirmed(
-    running: World, kubeconfig: Path, tmp_path: Path
-) -> None:
-    fired_at = time.monotonic()
-    running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    took = time.monotonic() - fired_at
-    running.expect("Fired", "True", "HackingGap")
-    running.expect("Stopped", "False", "PodsTerminating")
-    assert running.phase() == "Stopping"
-    assert "run-master-0" in running.conditions()["Stopped"][2]
-    # Not while a pod is left, on its way out or not.
-    running.delete_pods()
-    time.sleep(1.0)
-    assert running.conditions()["Stopped"][0] == "False"
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
-    assert running.phase() == "Stopped"
-    assert "Failed" not in running.conditions()
-    running.expect_events("EvidenceCaptured", "NoPodsLeft")
-    told = running.events()[1:]
-    assert told[:2] == ["HackingGap", "StopRequested"]
-    assert sorted(told[2:]) == ["EvidenceCaptured", "NoPodsLeft"]
-    data = running.evidence()
-    assert json.loads(data["verdict.json"])["fire"]["step"] == 40
-    assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
-    report("run", running.namespace, kubeconfig, out=tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "Fired at step 40" in page and "/ckpt/20" in page
-    assert took < 5.0, "generous for a busy machine; `make bench-operator` measures it"
-
-
-@pytest.mark.always
-def test_a_fired_job_cannot_be_unlatched_or_restarted(running: World) -> None:
-    running.fire()
-    running.expect("Stopped", "False", "PodsTerminating")
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
-    path = JOBS.path(running.namespace, "run", "status")
-    patch = {"status": {"guard": {"fire": None}}}
-    with pytest.raises(ApiError, match="latched"):
-        running.client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
-    # A pod that comes back, whoever made it, is stopped again.
-    running.start_pod()
-    running.expect("Stopped", "False", "PodsTerminating")
-
-
-def test_a_refused_patch_becomes_a_delete(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
-    """What a webhook does whose server is down: every patch is refused, a delete passes."""
-
-    def webhook_down(method: str, path: str) -> Fault | None:
-        patches = method == "PATCH" and "/pytorchjobs/" in path and "dryRun" not in path
-        return Answer(500, "InternalError") if patches else None
-
-    with fault_proxy(plane) as proxy:
-        here.claim()
-        here.submit(make_job())
-        here.operator(server=proxy.url)
-        here.start()
-        proxy.inject(webhook_down)
-        here.fire()
-        eventually(
-            lambda: here.client.get(PYTORCHJOBS, here.namespace, "run") is None, "the workload is deleted"
-        )
-        here.delete_pods()
-        here.kubelet_ends_pods()
-        here.expect("Stopped", "True", "NoPodsLeft", within=60.0)
-        here.expect_events("NoPodsLeft")  # the operator writes it beside its work, and through the proxy
-    assert here.job()["status"]["stop"]["method"] == "Delete"
-    assert here.events().count("StopEscalated") == 1
-
-
-@pytest.mark.slow
-def test_a_stop_without_effect_is_followed_by_harder_ones(running: World) -> None:
-    """Nobody acts on the deadline, and nobody collects the pods of the deleted workload either."""
-    running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    eventually(
-        lambda: running.client.get(PYTORCHJOBS, running.namespace, "run") is None, "deleted", within=40
-    )
-    eventually(
-        lambda: all("deletionTimestamp" in pod["metadata"] for pod in running.pods()),
-        "pods deleted",
-        within=40,
-    )
-    running.kubelet_ends_pods()
-    running.expect("Stopped", "True", "NoPodsLeft", within=60.0)
-    running.expect_events("NoPodsLeft")
-    assert running.events().count("StopEscalated") == 2, "to Delete, and to DeletePods"
-
-
-@pytest.mark.parametrize("on_fire", ["Suspend", "Delete"])
-def test_suspend_and_delete_by_choice(here: World, make_job: MakeJob, on_fire: str) -> None:
-    here.claim()
-    job = make_job()
-    job["spec"]["onFire"] = on_fire
-    here.submit(job)
-    here.operator()
-    here.start()
-    here.fire()
-    if on_fire == "Suspend":
-        here.expect_workload(lambda w: w["spec"]["runPolicy"].get("suspend"), "suspended")
-        here.workload_condition("Suspended")
-    else:
-        eventually(lambda: here.client.get(PYTORCHJOBS, here.namespace, "run") is None, "deleted")
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.expect("Stopped", "True", "NoPodsLeft")
-
-
-def test_an_operator_killed_in_mid_teardown(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    here.submit(make_job())
-    first = here.operator(lease_seconds=4)
-    here.start()
-    here.fire()
-    here.expect_workload(deadline, "the workload is told to end")
-    first.kill()
-    here.training_operator_stops_the_job()
-    time.sleep(0.5)
-    assert here.conditions().get("Stopped", ("False",))[0] == "False", "nobody is there to confirm it"
-    here.operator()
-    here.expect("Stopped", "True", "NoPodsLeft")
-    here.expect_events("NoPodsLeft")
-    assert here.events().count("NoPodsLeft") == 1
-    assert here.evidence()
-
-
-def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None:
-    """Both lead: each with a Lease of its own, as after a frozen process thaws."""
-    here.claim()
-    here.operator("--lease-name=one")
-    here.operator("--lease-name=two")
-    here.submit(make_job())
-    here.start()
-    uid = here.workload()["metadata"]["uid"]
-    here.fire()
-    here.expect_workload(deadline, "the workload is told to end")
-    here.expect("Stopped", "False", "PodsTerminating")
-    here.training_operator_stops_the_job()
-    here.expect("Stopped", "True", "NoPodsLeft")
-    assert here.workload()["metadata"]["uid"] == uid, "made once, never again"
-    told = ("WorkloadCreated", "HackingGap", "NoPodsLeft")
-    here.expect_events(*told)
-    events = here.events()
-    for reason in told:
-        assert events.count(reason) == 1
-
-
-@pytest.mark.always
-def test_a_fire_while_the_api_server_is_away(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
-    with fault_proxy(plane) as proxy:
-        here.claim()
-        here.submit(make_job())
-        here.operator(server=proxy.url, lease_seconds=30)
-        here.start()
-        proxy.inject(lambda _method, _path: Cut())
-        proxy.cut_streams()
-        here.fire()
-        time.sleep(1.0)
-        assert not deadline(here.workload())
-        proxy.heal()
-        here.expect_workload(deadline, "the workload is told to end")
-        here.training_operator_stops_the_job()
-        here.expect("Stopped", "True", "NoPodsLeft")
-
-
 def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     """No kubelet is behind these pods: the stop does not wait, and the evidence says what is missing."""
     running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect_workload(is_deleted, "the workload is deleted")
+    running.ends()
     assert running.evidence()["trainer.log"].startswith("not available: ")
     maps = running.client.list(CONFIG_MAPS, running.namespace, {"labelSelector": "rlguard.dev/job=run"})
     owners = {raw["metadata"]["ownerReferences"][0]["kind"] for raw in maps["items"]}
@@ -521,8 +351,7 @@ def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     running.pod_status({"phase": "Failed", "initContainerStatuses": [{**guard, "state": ended}]})
     running.workload_condition("Failed")
     running.expect("Fired", "True", "HackingGap")
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.ends()
     status = running.job()["status"]
     assert status["guard"]["fire"] == fire and status["guard"]["step"] == 1, "nothing else was changed"
     assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
@@ -551,8 +380,7 @@ def test_the_last_words_of_a_pod_that_is_not_ours_are_not_heard(running: World) 
     assert "fire" not in status["guard"] and "halt" not in status["guard"] and "stop" not in status
     # When the run must end, they must go all the same: who knows what runs in them.
     running.fire()
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft", within=60)
+    running.ends()
 
 
 def foreign_owner(pod: Json) -> Json:
@@ -572,9 +400,8 @@ def test_a_deleted_job_that_a_finalizer_keeps_is_torn_down(here: World, make_job
     here.client.delete(JOBS, here.namespace, "run", here.job()["metadata"]["uid"])
     assert "deletionTimestamp" in here.job()["metadata"]
     here.fire()
-    here.expect_workload(deadline, "the workload is told to end")
-    here.training_operator_stops_the_job()
-    here.expect("Stopped", "True", "NoPodsLeft")
+    here.expect_workload(is_deleted, "the workload is deleted")
+    here.ends()
     here.client.merge(JOBS, here.namespace, "run", {"metadata": {"finalizers": []}}, "test")
     eventually(lambda: here.client.get(JOBS, here.namespace, "run") is None, "nothing of ours holds it back")
 
@@ -626,9 +453,8 @@ def test_a_run_with_what_this_version_does_not_know_is_torn_down(
     patch = {"status": {"phase": "Draining"}}
     running.client.request("PATCH", path, body=patch, content_type="application/merge-patch+json")
     running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.expect_workload(is_deleted, "the workload is deleted")
+    running.ends()
 
 
 def an_older_crd() -> Json:
@@ -637,7 +463,7 @@ def an_older_crd() -> Json:
     root = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     status = root["properties"]["status"]["properties"]
     del status["guardDigest"]
-    del status["stop"]["properties"]["emptySince"]
+    del status["stop"]["properties"]["pods"]
     return definition
 
 
@@ -648,7 +474,7 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     installed(an_older_crd())
     operator = running.operator()
     eventually(lambda: "which this operator notes" in operator.log.read_text(), "it says so")
-    lacks = ["status.guardDigest", "status.stop.emptySince"]
+    lacks = ["status.guardDigest", "status.stop.pods"]
     assert f"the CRD lacks {', '.join(lacks)}, which" in operator.log.read_text()
     assert json.loads(operator.page("/debug/state"))["crdLacks"] == lacks
     assert "rlguard_crd_fields_missing 2.0" in operator.page("/metrics")
@@ -662,8 +488,8 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
     assert running.phase() == "Running"
     running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    running.training_operator_stops_the_job()
+    running.expect_workload(is_deleted, "the workload is deleted")
+    running.collect_garbage()
     assert running.pods() == []
 
     installed(crd())
@@ -691,9 +517,8 @@ def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_noth
             operator.page("/readyz")
 
         running.fire()
-        running.expect_workload(deadline, "the workload is told to end")
-        running.training_operator_stops_the_job()
-        running.expect("Stopped", "True", "NoPodsLeft")
+        running.expect_workload(is_deleted, "the workload is deleted")
+        running.ends()
         assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
 
         waits.expect("Guarded", "True", "WorkloadCreated", within=90.0)
@@ -703,23 +528,6 @@ def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_noth
             lambda: json.loads(operator.page("/debug/state"))["crdLacks"] == [], "it is known again", 60.0
         )
         assert "rlguard_crd_fields_missing 0.0" in operator.page("/metrics")
-
-
-def test_a_workload_whose_owner_was_removed_is_stopped(running: World) -> None:
-    running.client.merge(
-        PYTORCHJOBS, running.namespace, "run", {"metadata": {"ownerReferences": None}}, "test"
-    )
-    running.fire()
-    running.expect_workload(deadline, "the workload is told to end")
-    # Its controller makes the pod again as long as the workload runs.
-    running.delete_pods()
-    running.kubelet_ends_pods()
-    time.sleep(3.0)
-    assert running.conditions()["Stopped"][0] == "False"
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
-    running.expect_events("NoPodsLeft")
-    assert running.events().count("NoPodsLeft") == 1
 
 
 def test_a_run_of_a_kind_without_an_adapter_is_never_said_to_be_stopped(
@@ -801,7 +609,7 @@ def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubele
     start_on(here, kubelet, make_job)
     before = time.monotonic()
     here.fire()
-    here.expect_workload(deadline, "the workload is told to end")
+    here.expect_workload(is_deleted, "the workload is deleted")
     assert time.monotonic() - before < 5.0, "generous for a busy machine; the log may take 0.3 s"
     # The pod is still there: once its log can be read, it is.
     kubelet.logs = {"pytorch": "late", "rlguard-guard": "too"}
@@ -819,10 +627,9 @@ def test_a_halt_stops_without_a_fire(running: World) -> None:
         "at": "2026-01-01T00:00:00Z",
     }
     running.guard_says(heartbeat="2026-01-01T00:00:05Z", halt=halt)
-    running.expect_workload(deadline, "the workload is told to end")
+    running.expect_workload(is_deleted, "the workload is deleted")
     assert "4 checkpoints wait" in running.expect("Halted", "True", "GuardHalt")
-    running.training_operator_stops_the_job()
-    running.expect("Stopped", "True", "NoPodsLeft")
+    running.ends()
     assert running.conditions()["Fired"][0] == "False"
 
 
@@ -842,11 +649,10 @@ def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job:
     here.operator()
     here.start()
     assert here.conditions()["GuardSilent"][:2] == ("False", "GuardReports")
-    here.expect_workload(deadline, "the workload is told to end", within=45)
+    here.expect_workload(is_deleted, "the workload is deleted", within=45)
     here.expect("GuardSilent", "True", "GuardSilent")
     here.expect("Halted", "True", "GuardSilent")
-    here.training_operator_stops_the_job()
-    here.expect("Stopped", "True", "NoPodsLeft")
+    here.ends()
     assert here.conditions()["Fired"][0] == "False"
 
 
@@ -924,8 +730,7 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
     assert [c["objects"] for c in state["caches"] if c["path"].endswith("/pods")] == [1]
     here.fire()
     here.expect("Fired", "True", "HackingGap")
-    here.training_operator_stops_the_job()
-    here.expect("Stopped", "True", "NoPodsLeft")
+    here.ends()
     # What is counted is counted after the condition was written.
     counted = lambda: "rlguard_teardown_seconds_count 1.0" in operator.page("/metrics")  # noqa: E731
     eventually(counted, "the teardown is measured")
@@ -961,7 +766,7 @@ def test_nobody_else_leads_while_an_operator_that_ends_still_works(
         assert leader in {"", mine} or first.process.wait(2) == 0, "another one leads while it still works"
         assert first.process.wait(30) == 0
     eventually(lambda: here.leader() not in {"", mine}, "another one leads")
-    here.expect_workload(deadline, "the workload is told to end")
+    here.expect_workload(is_deleted, "the workload is deleted")
 
 
 def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:

@@ -23,7 +23,7 @@ from guard_operator.runtime.errors import ClusterError
 from .controlplane import ControlPlane
 from .faults import Answer, Fault, FaultProxy, fault_proxy
 from .waiting import eventually
-from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, deadline, world
+from .world import JOBS, PYTORCHJOBS, Json, World, apply_guard, is_deleted, is_going, world
 
 pytestmark = pytest.mark.nightly
 
@@ -81,7 +81,7 @@ class Fleet:
             if "stop" in raw["status"] or any(c["type"] == "Halted" for c in raw["status"]["conditions"])
         }
         gone = {one.name for one in self.everyone} - {raw["metadata"]["name"] for raw in workloads}
-        return sorted(told | gone | {raw["metadata"]["name"] for raw in workloads if deadline(raw)})
+        return sorted(told | gone | {raw["metadata"]["name"] for raw in workloads if is_going(raw)})
 
     def _report(self) -> None:
         with ThreadPoolExecutor(4) as pool:
@@ -160,7 +160,7 @@ def test_no_healthy_run_is_stopped_and_a_silent_guard_is_met(
     fleet.mute([fleet.silent])
     proxy.heal()
     fleet.silent.expect("Halted", "True", "GuardSilent", within=MEET_SECONDS)
-    fleet.silent.expect_workload(deadline, "the workload is told to end", within=START_SECONDS)
+    fleet.silent.expect_workload(is_deleted, "the workload is deleted", within=START_SECONDS)
     assert fleet.stopped() == ["silent"]
     for one in fleet.healthy:
         one.expect("GuardSilent", "False", "GuardReports", within=60)
@@ -195,7 +195,7 @@ def test_what_is_stopped_for_silence_was_written_down_first(
         refused = "PATCH /apis/rlguard.dev"
         before = proxy.count(refused)
         eventually(lambda: proxy.count(refused) > before + 2, "it tries to write", within=90)
-        assert not deadline(here.workload())
+        assert not is_going(here.workload())
         proxy.heal()
-        here.expect_workload(deadline, "the workload is told to end", within=90)
+        here.expect_workload(is_deleted, "the workload is deleted", within=90)
         assert "Halted" in here.conditions()

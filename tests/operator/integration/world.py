@@ -116,6 +116,10 @@ class World:
     def close(self) -> None:
         self._stack.close()
 
+    @property
+    def workload_name(self) -> str:
+        return self.name
+
     def another(self: W, name: str) -> W:
         """The same world, with the job of this name."""
         other = copy.copy(self)
@@ -281,11 +285,33 @@ class World:
         """Ask for the end of this pod."""
         self.client.request("DELETE", PODS.path(self.namespace, pod["metadata"]["name"]))
 
-    def training_operator_stops_the_job(self) -> None:
-        """What v1.8.1 does on the deadline: the pods go, then the job is Failed."""
-        self.delete_pods()
+    def collect_garbage(self) -> None:
+        """What garbage collector and kubelet do of a foreground delete: the pods go, then the workload."""
+        workload = self.client.get(self.workloads, self.namespace, self.workload_name)
+        if is_going(workload):
+            for pod in self.pods():
+                if any(
+                    one["uid"] == uid_of(workload) for one in pod["metadata"].get("ownerReferences") or []
+                ):
+                    self.delete(pod)
         self.kubelet_ends_pods()
-        self.workload_condition("Failed")
+        if workload is not None and is_going(workload):
+            others = [one for one in workload["metadata"]["finalizers"] if one != "foregroundDeletion"]
+            self.keep_by(*others)
+
+    def keep_by(self, *finalizers: str) -> None:
+        """Set the finalizers of the workload."""
+        patch = {"metadata": {"finalizers": list(finalizers)}}
+        self.client.merge(self.workloads, self.namespace, self.workload_name, patch, "test")
+
+    def ends(self) -> None:
+        """The cluster ends what is deleted, until the run is called stopped."""
+
+        def stopped() -> bool:
+            self.collect_garbage()
+            return self.conditions().get("Stopped", ("",))[:2] == ("True", "NoPodsLeft")
+
+        eventually(stopped, "it is stopped", 60.0)
 
     # -- then --------------------------------------------------------------------------------------------
 
@@ -374,9 +400,19 @@ def apply_guard(client: Client, namespace: str, name: str, guard: Json) -> None:
     client.apply(JOBS, body, GUARD_MANAGER, sub="status")
 
 
-def deadline(workload: Json) -> bool:
-    """Whether the workload was told to end."""
-    return bool(workload) and workload["spec"]["runPolicy"].get("activeDeadlineSeconds") == 1
+def uid_of(raw: Json | None) -> str:
+    """Its UID; "" of nothing."""
+    return "" if raw is None else str(raw["metadata"]["uid"])
+
+
+def is_going(raw: Json | None) -> bool:
+    """Whether an object is there and on its way out."""
+    return bool(raw) and "deletionTimestamp" in (raw or {})["metadata"]
+
+
+def is_deleted(raw: Json | None) -> bool:
+    """Whether an object is on its way out, or gone."""
+    return not raw or is_going(raw)
 
 
 @contextmanager

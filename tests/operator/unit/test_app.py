@@ -78,9 +78,9 @@ GAUGES: dict[str, tuple[Json, set[str]]] = {
         {
             "phase": "Stopping",
             "guard": {"fire": LATCH},
-            "conditions": [condition("Stopped", "False", Reason.PODS_OVERDUE)],
+            "conditions": [condition("Stopped", "False", Reason.STOP_BLOCKED)],
         },
-        {"rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"},
+        {"rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"},
     ),
     "stopped": (
         {"phase": "Stopped", "guard": {"fire": LATCH}, "conditions": [condition("Stopped", "True")]},
@@ -130,12 +130,12 @@ def test_a_run_that_must_stop_is_timed_by_the_operators_own_clock(
     """A guard says when it fired by another one: an hour ahead, and for an hour nobody would be called."""
     began = datetime.now(UTC) - timedelta(seconds=1000)
     fire, since = LATCH | {"at": (began + off).isoformat()}, {"lastTransitionTime": began.isoformat()}
-    conditions = [condition("Stopped", "False", Reason.PODS_OVERDUE)]
+    conditions = [condition("Stopped", "False", Reason.STOP_BLOCKED)]
     conditions += [condition("Fired", "True") | since] if noted else []
     metrics = OperatorMetrics()
     job = raw("run", phase="Stopping", guard={"fire": fire}, conditions=conditions)
     metrics.registry.register(JobGauges(lambda: [job], list, list))
-    for name in ("rlguard_unstopped_seconds", "rlguard_pods_overdue_seconds"):
+    for name in ("rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"):
         value = metrics.registry.get_sample_value(name, {"namespace": "a", "name": "run"})
         assert value is not None and least <= value < least + 400, name
 

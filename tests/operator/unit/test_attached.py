@@ -18,12 +18,11 @@ from pydantic import ValidationError
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Phase, StopMethod
+from guard_operator.api.types import Phase
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.attached import UNPROTECTED, exposures, why_not_attached
 from guard_operator.reconcile.decide import ATTACHED_SECONDS, decide
-from guard_operator.reconcile.decision import Decision, StartGuard, StopWorkload
+from guard_operator.reconcile.decision import Decision, Delete, Doomed, StartGuard
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.heartbeats import HeartbeatClock
@@ -40,6 +39,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     condition_of,
 )
+from guard_operator.reconcile.targets import UNPROTECTED, exposures, why_not_attached
 from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
@@ -205,14 +205,9 @@ def ended(raw: Json) -> None:
     raw["status"] = {"conditions": [{"type": "Complete", "status": "True", "reason": "Done"}]}
 
 
-def of_another(raw: Json) -> None:
-    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "set", "controller": True}
+def controlled(raw: Json) -> None:
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "flow", "controller": True}
     raw["metadata"]["ownerReferences"] = [{"kind": "Other"}, owner]
-
-
-def guarded_already(raw: Json) -> None:
-    owner = {"apiVersion": "rlguard.dev/v1alpha1", "kind": "GuardedTrainingJob", "name": "g"}
-    raw["metadata"]["ownerReferences"] = [owner | {"controller": True}]
 
 
 def chosen(raw: Json) -> None:
@@ -228,8 +223,7 @@ def several(raw: Json) -> None:
     [
         (going, "it is being deleted"),
         (ended, "it has ended already (Succeeded: Done)"),
-        (of_another, "it belongs to JobSet set, which would make it again"),
-        (guarded_already, "it belongs to GuardedTrainingJob g, which guards it"),
+        (controlled, "Workflow flow controls it: name that"),
         (chosen, "spec.manualSelector"),
         (several, "spec.parallelism"),
     ],
@@ -238,13 +232,6 @@ def test_why_it_cannot(change: Callable[[Json], None], why: str) -> None:
     raw = target("Job")
     change(raw)
     assert why_not_attached(adapter_of("Job"), raw, False).startswith(why)
-
-
-def test_what_another_kind_has_made_is_guarded() -> None:
-    raw = target("Job")
-    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "f", "controller": True}
-    raw["metadata"]["ownerReferences"] = [owner]
-    assert why_not_attached(adapter_of("Job"), raw, False) == ""
 
 
 class TestRayCluster:
@@ -264,12 +251,6 @@ class TestRayCluster:
     )
     def test_state(self, spec: Json, status: Json, expected: WorkloadState) -> None:
         assert self.ADAPTER.state({"spec": spec, "status": status}) == (expected, "")
-
-    def test_only_suspend_is_asked_of_it(self) -> None:
-        asked = {method: self.ADAPTER.stop_patch(method) for method in StopMethod}
-        assert asked.pop(StopMethod.SUSPEND) == {"spec": {"suspend": True}}
-        assert set(asked.values()) == {None}
-        assert all(not self.ADAPTER.stop_children(method, "n", {}) for method in StopMethod)
 
     def test_it_has_a_head_and_workers(self) -> None:
         spec = SPECS["RayCluster"]
@@ -298,7 +279,7 @@ class TestRayCluster:
 
     def test_none_is_created_and_no_other_right_is_taken(self) -> None:
         verbs = [rule["verbs"] for rule in workload_rules(self.ADAPTER)]
-        assert verbs == [["delete", "get", "patch"]]
+        assert verbs == [["delete", "get"]]
 
 
 # -- its pods --------------------------------------------------------------------------------------------
@@ -316,7 +297,7 @@ class Cluster:
 
     def __init__(self, kind: str, raw: Json | None, *pods: Json, claim_modes: str = "ReadWriteMany") -> None:
         self.kind, self.target, self.pods_there = kind, raw, list(pods)
-        self.claim_modes = claim_modes
+        self.claim_modes, self.claim_owner = claim_modes, "nobody"
         self.between_there: list[Json] = []
         self.jobs: list[Json] = []
         self.sets: list[Json] = []
@@ -343,7 +324,8 @@ class Cluster:
         if resource is JOBS:
             return manifest(self.kind, ref(self.kind))
         if resource.kind == "PersistentVolumeClaim":
-            return {"metadata": {"name": name}, "spec": {"accessModes": [self.claim_modes]}}
+            metadata = {"name": name, "ownerReferences": [{"uid": self.claim_owner}]}
+            return {"metadata": metadata, "spec": {"accessModes": [self.claim_modes]}}
         assert name == "run-7", "the target has a name of its own"
         return self.target
 
@@ -438,7 +420,7 @@ def test_all_claims_of_the_guard_are_looked_for() -> None:
     cluster = Cluster("RayCluster", target("RayCluster"))
     assert cluster.gather(job()).preparation == Preparation()
     assert [one for one in cluster.asked if "Claim" in one] == [
-        f"get PersistentVolumeClaim {name}" for name in ("heldout", "state", "shared")
+        f"get PersistentVolumeClaim {name}" for name in ("heldout", "state", "shared", "shared")
     ]
 
 
@@ -551,14 +533,20 @@ def test_a_namesake_is_another_run() -> None:
     assert says(decision, "Disrupted") == ("True", "WorkloadDeleted")
     (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
     assert "another one has its name now" in ended_.message
-    assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
+    assert of_workload("w") not in deleted(decision)
 
 
-@pytest.mark.parametrize("written", [{}, ref()], ids=["not attached", "another one"])
-def test_a_fire_stops_no_workload_that_is_not_the_recorded_one(written: Json) -> None:
-    fired = job(status={**written, "guard": {"fire": FIRE}})
-    decision = decide(Snapshot(fired, STRANGER, (), own_guard=OwnGuard()), NOW)
-    assert not [one for one in decision.actions if isinstance(one, StopWorkload)]
+def deleted(decision: Decision) -> list[Doomed]:
+    return [one for action in decision.actions if isinstance(action, Delete) for one in action.objects]
+
+
+def of_workload(uid: str, kind: str = "RayCluster") -> Doomed:
+    return Doomed(adapter_of(kind).resource, "run-7", uid)
+
+
+def test_a_fire_of_before_it_was_attached_deletes_nothing() -> None:
+    fired = job(status={"guard": {"fire": FIRE}})
+    assert deleted(decide(Snapshot(fired, STRANGER, (), own_guard=OwnGuard()), NOW)) == []
 
 
 class Forbidden(Cluster):
@@ -575,7 +563,7 @@ class Forbidden(Cluster):
 def test_the_first_stop_is_asked_for_although_it_cannot_be_read(kind: str) -> None:
     given = job(kind, {**ref(kind), "guard": {"fire": FIRE}})
     seen = Forbidden(kind, None).gather(given)
-    assert StopWorkload(StopMethod.STOP, "w") in decide(seen, NOW).actions
+    assert of_workload("w", kind) in deleted(decide(seen, NOW))
 
 
 def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
@@ -592,17 +580,29 @@ def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
     assert decide(seen, NOW).report.phase is Phase.STOPPING
 
 
-@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
-def test_a_fire_stops_the_recorded_one(on_fire: str) -> None:
-    raw = manifest(status={**ref(), "guard": {"fire": FIRE}})
-    raw["spec"]["onFire"] = on_fire
-    decision = decide(Snapshot(parse_job(raw), WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
-    assert StopWorkload(StopMethod(on_fire), "w") in decision.actions
+def test_a_fire_deletes_it() -> None:
+    fired = job(status={**ref(), "guard": {"fire": FIRE}})
+    decision = decide(Snapshot(fired, WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
+    assert deleted(decision)[0] == of_workload("w")
+
+
+def test_a_claim_that_it_owns_is_warned_of_and_that_stays() -> None:
+    """A fire deletes its checkpoints with it."""
+    cluster = Cluster("RayCluster", target("RayCluster"))
+    cluster.claim_owner = "w"
+    seen = cluster.gather(job())
+    decision = decide(seen, NOW)
+    assert says(decision, "Guarded") == ("True", "ClaimOwned")
+    (told,) = (one for one in decision.report.conditions if one.type == "Guarded")
+    assert "PersistentVolumeClaim shared" in told.message
+    later = job(status={**ref(), "conditions": [told.model_dump(mode="json", by_alias=True)]})
+    again = decide(Snapshot(later, WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
+    assert says(again, "Guarded") == ("True", "ClaimOwned")
 
 
 def test_a_queue_that_holds_it_back_is_named() -> None:
     held = replace(WORKLOAD, state=WorkloadState.SUSPENDED)
-    queued = Queued("q", "qu", "team", message="no quota")
+    queued = Queued("team", "no quota")
     decision = decide(Snapshot(job(status=ref()), held, (), own_guard=OwnGuard(), queued=queued), NOW)
     assert says(decision, "Waiting") == ("True", "Queued")
     assert condition_of(parse_job(manifest()).status, ConditionType.WAITING) is None

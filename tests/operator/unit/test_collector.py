@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from guard_operator.api.types import Spec, Status
-from guard_operator.reconcile.collector import EvidenceCollector
+from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import TransportError

@@ -21,9 +21,10 @@ from guard_operator import app
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.decision import Decision, StopWorkload
+from guard_operator.reconcile.decision import Decision, Delete
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
+from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.snapshot import Snapshot
 from guard_operator.runtime import reflector
 from guard_operator.runtime.client import Client, Resource
@@ -105,9 +106,9 @@ class Fleet:
         config, metrics = OperatorConfig("guard:1"), OperatorMetrics()
         self._queue: WorkQueue[Key] = WorkQueue(metrics, lambda: self.now)
         beats, client = HeartbeatClock(lambda: self.now), cast(Client, self)
-        self._caches = app._Caches(client, ("ns",), config, self._queue, beats, Timing())
+        self._caches = app._Caches(client, ("ns",), config, self._queue, beats, RunMemory(), Timing())
         gatherer = Gatherer(client, config, self._caches, beats, self._utc)
-        self._controller = Controller(gatherer, cast(Actuator, self), self._utc)
+        self._controller = Controller(gatherer, cast(Actuator, self), RunMemory(), self._utc)
         self._manager = Manager(
             [],
             self._queue,
@@ -145,7 +146,7 @@ class Fleet:
         name = query["labelSelector"].partition("=")[2]
         return {"items": [a_pod(name)] if resource.kind == "Pod" else []}
 
-    def actuate(self, snapshot: Snapshot, decision: Decision) -> None:
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
         """Write the status, fenced as the real one is; note who is stopped."""
         name, report = snapshot.job.name, decision.report
         raw = self._there[name]
@@ -155,8 +156,9 @@ class Fleet:
             if snapshot.job.resource_version != raw["metadata"]["resourceVersion"]:
                 raise ApiError(409, "Conflict", "the cache is behind")
             self._write(name, told)
-        if any(isinstance(action, StopWorkload) for action in decision.actions):
+        if any(isinstance(action, Delete) for action in decision.actions):
             self.stopped.setdefault(name, self.now)
+        return ""
 
     def _write(self, name: str, status: Json) -> None:
         raw = self._there[name]

@@ -288,7 +288,7 @@ def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(owner
     assert seen(pod(unscheduled("no node"), ownerReferences=owners)).waiting is None
 
 
-STOP = {"requestedAt": "2026-01-01T00:00:00Z", "method": "Stop"}
+STOP = {"requestedAt": "2026-01-01T00:00:00Z"}
 HEAD = {"rlguard.dev/job": "run", "rlguard.dev/job-uid": "u", "ray.io/node-type": "head"}
 
 
@@ -547,7 +547,7 @@ def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
 
 @pytest.mark.parametrize("requested", [True, False])
 def test_whether_a_pod_is_left_is_read_live(requested: bool) -> None:
-    stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z", "method": "Stop"}} if requested else {}
+    stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z"}} if requested else {}
     guard = {"fire": LATCH, "heartbeat": "2026-01-01T00:00:00Z"}
     world = Behind(created(guard=guard, **stop))
     world.cached_pods = [pod({"phase": "Failed"})] if requested else []

@@ -19,16 +19,17 @@ from typing import Any, cast
 import pytest
 
 from guard_operator.adapters import WorkloadState, find_adapter
-from guard_operator.api.types import GuardPod, OnSilence, Spec, Status, StopMethod
+from guard_operator.api.types import GuardPod, OnSilence, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.decide import NAME_TAKEN_SECONDS, decide
 from guard_operator.reconcile.decision import (
     CaptureEvidence,
     Decision,
-    DeleteBetween,
+    Delete,
+    Doomed,
     StartGuard,
-    StopWorkload,
+    delete_makers,
 )
 from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
@@ -66,7 +67,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
 )
 from guard_operator.reconcile.teardown import STOPPING_SECONDS
-from guard_operator.runtime.client import EVENTS, PODS, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, EVENTS, PODS, STATEFUL_SETS, Client, Resource
 
 Json = dict[str, Any]
 ADAPTER = find_adapter("batch/v1", "Job")
@@ -500,6 +501,7 @@ def test_a_review_says_what_stands_in_the_way() -> None:
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SET = Between(STATEFUL_SETS, "run-01234567", "set")
+OF_WORKLOAD = Doomed(BATCH_JOBS, "run", "w")
 REF = {"workloadRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "w"}}
 JUDGED = {
     **{"heartbeat": NOW.isoformat(), "level": "healthy", "code": "ok", "reason": "fine", "step": 9},
@@ -548,7 +550,7 @@ def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
 
 
 def test_it_takes_no_gpu_while_a_queue_holds_the_run_back() -> None:
-    assert decide(seen(WorkloadState.SUSPENDED), NOW).actions == (DeleteBetween((SET,)),)
+    assert decide(seen(WorkloadState.SUSPENDED), NOW).actions == (delete_makers((SET,)),)
     assert decide(seen(WorkloadState.SUSPENDED, made=None), NOW).actions == ()
 
 
@@ -564,16 +566,13 @@ def test_a_fire_stops_both() -> None:
     decision = decide(seen(status=fired), NOW)
     assert decision.actions == (
         CaptureEvidence(final=False),
-        StopWorkload(StopMethod.STOP, "w"),
-        DeleteBetween((SET,)),
+        Delete((OF_WORKLOAD, *delete_makers((SET,)).objects)),
     )
-    left = decide(seen(WorkloadState.FAILED, fired, pods=()), NOW)
-    assert said(left)["Stopped"] == ("False", "StopRequested"), "its StatefulSet would make the guard again"
-    assert DeleteBetween((SET,)) in left.actions
     going = decide(seen(status=fired, made=replace(SET, terminating=True)), NOW)
-    assert not any(isinstance(action, DeleteBetween) for action in going.actions)
-    gone = decide(seen(WorkloadState.FAILED, fired, None, pods=()), NOW)
-    assert said(gone)["Stopped"] == ("False", "Settling")
+    assert going.actions == (CaptureEvidence(final=False), Delete((OF_WORKLOAD,)))
+    left = decide(replace(seen(status=fired, pods=()), workload=None), NOW)
+    assert said(left)["Stopped"] == ("False", "StopRequested"), "its StatefulSet would make the guard again"
+    assert delete_makers((SET,)) in left.actions
 
 
 def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
@@ -678,11 +677,11 @@ def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
     first = decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), NOW)
     assert first.actions == (CaptureEvidence(final=False),) and first.look_again is not None
     written = decide(seen(WorkloadState.SUCCEEDED, over | {"evidence": "e"}, pods=(GUARD,)), NOW)
-    assert written.actions == (DeleteBetween((SET,)),)
+    assert written.actions == (delete_makers((SET,)),)
     assert written.look_again == STOPPING_SECONDS, "a delete that is refused is asked for again: it has a GPU"
     late = NOW + timedelta(seconds=EVIDENCE_SECONDS + 1)
     assert decide(seen(WorkloadState.SUCCEEDED, over, pods=(GUARD,)), late).actions == (
-        DeleteBetween((SET,)),
+        delete_makers((SET,)),
     )
     done = decide(seen(WorkloadState.SUCCEEDED, over, None, pods=()), late)
     assert done.actions == () and done.look_again is None
@@ -858,8 +857,6 @@ def test_of_an_unknown_kind_the_set_of_the_guard_is_ended_too() -> None:
     world.made = [raw_pod()]
     snapshot = world.gather()
     assert snapshot.unknown_kind
-    assert (
-        DeleteBetween((replace(SET, created=NOW - timedelta(seconds=60)),)) in decide(snapshot, NOW).actions
-    )
+    assert delete_makers((SET,)) in decide(snapshot, NOW).actions
     world.job["status"]["guard"] = JUDGED
     assert world.gather().own_guard is None, "a run that goes on costs no request"

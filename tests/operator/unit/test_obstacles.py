@@ -35,7 +35,7 @@ RANK0 = pod("run-master-0", guarded=True)
 LATE: dict[str, tuple[Workload | None, tuple[Pod, ...], int, Late | None]] = {
     "there is no workload": (None, (), 1, None),
     "it is somebody else's": (workload(ours=False), (), 1, None),
-    "it is on its way out": (workload(terminating=True), (), 1, None),
+    "it is on its way out": (workload(deleted=at(0)), (), 1, None),
     "a queue holds it": (workload(WorkloadState.SUSPENDED), (), 1, None),
     "it has ended": (workload(WorkloadState.FAILED), (), 1, None),
     "no pod": (workload(), (), 1, Late("w", at(0))),

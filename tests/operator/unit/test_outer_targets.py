@@ -1,7 +1,6 @@
 """RayJobs and TrainJobs that exist (`spec.targetRef`): they have no pods but those of what they make.
 
-What they make is read by its name and noted by its UID, so that its pods are known when it is gone; what is
-forgotten of it and what is not; what is refused; that nothing is called stopped while something is left.
+What they make is read by its name; what is refused; that nothing is called stopped while something is left.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import pytest
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.types import ConditionStatus, MadeRef, StopMethod
+from guard_operator.api.types import ConditionStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.attached import why_not_attached
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, DeleteBetween, DeletePods, StopWorkload
+from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Job, Snapshot
+from guard_operator.reconcile.targets import why_not_attached
 from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
@@ -90,19 +89,12 @@ def jobset(uid: str = "s", *names: str) -> Json:
     return thing("JobSet", "run-7", uid, "w", spec=spec)
 
 
-CLUSTER = MadeRef(api_version="ray.io/v1", kind="RayCluster", name="run-7-abcde", uid="c")
-SUBMITTER = MadeRef(api_version="batch/v1", kind="Job", name="run-7", uid="j")
-SET = MadeRef(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet", name="run-7", uid="s")
+def job(kind: str, attached: bool = True, **status: Any) -> Job:
+    return parse_job(raw_job(kind, attached=attached, **status))
 
 
-def job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "Stop", **status: Any) -> Job:
-    return parse_job(raw_job(kind, *made, attached=attached, on_fire=on_fire, **status))
-
-
-def raw_job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "Stop", **status: Any) -> Json:
+def raw_job(kind: str, attached: bool = True, **status: Any) -> Json:
     ref: Json = {"apiVersion": VERSIONS[kind], "kind": kind, "name": "run-7", "uid": "w"}
-    if made:
-        ref["made"] = [one.model_dump(by_alias=True) for one in made]
     return {
         "metadata": {"name": "watch", "namespace": "ns", "uid": UID, "resourceVersion": "7"},
         "spec": {
@@ -114,7 +106,6 @@ def raw_job(kind: str, *made: MadeRef, attached: bool = True, on_fire: str = "St
                 "placement": "Pod",
                 "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
             },
-            "onFire": on_fire,
         },
         "status": ({"workloadRef": ref} if attached else {}) | status,
     }
@@ -214,7 +205,6 @@ def child(uid: str = "s") -> Json:
 
 OF_A_TRAINJOB = (jobset(), child(), node("node-0"), node("node-1"))
 OF = {"RayJob": OF_A_RAYJOB, "TrainJob": OF_A_TRAINJOB}
-MADE = {"RayJob": (CLUSTER, SUBMITTER), "TrainJob": (SET,)}
 TARGET = {"RayJob": rayjob, "TrainJob": trainjob}
 PODS_OF = {"RayJob": {"head", "worker", "submitter"}, "TrainJob": {"node-0", "node-1"}}
 KINDS = ("RayJob", "TrainJob")
@@ -224,28 +214,15 @@ KINDS = ("RayJob", "TrainJob")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_pods_are_those_of_what_it_has_made_and_that_is_noted(kind: str) -> None:
+def test_its_pods_are_those_of_what_it_has_made(kind: str) -> None:
     given = job(kind)
     seen = Cluster(TARGET[kind](), *OF[kind]).gather(given)
     assert {one.name for one in seen.pods} == PODS_OF[kind]
     assert [one.name for one in seen.pods if one.rank0] == ["head" if kind == "RayJob" else "node-0"]
-    assert seen.made == MADE[kind] and seen.trainer == ("ray" if kind == "RayJob" else "node")
-    ref = decide(seen, NOW).report.workload_ref
-    assert ref is not None and (ref.uid, tuple(ref.made or ())) == ("w", MADE[kind])
+    assert seen.trainer == ("ray" if kind == "RayJob" else "node")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_they_are_known_when_all_that_made_them_is_gone(kind: str) -> None:
-    pods = [one for one in OF[kind] if one["kind"] == "Pod"]
-    fired = job(kind, *MADE[kind], guard={"fire": FIRE}, stop=STOP)
-    seen = Cluster(*pods).gather(fired)
-    assert seen.workload is None and seen.between == () and seen.made == MADE[kind]
-    assert {one.name for one in seen.pods} == PODS_OF[kind]
-    assert [one.name for one in seen.pods if one.rank0] == (["head"] if kind == "RayJob" else [])
-    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
-
-
-STOP = {"requestedAt": NOW.isoformat(), "method": "Stop"}
+STOP = {"requestedAt": NOW.isoformat()}
 
 
 def said(decision: Decision, kind: str) -> ConditionStatus:
@@ -257,29 +234,12 @@ def says(decision: Decision, kind: str) -> tuple[str, str]:
     return said(decision, kind).status, said(decision, kind).reason
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_called_stopped_while_something_of_it_makes_pods(kind: str) -> None:
-    """Its workload is deleted, and the garbage collector has not come yet."""
-    makers = [one for one in OF[kind] if one["kind"] != "Pod"]
-    fired = job(kind, *MADE[kind], guard={"fire": FIRE}, stop=STOP | {"method": "Delete"})
-    seen = Cluster(*makers).gather(fired)
-    assert seen.pods == () and {one.uid for one in seen.between} == {one["metadata"]["uid"] for one in makers}
-    assert says(decide(seen, NOW), "Stopped") == ("False", "PodsTerminating")
-
-
 def test_a_namesake_of_what_it_makes_is_not_its_own() -> None:
     """By its name alone, as where somebody has made another run in its place."""
     stranger = thing("Job", "run-7", "j", "somebody")
     for of_another in (cluster(owner=None), cluster(owner="somebody")):
         seen = Cluster(rayjob(), of_another, stranger, *RAY_PODS).gather(job("RayJob"))
-        assert (seen.pods, seen.between, seen.made) == ((), (), ())
-
-
-def test_what_was_noted_stays_its_own_when_it_is_orphaned() -> None:
-    """`kubectl delete rayjob --cascade=orphan` leaves a cluster that still trains."""
-    fired = job("RayJob", CLUSTER, guard={"fire": FIRE})
-    seen = Cluster(cluster(owner=None), *RAY_PODS[:2]).gather(fired)
-    assert [one.uid for one in seen.between] == ["c"] and len(seen.pods) == 2
+        assert (seen.pods, seen.between) == ((), ())
 
 
 # -- pods of the job's own that lost the operator's label ---------------------------------------------------
@@ -323,90 +283,6 @@ def test_what_somebody_else_has_made_under_these_names_is_not_its_own(kind: str)
     assert Cluster(TARGET[kind](), *theirs).gather(own_job(kind, phase="Running")).pods == ()
 
 
-# -- what is somebody else's -----------------------------------------------------------------------------
-
-
-def of_another(kind: str, name: str, uid: str, label: str, owner: str | None = "other") -> tuple[Json, ...]:
-    """A run of somebody else: what makes its pod has this name and UID, and the pod this label."""
-    key, _, value = label.partition("=")
-    return thing(kind, name, uid, owner), pod(
-        f"victim-{kind.lower()}", uid, **{key.replace("/", "_", 1): value}
-    )
-
-
-def noted(kind: str, name: str, uid: str = "v") -> MadeRef:
-    return MadeRef(api_version=VERSIONS[kind], kind=kind, name=name, uid=uid)
-
-
-BY_UID, BY_JOB_SET = "batch.kubernetes.io/controller-uid=v", "jobset.sigs.k8s.io/jobset-uid=v"
-BY_CLUSTER, BY_PYTORCH = "ray.io/cluster=", "training.kubeflow.org/job-name="
-FORGED = {
-    "a kind that it never makes": (
-        ("RayJob", noted("PyTorchJob", "run-7")),
-        of_another("PyTorchJob", "run-7", "v", f"{BY_PYTORCH}run-7", None),
-    ),
-    "a name that it never makes": (
-        ("RayJob", noted("RayCluster", "verl")),
-        of_another("RayCluster", "verl", "v", f"{BY_CLUSTER}verl", None),
-    ),
-    "a name as its UID": (
-        ("RayJob", noted("RayCluster", "run-7-abcde", "run-7-abcde")),
-        of_another("RayCluster", "run-7-abcde", "v", f"{BY_CLUSTER}run-7-abcde", None),
-    ),
-    "a cluster of another": (
-        ("RayJob", noted("RayCluster", "run-7-abcde")),
-        of_another("RayCluster", "run-7-abcde", "v", f"{BY_CLUSTER}run-7-abcde"),
-    ),
-    "a Job of another": (
-        ("RayJob", noted("Job", "other")),
-        of_another("Job", "other", "v", BY_UID, None),
-    ),
-    "the UID of another Job": (
-        ("RayJob", noted("Job", "run-7")),
-        of_another("Job", "other", "v", BY_UID, None),
-    ),
-    "a JobSet of another": (
-        ("TrainJob", noted("JobSet", "run-7-b")),
-        of_another("JobSet", "run-7-b", "v", BY_JOB_SET, None),
-    ),
-    "the UID of another JobSet": (
-        ("TrainJob", noted("JobSet", "run-7")),
-        of_another("JobSet", "other", "v", BY_JOB_SET),
-    ),
-    "a RayJob": (("RayJob", noted("RayJob", "run-7-abcde")), of_another("RayJob", "run-7-abcde", "v", "a=b")),
-    "a TrainJob": (("TrainJob", noted("TrainJob", "run-7")), of_another("TrainJob", "other", "v", "a=b")),
-}
-
-
-@pytest.mark.parametrize(("written", "theirs"), FORGED.values(), ids=FORGED)
-def test_what_is_written_into_the_status_ends_nobody_elses_run(written: Any, theirs: Any) -> None:
-    """Where the admission policies are off, a guard may write the whole status."""
-    kind, forged = written
-    stop = STOP | {"method": "DeletePods", "requestedAt": "2026-01-01T23:59:00Z"}
-    fired = job(kind, forged, guard={"fire": FIRE}, stop=stop)
-    there = Cluster(*theirs)
-    seen = there.gather(fired)
-    assert (seen.pods, seen.between) == ((), ())
-    assert not [one for one in decide(seen, NOW).actions if isinstance(one, DeleteBetween | DeletePods)]
-    assert "" not in there.asked, "of what it never makes nothing is asked for: that has no label"
-
-
-def test_a_job_of_another_jobset_is_not_its_own() -> None:
-    theirs = child("v")
-    theirs["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "other"
-    fired = job("TrainJob", noted("JobSet", "run-7"), guard={"fire": FIRE}, stop=STOP)
-    assert Cluster(theirs).gather(fired).between == ()
-
-
-def adapter() -> OuterAdapter:
-    found = adapter_of("RayJob")
-    assert isinstance(found, OuterAdapter)
-    return found
-
-
-# -- what is noted ---------------------------------------------------------------------------------------
-
-
 # -- what is refused -------------------------------------------------------------------------------------
 
 
@@ -415,7 +291,7 @@ def test_one_that_runs_is_guarded(kind: str) -> None:
     prepared = Cluster(TARGET[kind](), *OF[kind]).gather(job(kind, attached=False))
     assert prepared.preparation is not None and prepared.preparation.reason is None
     ref = decide(prepared, NOW).report.workload_ref
-    assert ref is not None and tuple(ref.made or ()) == MADE[kind]
+    assert ref is not None and ref.uid == "w"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -487,36 +363,31 @@ def test_a_trainjob_whose_pods_cannot_be_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("on_fire", ["Stop", "Suspend", "Delete"])
-def test_a_fire_stops_it(kind: str, on_fire: str) -> None:
-    fired = job(kind, *MADE[kind], on_fire=on_fire, guard={"fire": FIRE})
-    actions = decide(Cluster(TARGET[kind](), *OF[kind]).gather(fired), NOW).actions
-    assert StopWorkload(StopMethod(on_fire), "w") in actions
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_first_stop_is_asked_for_although_nothing_can_be_read(kind: str) -> None:
     refused = ("RayJob", "TrainJob", "RayCluster", "Job", "JobSet", "Pod", "StatefulSet")
-    fired = job(kind, *MADE[kind], guard={"fire": FIRE})
+    fired = job(kind, guard={"fire": FIRE})
     world = Cluster(refused=refused)
     decision = decide(world.gather(fired), NOW)
-    assert StopWorkload(StopMethod.STOP, "w") in decision.actions
+    assert Delete((Doomed(adapter_of(kind).resource, "run-7", "w"),)) in decision.actions
     assert world.reads == 1, "each may hang for as long as a request may"
-    ref = decision.report.workload_ref
-    assert ref is not None and tuple(ref.made or ()) == MADE[kind], "what was noted is not forgotten"
 
 
 @pytest.mark.parametrize("refused", ["RayCluster", "Pod"])
 def test_what_cannot_be_read_is_not_taken_for_gone(refused: str) -> None:
-    fired = job("RayJob", guard={"fire": FIRE}, stop=STOP | {"method": "Delete"})
+    fired = job("RayJob", guard={"fire": FIRE}, stop=STOP)
     seen = Cluster(cluster(), thing("Job", "run-7", "j", "w"), rayjob("Failed"), refused=(refused,))
-    assert says(decide(seen.gather(fired), NOW), "Stopped") == ("False", "PodsUnread")
-    for running in (job("RayJob", CLUSTER), job("RayJob", CLUSTER, guard={"fire": FIRE}, stop=EMPTY)):
+    assert says(decide(seen.gather(fired), NOW), "Stopped") == ("False", "StopBlocked")
+    for running in (job("RayJob"), job("RayJob", guard={"fire": FIRE}, **STOPPED)):
         with pytest.raises(ApiError, match=refused):
-            Cluster(rayjob(), refused=(refused,)).gather(running)
+            Cluster(rayjob(), cluster(), refused=(refused,)).gather(running)
 
 
-EMPTY = STOP | {"emptySince": NOW.isoformat()}
+STOPPED = {
+    "stop": STOP,
+    "conditions": [
+        {"type": "Stopped", "status": "True", "reason": "r", "lastTransitionTime": NOW.isoformat()}
+    ],
+}
 
 
 # -- rights ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def raw_job(**status: Any) -> Json:
             "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "c"},
         },
-        "onFire": "Suspend",
+        "onFire": "Report",
         "onSilence": {"afterSeconds": 60, "action": "Stop"},
     }
     metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1"}
@@ -87,7 +87,7 @@ def change(raw: Json, path: str, value: Any) -> None:
 
 
 #: What another version may have put there, and what this one makes of `onFire`, `onSilence` and the kind.
-AS_IT_IS = (OnFire.SUSPEND, 60, "Stop", "PyTorchJob")
+AS_IT_IS = (OnFire.REPORT, 60, "Stop", "PyTorchJob")
 CHANGES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
     "a policy of the future": ("guard.policy", {"from": "the future"}, AS_IT_IS),
     "a field of the spec": ("placement", {"x": 1}, AS_IT_IS),
@@ -99,12 +99,12 @@ CHANGES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
     "no checkpoints": ("guard.checkpoints", {"claimName": "c"}, AS_IT_IS),
     "no guard at all": ("guard", None, AS_IT_IS),
     "a key of the template": ("template.novelty", 1, AS_IT_IS),
-    "a template of another shape": ("template", "run", (OnFire.SUSPEND, 60, "Stop", "Job")),
+    "a template of another shape": ("template", "run", (OnFire.REPORT, 60, "Stop", "Job")),
     "a way to stop": ("onFire", "Drain", (OnFire.STOP, 60, "Stop", "PyTorchJob")),
     "an action for silence": ("onSilence.action", "Page", AS_IT_IS),
     "a field for silence": ("onSilence.novelty", 1, AS_IT_IS),
-    "a limit in words": ("onSilence.afterSeconds", "5m", (OnFire.SUSPEND, 600, "Stop", "PyTorchJob")),
-    "silence of another shape": ("onSilence", 60, (OnFire.SUSPEND, 600, "Stop", "PyTorchJob")),
+    "a limit in words": ("onSilence.afterSeconds", "5m", (OnFire.REPORT, 600, "Stop", "PyTorchJob")),
+    "silence of another shape": ("onSilence", 60, (OnFire.REPORT, 600, "Stop", "PyTorchJob")),
 }
 
 

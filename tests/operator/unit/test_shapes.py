@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import ComposedAdapter, TemplateError, find_adapter
-from guard_operator.api.types import StopMethod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.review import review_manifest
 
@@ -157,5 +156,3 @@ def test_what_is_asked_before_the_review_has_an_answer(kind: tuple[str, str]) ->
         assert adapter.holds_rank0({"metadata": {"labels": {}}}, spec) in (True, False)
         adapter.assigned({"metadata": {}, "spec": spec})
         adapter.state({"metadata": {}, "spec": spec})
-        for method in StopMethod:
-            tuple(adapter.stop_children(method, "run", spec))
