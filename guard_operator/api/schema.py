@@ -83,7 +83,7 @@ def structural(
     node = _resolved(node, definitions)
     camel_choices = camel_choices or CAMEL_CHOICES in node
     if node.get("x-kubernetes-int-or-string"):
-        return {"x-kubernetes-int-or-string": True}
+        return {key: node[key] for key in ("description", "x-kubernetes-int-or-string") if key in node}
     out: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
     out |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
     out |= _RULES.get(node.get("title", ""), {})

@@ -428,6 +428,12 @@ class GuardSpec(ApiModel):
         "capabilities, hostNetwork, listed host paths and more; the condition Isolated then says what that "
         "costs.",
     )
+    max_lag: Annotated[int, Field(ge=0)] | Literal["off"] | None = Field(
+        None,
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+        description="Checkpoints that may be unscored while the trainer goes on; 1 if absent. With off it "
+        "never waits for its guard, and a fire may come late.",
+    )
     port: int = Field(
         8470,
         ge=1024,

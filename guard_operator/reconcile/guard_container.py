@@ -218,10 +218,17 @@ def from_secret(secret: str, key: str) -> Json:
 
 
 def patience(job: Job, given: Sequence[Json]) -> Sequence[Json]:
-    """What keeps a trainer from ending for want of a guard that `onSilence` still waits for.
+    """How long a trainer waits for its guard: what the job says, unless its template has it already.
 
     `given`: the environment of its template.
     """
+    lag = job.spec.guard.max_lag
+    waits = () if lag is None else unless_said(given, layout.MAX_LAG_ENV, str(lag))
+    return (*waits, *_until_silence(job, given))
+
+
+def _until_silence(job: Job, given: Sequence[Json]) -> Sequence[Json]:
+    """What keeps it from ending for want of a guard that `onSilence` still waits for."""
     if job.spec.on_silence.action == "Warn":
         return unless_said(given, layout.ON_UNREACHABLE_ENV, "continue")
     seconds = job.spec.on_silence.after_seconds

@@ -46,6 +46,7 @@ GAVE_UP = 75
 DRAIN_ENV, DRAIN_SECONDS = "RLGUARD_DRAIN_SECONDS", "300"
 
 #: For how long a trainer goes on without its guard, seconds, unless more is said; the client's own default.
+MAX_LAG_ENV = "RLGUARD_MAX_LAG"
 ON_UNREACHABLE_ENV = "RLGUARD_ON_UNREACHABLE"
 UNREACHABLE_ENV, UNREACHABLE_SECONDS = "RLGUARD_UNREACHABLE_SECONDS", 300
 

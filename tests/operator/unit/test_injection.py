@@ -274,6 +274,13 @@ def test_a_trainer_waits_for_its_guard_as_long_as_the_operator_does(
     assert [one for one in env if one["name"] == mine["name"]] == [mine]
 
 
+@pytest.mark.parametrize(("max_lag", "told"), [(None, None), (0, "0"), (3, "3"), ("off", "off")])
+def test_a_trainer_is_told_how_many_checkpoints_may_be_unscored(max_lag: object, told: str | None) -> None:
+    more = {} if max_lag is None else {"maxLag": max_lag}
+    env = {one["name"]: one for one in container(pod_of(built(patient(300, **more))), "pytorch")["env"]}
+    assert env.get("RLGUARD_MAX_LAG", {}).get("value") == told
+
+
 @pytest.mark.parametrize("placement", ["Sidecar", "Pod"])
 @pytest.mark.parametrize("said", [None, "stop"])
 def test_where_silence_only_warns_a_trainer_goes_on(placement: str, said: str | None) -> None:
