@@ -41,7 +41,6 @@ def test_rows_that_no_guard_wrote_are_refused(tmp_path: Path, statement: str, re
         "UPDATE events SET body = substr(body, 2) WHERE kind = 'fire'",
         "UPDATE events SET items = substr(items, 2) WHERE kind = 'evaluation'",
         "UPDATE events SET kl_kind = 'ref_token_mean', kl = -1.0 WHERE kind = 'step'",
-        "UPDATE events SET reward = NULL WHERE kind = 'step'",
     ],
 )
 def test_an_event_that_cannot_be_folded_is_refused(tmp_path: Path, statement: str) -> None:
