@@ -16,7 +16,7 @@ MOST_STARTS = 3
 
 
 @dataclass(slots=True)
-class Starts:
+class AttemptStarts:
     """Which attempt was the newest that began where the first one did.
 
     `began`: first step that the first attempt reported; `base`: step of the first evaluated checkpoint; None
@@ -50,7 +50,7 @@ class Starts:
 
 
 @dataclass(slots=True)
-class Series:
+class EvaluationSeries:
     """The evaluations that are judged together: those since one start.
 
     `start`: that attempt; None before the first evaluation. `taken`: series that began, beside the first.
@@ -67,7 +67,7 @@ class Series:
         """Whether a new series begins with this evaluated checkpoint.
 
         Args:
-            start: the newest, as of `Starts`.
+            start: the newest, as of `AttemptStarts`.
             attempt: whose checkpoint it is.
             made: evaluations since the baseline.
             alarmed: whether an alarm waits to be decided. The start waits, too.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from guard_core.attempts import Series, Starts
+from guard_core.attempts import AttemptStarts, EvaluationSeries
 from guard_core.policy import Policy
 from guard_core.rounds import KlGate
 from guard_core.step_count import StepCount
@@ -126,8 +126,8 @@ class CompactState(_Compact):
     kl: KlMemory = KlMemory()
     early_kl: KlMemory = KlMemory()
     count: StepCount = StepCount()
-    starts: Starts = Starts()
-    series: Series = Series()
+    starts: AttemptStarts = AttemptStarts()
+    series: EvaluationSeries = EvaluationSeries()
     unscored: Unscored = Unscored()
     #: `HeldOutGuard.to_state`, and that of the one without a warm-up.
     guard: dict[str, object] | None = None

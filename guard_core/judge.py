@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from guard_core.attempts import Series, Starts
+from guard_core.attempts import AttemptStarts, EvaluationSeries
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
 from guard_core.compact import CompactState, policy_digest
@@ -215,7 +215,7 @@ class Judge:
         self._calibrated = _calibrated_run(policy)
         self._window = StepWindow()
         self._count = StepCount()
-        self._starts, self._series = Starts(), Series()
+        self._starts, self._series = AttemptStarts(), EvaluationSeries()
         self._steps = 0
         self._last_kl: tuple[str, float | None] | None = None  # kind and value of the newest step
         self._kl_lost = 0  # steps in a row without one that counts

@@ -12,7 +12,7 @@ from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
-from guard_core.attempts import Starts
+from guard_core.attempts import AttemptStarts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
 from guard_core.rounds import StepWindow
@@ -85,7 +85,7 @@ def _announced(run: Run, evaluation: Evaluation) -> CheckpointReport | None:
 def rounds(run: Run) -> tuple[Scored, ...]:
     """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
     found: list[Scored] = []
-    gathered, starts, seen = StepWindow(), Starts(), 0
+    gathered, starts, seen = StepWindow(), AttemptStarts(), 0
     for one in run.passes[:1]:
         starts.fold_checkpoint(one.attempt, one.step)
     steps = _steps(run)

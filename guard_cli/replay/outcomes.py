@@ -11,7 +11,7 @@ import numpy as np
 from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
-from guard_core.attempts import Series
+from guard_core.attempts import EvaluationSeries
 from guard_core.codes import Code, Level
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
@@ -164,7 +164,7 @@ def _step_monitor(run: Run, policy: Policy) -> DetectorOutcome:
 def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
-    guard, series = policy.heldout_guard.build(), Series()
+    guard, series = policy.heldout_guard.build(), EvaluationSeries()
     for evaluation, in_loop, *_, start in rounds(run):
         if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):
             guard.begin_again()
@@ -213,7 +213,7 @@ def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
         [one.proxy_items or None for one in starting],
         [one.fooled_items for one in starting],
     )
-    detector, series = CalibratedDetector(policy.calibrated, baseline), Series()
+    detector, series = CalibratedDetector(policy.calibrated, baseline), EvaluationSeries()
     status = None
     for evaluation, in_loop, kl, in_loop_error, start in rounds(run):
         made, alarmed = detector.evaluations, detector.alarmed

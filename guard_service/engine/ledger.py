@@ -23,10 +23,10 @@ from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.engine.fold import Folded, append, append_steps, fold, is_new, restore
-from guard_service.engine.last_word import LastWord
 from guard_service.engine.liveness import Liveness, port_taken
 from guard_service.engine.published import Published
 from guard_service.engine.scoring import ScoringWorker
+from guard_service.engine.termination import TerminationMessage
 from guard_service.engine.verdicts import beside, verdict_now, without_store
 from guard_service.errors import GuardError, NotAdoptedError, Problem, StoreError, store_unavailable
 from guard_service.metrics import GuardMetrics
@@ -75,7 +75,7 @@ class Ledger:
         self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
         #: Whether somebody else evaluates checkpoints, and reports the outcomes.
         self.takes_outcomes = takes_outcomes
-        self._last_word = LastWord(termination_message)
+        self._termination = TerminationMessage(termination_message)
         self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
         self._folded: Folded | None = None  # None until the log was read
         #: When the fire (True) and the halt (False) latched, where that is known.
@@ -292,4 +292,4 @@ class Ledger:
         self._verdict, before = verdict, self.published.revision
         self.published.put(verdict)
         if self.published.revision != before:
-            self._last_word.write(verdict, self.sequence)
+            self._termination.write(verdict, self.sequence)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from guard_core.attempts import MOST_STARTS, Series, Starts
+from guard_core.attempts import MOST_STARTS, AttemptStarts, EvaluationSeries
 
 
-def reported(*steps: tuple[int, int], base: int | None = 0) -> Starts:
+def reported(*steps: tuple[int, int], base: int | None = 0) -> AttemptStarts:
     """Steps (attempt, step), after a baseline."""
-    starts = Starts()
+    starts = AttemptStarts()
     for place, (attempt, step) in enumerate(steps):
         starts.fold_step(attempt, step)
         if place == 0 and base is not None:
@@ -50,13 +50,13 @@ def test_a_checkpoint_at_the_baselines_step_says_it_before_any_report() -> None:
 
 
 def begins(
-    series: Series, start: int, attempt: int | None = None, made: int = 5, alarmed: bool = False
+    series: EvaluationSeries, start: int, attempt: int | None = None, made: int = 5, alarmed: bool = False
 ) -> bool:
     return series.begins(start, start if attempt is None else attempt, made=made, alarmed=alarmed)
 
 
 def test_the_first_checkpoint_of_a_start_begins_a_series_and_no_other() -> None:
-    series = Series()
+    series = EvaluationSeries()
     assert not begins(series, 0, made=0) and series.said == ""
     assert begins(series, 1) and "number 1" in series.said
     assert not begins(series, 1)
@@ -64,27 +64,27 @@ def test_the_first_checkpoint_of_a_start_begins_a_series_and_no_other() -> None:
 
 
 def test_a_late_checkpoint_of_the_attempt_before_begins_none() -> None:
-    series = Series()
+    series = EvaluationSeries()
     begins(series, 0)
     assert not begins(series, 1, attempt=0)
     assert begins(series, 1)
 
 
 def test_where_nothing_was_judged_nothing_is_forgotten_or_said() -> None:
-    series = Series()
+    series = EvaluationSeries()
     begins(series, 0, made=0)
     assert not begins(series, 1, made=0) and series.said == "" and series.taken == 0
 
 
 def test_a_start_waits_while_an_alarm_does() -> None:
-    series = Series()
+    series = EvaluationSeries()
     begins(series, 0)
     assert not begins(series, 1, alarmed=True) and "alarm waits" in series.said
     assert begins(series, 1)
 
 
 def test_few_are_taken() -> None:
-    series = Series()
+    series = EvaluationSeries()
     begins(series, 0)
     assert all(begins(series, n) for n in range(1, MOST_STARTS + 1)) and not series.refused
     assert not begins(series, MOST_STARTS + 1)

@@ -17,7 +17,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run, rounds
 from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
-from guard_core.attempts import Series
+from guard_core.attempts import EvaluationSeries
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
@@ -135,7 +135,7 @@ def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack
     policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
     reports, evaluations = history(seed, 60, every, hack, "drift")
     run = exported(reports, evaluations, None)
-    guard, series = policy.heldout_guard.build(), Series()
+    guard, series = policy.heldout_guard.build(), EvaluationSeries()
     for evaluation, in_loop, *_, start in rounds(run):
         assert in_loop is not None
         if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):

@@ -14,7 +14,7 @@ log = logging.getLogger("rlguard.guard")
 MAX_REASON = 150
 
 
-class LastWord:
+class TerminationMessage:
     """Rewrites the file whenever what it says changes. It is lost without harm to the run."""
 
     def __init__(self, path: Path | None) -> None:
@@ -25,7 +25,7 @@ class LastWord:
         """Let the file say this; `sequence`: of the newest event in the log."""
         if self._path is None:
             return
-        content = last_word(verdict, sequence)
+        content = termination_message(verdict, sequence)
         if content == self._written:
             return
         try:
@@ -38,7 +38,7 @@ class LastWord:
             self._written = content
 
 
-def last_word(verdict: Verdict, sequence: int) -> bytes:
+def termination_message(verdict: Verdict, sequence: int) -> bytes:
     """The verdict in at most 1 KiB of JSON. Pure."""
     said = {
         "sequence": sequence,
