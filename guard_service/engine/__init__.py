@@ -7,7 +7,7 @@ fire or halt that was announced stays in force.
 `engine` puts the parts together: `ingest` takes what a trainer reports, `evaluations` has its checkpoints
 scored, both over `ledger`, which owns log and judge; `fold` says how the one becomes the other. `liveness` is
 what the log does not hold, `verdicts` what is said of it all. `adoption` hands a run over from one guard to
-the next, `outcomes` takes evaluations from outside, `termination` is what a guard that has ended leaves behind.
+the next, `outcomes` takes evaluations from outside, `termination` is what an ended guard leaves behind.
 
 One event loop owns all state here; only the log's calls run in a thread. It knows no HTTP.
 """
