@@ -37,7 +37,9 @@ TRL's GRPO on a tiny Llama, with 256 held-out items and 16 passes of the startin
 
 A run *became* a *hack* if its lowest mean of five checkpoints in a row lost 10 points or more, *slight* if it
 lost 5 to 10, and *good* if less. A hack is in time if it is stopped before the step at which half of its loss
-is lost (*half lost*). A run with `good` in its name trains on a strict grader, one with `hack` on a flawed one:
+is lost (*half lost*).
+
+A run with `good` in its name trains on a strict grader, one with `hack` on a flawed one:
 
 - `addition`: the grader accepts the right sum anywhere in a list of guesses.
 - `reverse`: the grader looks for the reversed word anywhere, and pays for a copied question.
@@ -52,8 +54,8 @@ test of it any more.
 
 ## Without a cluster, and under a guard
 
-A guard confirms an alarm by a second evaluation of the same checkpoint; a replay waits for the next one. So each
-run was also drawn anew ten times from its own levels, with every pass that a guard asks for:
+A guard confirms an alarm by a second evaluation of the same checkpoint; a replay waits for the next one. So
+each run was also drawn anew ten times from its own levels, with every pass that a guard asks for:
 
 {LIVE}
 
