@@ -1,6 +1,6 @@
 """The RL frameworks: under which names they log, into which files, and where their checkpoints lie. Data.
 
-Replay, follower, guard and operator read this one table, and `docs/follow.md` is generated from it.
+Replay, follower, guard and operator read this one table, and `docs/reference/frameworks.md` is made of it.
 """
 
 from __future__ import annotations
