@@ -259,7 +259,7 @@ class Values(ValuesSection):
     guard_image: Image = section(
         Image,
         "Image of the guards of jobs that name none: rlguard/guard-hf scores local checkpoints, "
-        "rlguard/guard-vllm does with vLLM, rlguard/guard only asks a model server. It is pulled in the "
+        "rlguard/guard-vllm does with vLLM, rlguard/guard evaluates nothing itself. It is pulled in the "
         "namespace of the job.",
         repository="rlguard/guard-hf",
     )

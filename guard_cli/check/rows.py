@@ -398,9 +398,7 @@ def completions_row(measured: TriedEvaluation) -> Row:
         count = "what is cut off is scored as it is (score_truncated)" if scored else "they count as wrong"
         return Row("completions", CheckLevel.WARN, f"{'; '.join(said)}: {count}")
     if measured.truncated is None:
-        return Row(
-            "completions", CheckLevel.UNKNOWN, "; ".join(["the server does not say how they end", *said])
-        )
+        return Row("completions", CheckLevel.UNKNOWN, "; ".join(["how they end is not known", *said]))
     return Row("completions", CheckLevel.OK, "; ".join(said))
 
 
