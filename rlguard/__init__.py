@@ -51,7 +51,7 @@ __all__ = [
 #: Where each name is defined.
 _HOMES = {
     "CheckpointReport": "guard_core.wire",
-    "Code": "guard_core.wire",
+    "Code": "guard_core.codes",
     "CollapseStopError": "guard_core.heldout_guard",
     "Condition": "guard_core.wire",
     "Guard": "guard_client.guard",
@@ -62,7 +62,7 @@ _HOMES = {
     "GuardedGRPOTrainer": "trainer_image.guarded_trainer",
     "HeldOutGuard": "guard_core.heldout_guard",
     "KlKind": "guard_core.wire",
-    "Level": "guard_core.wire",
+    "Level": "guard_core.codes",
     "Policy": "guard_core.policy",
     "StepReport": "guard_core.wire",
     "TripwireStatus": "guard_core.heldout_guard",

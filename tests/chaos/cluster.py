@@ -21,7 +21,7 @@ from guard_operator.runtime.client import EVENTS, PODS
 from guard_operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job
 from tests.operator.integration.controlplane import free_ports
-from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World, deadline, token_for
+from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World, token_for
 from tests.service.conftest import Guard, Zygote
 
 from .counts import Facts, Seen, seen_of
@@ -258,8 +258,8 @@ class Cluster:
 
 
 def _is_told(workload: Json | None) -> bool:
-    """Whether it was told to end: by a deadline or by being deleted."""
-    return workload is None or deadline(workload) or "deletionTimestamp" in workload["metadata"]
+    """Whether it was told to end: it is being deleted, or gone."""
+    return workload is None or "deletionTimestamp" in workload["metadata"]
 
 
 def _is_over(workload: Json) -> bool:

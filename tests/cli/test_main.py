@@ -181,7 +181,6 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
     from guard_cli.guard_settings import heldout_options, make_settings
 
     (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
-    vllm = {"kind": "vllm", "seed": 3}
     names = (
         "heldout",
         "train_prompts",
@@ -199,7 +198,6 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
     names += ("chat", "chat_template_kwargs", "system_prompt", "answer_after")
     given = dict.fromkeys((*names, "vllm"))
     for config, kind in (
-        ({"evaluator": vllm}, "vllm"),
         ({"evaluator": {"seed": 3}}, "hf"),
         ({}, "hf"),
     ):
@@ -237,7 +235,7 @@ def test_the_environment_of_the_guard_gives_back_the_settings(tmp_path, monkeypa
     from guard_cli.guard_settings import to_environment
     from guard_service.settings import load_settings
 
-    heldout = {"split": "x", "near_duplicates": None, "evaluator": {"seed": 3}}
+    heldout = {"split": "x", "near_duplicates": False, "evaluator": {"seed": 3}}
     settings = load_settings(
         state_dir="s", checkpoint_root="c", allow_unauthenticated_loopback=True, heldout=heldout
     )

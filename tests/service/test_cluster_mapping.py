@@ -458,14 +458,14 @@ def test_a_start_after_the_store_was_lost_is_one_and_those_taken_stay_taken(dete
             judge.fold_step(StepReport(attempt=attempt, step=n, reward=n / 4))
             judge.fold_evaluation(Evaluation(attempt, n, f"/c/{n}", (0.0, *[float(n > 1)] * 9)))
     before = judge.compact()
-    assert before.restarts.taken == 2 and average(before) > 0.3
+    assert before.series.taken == 2 and average(before) > 0.3
     back, lost = resumed_judge(policy, {"detectorState": detector_state(before)})
     assert back is not None, lost
     back.fold_step(StepReport(attempt=3, step=1, reward=1 / 4))
     back.fold_evaluation(Evaluation(3, 1, "/c/1", (0.0,) * 10))
     state = back.compact()
-    assert state.restarts.taken == 3 and average(state) == pytest.approx(1 / 4)
-    assert state.lineage.base == 1
+    assert state.series.taken == 3 and average(state) == pytest.approx(1 / 4)
+    assert state.starts.base == 1
 
 
 def average(state: CompactState) -> float:
