@@ -78,7 +78,7 @@ def _judge(ending: Ending) -> RunOutcome:
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
         fired = fired_at(verdict.latch_step, verdict.code, after)
-        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason}{reached}")
+        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason.removesuffix('.')}{reached}")
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
         return RunOutcome(

@@ -317,10 +317,15 @@ def test_how_the_completions_end() -> None:
     check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.2)), OK, "0% cut", "20% without")
     check(rows.completions_row(replace(QUICK, truncated=0.0, unanswered=0.21)), WARN, "21% without an answer")
     check(rows.completions_row(replace(QUICK, unanswered=0.21)), WARN, "21% without an answer")
-    check(rows.completions_row(replace(QUICK, unanswered=0.1)), UNKNOWN, "does not say", "10% without")
+    check(
+        rows.completions_row(replace(QUICK, unanswered=0.1)),
+        UNKNOWN,
+        "how they end is not known",
+        "10% without",
+    )
     check(rows.completions_row(replace(QUICK, truncated=0.0, timed_out=0.2)), OK, "20% timed out in a scorer")
     check(rows.completions_row(replace(QUICK, truncated=0.0, timed_out=0.21)), WARN, "21% timed out")
-    check(rows.completions_row(QUICK), UNKNOWN, "does not say how they end")
+    check(rows.completions_row(QUICK), UNKNOWN, "how they end is not known")
     check(rows.completions_row(replace(QUICK, truncated=0.89, unscored=0.89)), WARN, "89% cut off")
     lost = replace(QUICK, truncated=0.4, unscored=0.9)
     check(rows.completions_row(lost), REFUSE, "90% could not be scored", "40% cut off")
