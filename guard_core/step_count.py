@@ -1,8 +1,9 @@
-"""How many steps came after the last evaluated checkpoint, also those that nobody could report. Pure.
+"""Count the steps after the last evaluated checkpoint, also those that were not reported. Pure.
 
-A step whose reward is not finite is not reported. That it was made shows in the numbers of the steps around
-it, and, at the end, in what the trainer says of its last one. So steps are counted by their numbers, in units
-of the usual distance of two reports: a loop that reports every tenth step has left none out.
+A log may lack steps, and a trainer may end before it has reported its last ones. That they were made shows in
+the numbers of the steps around them, and in the last step that the trainer names at its end. So steps are
+counted by their numbers, in units of the usual distance of two reports: a loop that reports every tenth step
+has left none out.
 """
 
 from __future__ import annotations

@@ -97,7 +97,6 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
     listener, own_tls = _listener(settings), tls if settings.socket is None else {}
     job = _reported_job(settings)
-    supervised = settings.supervisor_token is not None or settings.supervisor_token_file is not None
     engine = Engine(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
@@ -108,7 +107,11 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
-        resume=Adoption() if supervised else None if job is None else partial(_resume, job, policy),
+        resume=Adoption()
+        if settings.has_supervisor
+        else None
+        if job is None
+        else partial(_resume, job, policy),
         termination_message=settings.termination_message,
     )
     app = create_app(engine, tokens, settings.name)

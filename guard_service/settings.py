@@ -244,6 +244,11 @@ class GuardSettings(BaseSettings):
         """Whether somebody else evaluates checkpoints and reports the outcomes."""
         return self.evaluations_token is not None or self.evaluations_token_file is not None
 
+    @property
+    def has_supervisor(self) -> bool:
+        """Whether a supervisor says what is known of the run before a guard without a store begins."""
+        return self.supervisor_token is not None or self.supervisor_token_file is not None
+
     def further_tokens(self) -> tuple[str | None, str | None]:
         """The evaluations token and the supervisor token; None where nobody has it. Raises as `tokens`."""
         return (

@@ -85,13 +85,13 @@ def evaluation_of(report: EvaluationReport, checkpoint: CheckpointReport, items:
     Raises:
         Problem: 422: it is of other items, or a mean that is far less certain than the first one.
     """
-    outcomes, graded = report.outcomes, report.grader_outcomes
+    graded = report.grader_outcomes
     if isinstance(items, int):
         values, paid = (_checked_mean(report, items),) * items, None
     else:
-        ids = _checked_ids(outcomes, items)
-        values = tuple(outcomes[name] for name in ids) if outcomes else ()
-        paid = None if graded is None else tuple(graded[name] for name in ids)
+        outcomes = _checked_outcomes(report.outcomes, items)
+        values = tuple(outcomes[name] for name in items)
+        paid = None if graded is None else tuple(graded[name] for name in items)
     return Evaluation(
         checkpoint.attempt,
         checkpoint.step,
@@ -115,11 +115,11 @@ def _checked_mean(report: EvaluationReport, items: int) -> float:
     return report.mean
 
 
-def _checked_ids(outcomes: dict[str, float] | None, items: Sequence[str]) -> Sequence[str]:
+def _checked_outcomes(outcomes: dict[str, float] | None, items: Sequence[str]) -> dict[str, float]:
     if outcomes is None:
         raise _refused("mean", "this run's first evaluation had outcomes of items: report outcomes")
     if outcomes.keys() == set(items):
-        return items
+        return outcomes
     missing, unknown = sorted(set(items) - outcomes.keys()), sorted(outcomes.keys() - set(items))
     found = [
         f"{len(names)} {what} ({', '.join(map(repr, names[:_NAMED]))}{', …' if len(names) > _NAMED else ''})"
