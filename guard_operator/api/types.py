@@ -25,7 +25,6 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from guard_core.evaluation import HfEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import KlPolicy, Policy
-from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.runtime.decoding import depth_of
 
@@ -505,7 +504,7 @@ class OnFire(StrEnum):
 
 
 class OnSilence(ApiModel):
-    """What to do when the guard itself stops reporting."""
+    """What to do when the guard itself cannot be heard."""
 
     # Twice the longest wait of a kubelet before it starts a container again (5 minutes): a guard that is only
     # being restarted is not silent. And it stops: a warning is no guard for a run whose guard is gone.
@@ -513,7 +512,7 @@ class OnSilence(ApiModel):
         600,
         ge=30,
         le=86400,
-        description="Seconds without a heartbeat, while the rank-0 pod runs, before GuardSilent is True.",
+        description="Seconds for which the guard of a running rank 0 cannot be heard before GuardSilent is True.",
     )
     action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 
@@ -740,33 +739,10 @@ class EvaluationStatus(StatusModel):
     sampling: SamplingStatus | None = Field(None, description="How the completions were sampled.")
 
 
-class HistoryRound(StatusModel):
-    """One evaluation round."""
-
-    attempt: int = Field(description="Attempt of the trainer.")
-    step: int = Field(description="Step of the checkpoint.")
-    reward: float = Field(description="Mean in-loop reward since the round before, reward units.")
-    heldout: float = Field(description="Held-out score, in [0, 1].")
-    kl: float | None = Field(None, description="Median KL to the reference in that window, nats/token.")
-
-
-class RolloutStatus(StatusModel):
-    """What the policy wrote at one moment of a run that latched: text of the policy, on a training prompt."""
-
-    moments: list[Annotated[str, Field(max_length=63)]] = Field(
-        max_length=3, description="start, last_good, and fire or halt: what this step is in the run."
-    )
-    attempt: int = Field(description="Attempt of the trainer.")
-    step: int = Field(description="Step after which it was written.")
-    prompt: str = Field(max_length=300, description="The training prompt; a long one is shortened.")
-    completion: str = Field(max_length=1000, description="What the policy wrote; a long one is shortened.")
-    reward: float = Field(description="What the training's reward paid for it, reward units.")
-
-
 class GuardStatus(StatusModel):
-    """What the guard reports. Owned by the guard's field manager; the operator only reads it."""
+    """What the guard says, as the operator read it when something of it had changed."""
 
-    heartbeat: Timestamp | None = Field(None, description="When the guard last wrote this.")
+    read_at: Timestamp | None = Field(None, description="When this was read.")
     level: str | None = Field(None, max_length=63, description="healthy, unknown, warning or fired.")
     code: str | None = Field(None, max_length=63, description="The most severe condition's code.")
     reason: Text | None = Field(None, description="The most severe condition in words.")
@@ -819,29 +795,6 @@ class GuardStatus(StatusModel):
     last_evaluation_time: Timestamp | None = Field(None, description="When it finished.")
     best_checkpoint: EvaluationStatus | None = Field(
         None, description="Highest held-out score so far: the last good checkpoint."
-    )
-    history_tail: list[HistoryRound] = Field(
-        default_factory=list,
-        max_length=MAX_ROUNDS,
-        description="Evaluation rounds, in order: of more than there is room for the first, the best, the "
-        f"newest {NEWEST_ROUNDS}, and evenly chosen ones between. Once a latch has closed, those before it.",
-    )
-    rollouts: list[RolloutStatus] = Field(
-        default_factory=list,
-        max_length=3,
-        description="Once a latch has closed: the best-rewarded completion of the start, of the last good "
-        "checkpoint and of the latch, where the trainer reports rollouts. Nothing is judged by them.",
-    )
-    kept_steps: str | None = Field(
-        None,
-        max_length=MAX_KEPT_STEPS,
-        description="Once a latch has closed or the run has ended: a part of the steps, and the symptoms "
-        "that were seen in all of them, as lines of JSON for `rlguard report`.",
-    )
-    detector_state: str | None = Field(
-        None,
-        max_length=262144,
-        description="Opaque state from which a guard that comes back resumes.",
     )
 
 
@@ -931,7 +884,7 @@ class Status(StatusModel):
         description="One meaning each.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    guard: GuardStatus | None = Field(None, description="What the guard reports; it alone writes here.")
+    guard: GuardStatus | None = Field(None, description="What the guard says.")
     workload_ref: WorkloadRef | None = Field(
         None, description="The workload that was created, or to which the job is attached."
     )

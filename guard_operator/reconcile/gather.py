@@ -29,18 +29,17 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
+from guard_operator.guards.reading import LastWord, Reading, last_word
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
 from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
-from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
@@ -102,6 +101,8 @@ DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints."
 CLAIM_SECONDS = 5.0
 SOURCE_SECONDS = 15.0
+#: For how long a guard that is ready cannot be reached before that is said.
+UNREACHED_SECONDS = 30.0
 #: How often a workload is looked for that does not exist, or cannot be guarded as it is.
 TARGET_SECONDS = 10.0
 FORBIDDEN_SECONDS = 30.0
@@ -151,6 +152,19 @@ class Caches(Protocol):
         """What is cached of queues and says that it is for the workload of this UID."""
 
 
+class Guards(Protocol):
+    """What is read of the guards."""
+
+    def reading(self, uid: str) -> Reading | None:
+        """Of the guard of this job."""
+
+    def silent_for(self, uid: str, pod: str) -> float:
+        """For how long the guard that is to be in this pod could not be heard, seconds."""
+
+    def most_are_unreached(self) -> bool:
+        """Whether more than half of all guards cannot be reached."""
+
+
 class _Missing(TemplateError):
     """What a template names is not there."""
 
@@ -163,13 +177,13 @@ class Gatherer:
         client: Client,
         config: OperatorConfig,
         caches: Caches,
-        beats: HeartbeatClock,
+        guards: Guards,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._config = config
         self._caches = caches
-        self._beats = beats
+        self._guards = guards
         self._clock = clock
 
     def read_again(self, cached: Json) -> Json | None:
@@ -194,9 +208,10 @@ class Gatherer:
         guard = _uid_of_guard(self._own_guard(job, None, live=False))
         between = () if adapter is None else self._between(adapter, job, uid, live=False)
         owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
-        pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
+        raw_pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
+        pods = tuple(_pod(adapter, raw, owner) for raw in raw_pods)
         workload = None if uid is None else Workload(uid, True, WorkloadState.RUNNING, unread=True)
-        return Snapshot(job, workload, tuple(_pod(adapter, raw, owner) for raw in pods))
+        return Snapshot(self._with_last_words(job, pods), workload, pods)
 
     def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
@@ -219,7 +234,8 @@ class Gatherer:
             return self._look(job, known, live=False, deaf=deaf)
         if raw is None:
             return None
-        return self._look(parse_job(raw), known, live=True, deaf=deaf)
+        again = parse_job(raw, self._guards.reading(job.uid))
+        return self._look(again, known, live=True, deaf=deaf)
 
     def _look(self, job: Job, known: Remembered, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
@@ -247,6 +263,10 @@ class Gatherer:
         spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
         owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
+        told = self._with_last_words(job, pods)
+        if must_stop(told) != must_stop(job) or guard_of(told).halt != guard_of(job).halt:
+            return self._look(told, known, live, deaf)
+        job = told
         to_look = not (unread or first_stop) and (uncached or not stopping)
         if to_look and uid is not None and _may_hide_pods(job, workload, pods):
             hidden = read_unlabelled(self._client, adapter, job, raw_workload, uid)
@@ -260,7 +280,7 @@ class Gatherer:
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
         spec = _spec(job, raw_workload, uid)
-        age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
+        silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
@@ -281,8 +301,10 @@ class Gatherer:
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
             trainer=attached_trainer(adapter, spec),
-            heartbeat_age=age,
-            most_silent=most_silent,
+            reading=self._guards.reading(job.uid),
+            silent_for=silent_for,
+            unreached=unreached,
+            most_silent=bool(silent_for) and self._guards.most_are_unreached(),
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
@@ -290,6 +312,13 @@ class Gatherer:
             late=bool(late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
+
+    def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
+        """The job with what its guards left when they ended, where nobody had heard it."""
+        for pod in pods:
+            if pod.guarded and pod.last_word is not None:
+                job = with_last_word(job, pod.last_word, self._clock())
+        return job
 
     def _adapter(self, job: Job) -> WorkloadAdapter | None:
         return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
@@ -500,27 +529,31 @@ class Gatherer:
         deaf: bool,
         workload: Workload | None,
         own_guard: OwnGuard | None,
-    ) -> tuple[float | None, bool]:
-        """How long the guard has been silent, and whether too long with most others.
+    ) -> tuple[float | None, str]:
+        """For how long the guard could not be heard; and why not, if the kubelet calls it ready.
 
-        Nothing is counted while it need not report, or could not be heard. A rank 0 without its guard is
-        silent from its start, whatever others are. A guard in a pod of its own has to report after its
-        trainer's end, too.
+        Nothing is counted while nothing is expected of it. A rank 0 without its guard is silent from its
+        start. A guard in a pod of its own is to be heard after its trainer's end, too.
         """
         ours = workload is not None and workload.ours
         succeeded = workload is not None and workload.state is WorkloadState.SUCCEEDED
         ended = own_guard is not None and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
-        running = running or [pod for pod in pods if ended and pod.guarded and not pod.terminating]
-        if deaf or not running:
-            self._beats.forget(job.uid)
-            return None, False
-        unguarded = next((pod for pod in running if not pod.guarded and own_guard is None), None)
-        if unguarded is not None:
-            return self._beats.age(job.uid, UNHEARD, unguarded.uid), False
-        age = self._beats.age(job.uid, guard_of(job).heartbeat, running[0].uid)
-        limit = job.spec.on_silence.after_seconds
-        return age, age > limit and self._beats.with_most(job.uid, limit)
+        guards = [pod for pod in pods if pod.guarded and pod.address and not pod.terminating]
+        if deaf or not (running or (ended and guards)):
+            return None, ""
+        guard = guards[-1] if guards else None
+        silent_for = self._guards.silent_for(job.uid, (guard or running[0]).uid)
+        if guard is None or not guard.ready or not silent_for:
+            return silent_for, ""
+        reading = self._guards.reading(job.uid)
+        target, error = ("", "") if reading is None else (reading.target, reading.error)
+        if silent_for < UNREACHED_SECONDS or not error:
+            return 0.0, ""
+        return 0.0, (
+            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}. Does a "
+            "NetworkPolicy keep the operator's namespace out?"
+        )
 
     def _prepare(
         self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
@@ -824,15 +857,15 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
 def _with_guard(pod: Pod, raw: Json, guards: list[Json], workload: _Owner) -> Pod:
     """The pod, with what is known of its containers and of these guards in it."""
     status = raw.get("status") or {}
-    last_word = _last_word(status)
     return replace(
         pod,
         changed=bool(guards) and is_as_injected(raw, workload.digest) is False,
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
         waiting=_waiting(status),
-        fire=last_word.fire,
-        halt=last_word.halt,
+        ready=_is_ready(status),
+        address=str(status.get("podIP") or "") if _guard_since(status) is not None else "",
+        last_word=_last_word(status),
     )
 
 
@@ -881,14 +914,18 @@ def _last_line(ended: Mapping[str, Any]) -> str:
     return lines[-1][:LAST_WORDS] if lines else ""
 
 
-def _last_word(status: Mapping[str, Any]) -> GuardStatus:
-    """What the guard left in its termination message; empty if it did not end or left nothing of the kind."""
+def _last_word(status: Mapping[str, Any]) -> LastWord | None:
+    """What the guard left in its termination message; None if it did not end or left nothing of the kind."""
     for guard in _guards(status):
         for state in (guard.get("state") or {}, guard.get("lastState") or {}):
             if message := (state.get("terminated") or {}).get("message"):
-                with suppress(ValidationError):
-                    return GuardStatus.model_validate_json(message)
-    return GuardStatus()
+                return last_word(message)
+    return None
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet calls the guard ready."""
+    return any(bool(one.get("ready")) for one in _guards(status))
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:

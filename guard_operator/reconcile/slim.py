@@ -28,12 +28,11 @@ _OF_A_WORKLOAD = (
     "name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp",
     "resourceVersion",
 )  # fmt: skip
-_OF_THE_GUARD = ("name", "started", "state", "lastState", "restartCount")
+_OF_THE_GUARD = ("name", "started", "ready", "state", "lastState", "restartCount")
 _OF_WHO_WAITS = ("name", "state", "lastState")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
 #: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
-_NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail", "rollouts", "keptSteps"})
 
 
 def slim_pod(raw: Json) -> Json:
@@ -51,7 +50,7 @@ def slim_pod(raw: Json) -> Json:
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
         | {"initContainers": sidecars, **({"containers": alone} if alone else {})},
-        "status": _kept(status, ("phase", "reason"))
+        "status": _kept(status, ("phase", "reason", "podIP"))
         | {
             "conditions": [
                 _kept(one, _OF_A_CONDITION) for one in status.get("conditions") or [] if _tells(one)
@@ -111,13 +110,11 @@ def slim_queued(raw: Json) -> Json:
 
 
 def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached: not the guard's detector state and history.
+    """The part of a job that is cached.
 
     Of a job that is over no spec is cached: it is only shown, and who must act on it after all reads it.
     """
     status = dict(raw.get("status") or {})
-    if "guard" in status:
-        status["guard"] = {k: v for k, v in status["guard"].items() if k not in _NOT_OF_A_REPORT}
     metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
     return {"metadata": metadata, **({} if is_over(raw) else {"spec": raw["spec"]}), "status": status}
 
