@@ -85,6 +85,7 @@ class Reason(StrEnum):
     OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
+    PAST_UNKNOWN = "PastUnknown"
     GUARD_SILENT = "GuardSilent"
     MOST_SILENT = "MostGuardsSilent"
     GUARD_NOT_READY = "GuardNotReady"
@@ -148,8 +149,8 @@ _REASONS = {
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
     "silent guard from its start.",
-    Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the network "
-    "between them is at fault, such as a NetworkPolicy. The message names both ends. No run is stopped for it.",
+    Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the "
+    "network between them is at fault, such as a NetworkPolicy. The message says where. It stops no run.",
     Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
     "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
     Reason.STRICT_ISOLATION: "No exception was admitted.",
@@ -162,6 +163,8 @@ _REASONS = {
     Reason.NOT_FIRED: "The guard is heard and has not fired.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
     Reason.GUARD_HALT: "A condition in the guard whose action is `Stop` held.",
+    Reason.PAST_UNKNOWN: "The guard is another one than before, and nobody knows how the run was judged: the one "
+    "before left no last word, and was not heard until it ended. It counts as a silent guard.",
     Reason.GUARD_SILENT: "The guard was not heard for longer than the limit.",
     Reason.MOST_SILENT: "The same, and more than half of all guards cannot be reached: the fault is the "
     "operator's or the network's, and no run is stopped for it.",

@@ -512,7 +512,7 @@ class OnSilence(ApiModel):
         600,
         ge=30,
         le=86400,
-        description="Seconds for which the guard of a running rank 0 cannot be heard before GuardSilent is True.",
+        description="Seconds for which the guard of a running rank 0 is not heard before GuardSilent is True.",
     )
     action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 

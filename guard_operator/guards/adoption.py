@@ -44,10 +44,12 @@ class Former:
     Fields:
         last_word: what it left when it ended; None: nothing.
         followed: whether it was heard until it ended, so that nothing of it is missing.
+        heard: whether any guard of the run was heard before; else none was ever ready, and nothing trained.
     """
 
     last_word: LastWord | None = None
     followed: bool = False
+    heard: bool = True
 
 
 def what_is_known(pod: str, kept: Kept | None, former: Former | None, latches: Sequence[Json]) -> Json:
@@ -80,7 +82,7 @@ def _lost(pod: str, kept: Kept | None, former: Former | None) -> str:
     if former is None or (kept is not None and kept.pod == pod):
         return ""
     if former.last_word is None:
-        return "" if former.followed else NO_LAST_WORD
+        return "" if former.followed or not (former.heard or kept) else NO_LAST_WORD
     made, known = former.last_word.verdict.evaluated, 0 if kept is None else kept.evaluated
     return UNKEPT.format(made=made, kept=known) if made > known else ""
 

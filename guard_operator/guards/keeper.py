@@ -37,15 +37,18 @@ class Keeper:
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
 
-    def credentials(self, uid: str, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
-        """The guard's key and tokens by name; `make` gives those of a run that has none yet.
+    def credentials(
+        self, namespace: str, uid: str, make: Callable[[], Mapping[str, str]]
+    ) -> Mapping[str, str]:
+        """The key and tokens of a job's guard, by name; `make` gives those of a run that has none yet.
 
         Raises:
             ClusterError: they can be neither read nor written now.
         """
         if (found := self._read(uid)) is None:
             try:
-                self._client.create(SECRETS, self._namespace, _secret(uid, make()), names.OPERATOR_MANAGER)
+                made = _secret(namespace, uid, make())
+                self._client.create(SECRETS, self._namespace, made, names.OPERATOR_MANAGER)
             except ApiError as error:
                 if error.status != 409:  # another operator was faster
                     raise
@@ -90,17 +93,20 @@ class Keeper:
             if not (isinstance(error, ApiError) and error.status == 404):
                 log.warning("Secret %s%s was not removed: %s", PREFIX, uid, error)
 
-    def sweep(self, alive: Container[str]) -> None:
-        """Remove what is kept of every run that is not `alive`, by UID."""
-        for uid in [*self._uids()]:
-            if uid not in alive:
+    def sweep(self, alive: Container[str], namespaces: Container[str] | None) -> None:
+        """Remove what is kept of every run in these namespaces (None: all) that is not `alive`, by UID."""
+        for namespace, uid in [*self._runs()]:
+            if uid not in alive and (namespaces is None or namespace in namespaces):
                 self.forget(uid)
 
-    def _uids(self) -> Iterator[str]:
+    def _runs(self) -> Iterator[tuple[str, str]]:
+        """(namespace, UID) of the jobs of which something is kept."""
         query = {"labelSelector": names.UID_LABEL, "limit": PAGE}
         while True:
             page = self._client.list(SECRETS, self._namespace, query)
-            yield from (one["metadata"]["labels"][names.UID_LABEL] for one in page.get("items") or [])
+            for one in page.get("items") or []:
+                labels = one["metadata"]["labels"]
+                yield labels.get(names.NAMESPACE_LABEL, ""), labels[names.UID_LABEL]
             more = (page.get("metadata") or {}).get("continue")
             if not more:
                 return
@@ -110,11 +116,14 @@ class Keeper:
         return self._client.get(SECRETS, self._namespace, PREFIX + uid)
 
 
-def _secret(uid: str, credentials: Mapping[str, str]) -> Json:
+def _secret(namespace: str, uid: str, credentials: Mapping[str, str]) -> Json:
     return {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
-        "metadata": {"name": PREFIX + uid, "labels": {names.UID_LABEL: uid}},
+        "metadata": {
+            "name": PREFIX + uid,
+            "labels": {names.UID_LABEL: uid, names.NAMESPACE_LABEL: namespace},
+        },
         "type": "Opaque",
         "stringData": dict(credentials),
     }

@@ -1,8 +1,8 @@
 """Asks every guard how its run is: one long poll each, on one asyncio loop in a thread of its own.
 
 A response comes as soon as the verdict differs: a fire is seen within milliseconds, and the API server sees
-no step. Before the first poll a guard is told what is known of its run (`adoption`), and after each evaluation
-its state is kept (`keeper`). Guards are known by their key: TLS with the certificate of the job.
+no step. Before the first poll a guard is told what is known of its run (`adoption`), and its state is kept
+after each evaluation (`keeper`). Guards are known by their key: TLS with the certificate of the job.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class GuardPolls:
 
     async def _line(self, guard: Guard) -> Line:
         """How this guard is reached: by the key and the token that were made for its run."""
-        credentials = await self._call(self._keeper.credentials, guard.uid, _none_yet)
+        credentials = await self._call(self._keeper.credentials, guard.job[0], guard.uid, _none_yet)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=credentials[layout.CERTIFICATE_KEY])
         assert self._session is not None
@@ -224,14 +224,19 @@ class GuardPolls:
         """Tell it what is known of its run. One that knows of a run already keeps what it has."""
         kept = await self._call(self._keeper.kept, guard.uid)
         told = what_is_known(guard.pod, kept, guard.former, guard.latches)
-        await line.json("PUT", "/v1/state", body=told)
+        answer = await line.json("PUT", "/v1/state", body=told)
+        if answer.get("adopted") and told.get("lost"):
+            with self._lock:
+                self._readings[guard.uid] = Reading(guard.pod, guard.target, lost=str(told["lost"]))
+            self._changed(guard.job, False)
 
     async def _poll(self, guard: Guard, line: Line, etag: str) -> str:
         """One poll: note what it says, and keep its state where that has changed; its ETag."""
         asked, before = time.monotonic(), self.reading(guard.uid)
         content, new = await line.verdict(etag, 0 if not etag else WAIT_SECONDS)
         verdict = understood(content)
-        reading = Reading(guard.pod, guard.target, verdict, datetime.now(UTC))
+        lost = "" if before is None or before.pod != guard.pod else before.lost
+        reading = Reading(guard.pod, guard.target, verdict, datetime.now(UTC), lost=lost)
         ends = new == etag and time.monotonic() - asked < WAIT_SECONDS / 2
         known = None if before is None or before.pod != guard.pod else before.verdict
         with self._lock:
@@ -246,6 +251,8 @@ class GuardPolls:
                     self._ended[guard.uid] = {str(name): str(text) for name, text in evidence.items()}
             state = await line.json("GET", "/v1/state")
             await self._call(self._keeper.keep, guard.uid, Kept(state, verdict.evaluated, guard.pod))
+        if ends:
+            await asyncio.sleep(RETRY_SECONDS)
         return new
 
     def _failed(self, guard: Guard, error: Exception) -> None:

@@ -44,6 +44,7 @@ class Reading:
         heard_at: when that was, UTC.
         unreached_since: since when it cannot be reached, monotonic seconds; None while it can.
         error: why it cannot.
+        lost: why nobody knows how the run was judged before this guard; "" if somebody does.
     """
 
     pod: str
@@ -52,6 +53,7 @@ class Reading:
     heard_at: datetime | None = None
     unreached_since: float | None = None
     error: str = ""
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

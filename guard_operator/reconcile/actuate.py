@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, Status
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.certificate import own_certificate
+from guard_operator.guards.keeper import Keeper
 from guard_operator.reconcile.conditions import Conditions
 from guard_operator.reconcile.decision import (
     Action,
@@ -29,17 +28,16 @@ from guard_operator.reconcile.decision import (
     Decision,
     Delete,
     Doomed,
-    RestoreSupport,
     Report,
+    RestoreSupport,
     StartGuard,
 )
 from guard_operator.reconcile.events import EventRecorder, Transition, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.guard_pod import guard_objects, host_of
+from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import (
     build_workload,
     created_for,
-    guard_service_account,
     support_objects,
 )
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
@@ -89,6 +87,7 @@ class Actuator:
         observer: Observer,
         evidence: EvidenceCollector,
         events: EventRecorder,
+        keeper: Keeper,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -96,6 +95,7 @@ class Actuator:
         self._observer = observer
         self._evidence = evidence
         self._events = events
+        self._keeper = keeper
         self._clock = clock
         self._figures: dict[str, datetime] = {}  # by UID of the job: when figures were written last
 
@@ -173,20 +173,16 @@ class Actuator:
             self._client.apply(resource, body, names.OPERATOR_MANAGER)
 
     def _create_support(self, job: Job, policy: Policy) -> None:
-        """What the guard needs beside the workload."""
-        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        own = job.spec.guard.own_pod
-        certificate = None if own is None else own_certificate(host_of(job), self._clock())
-        account = guard_service_account(job, _adapter(job))
-        for resource, body in support_objects(job, policy, account, tokens, certificate):
+        """What the guard mounts beside its volumes: its key and tokens, and its policy."""
+        secret = self._keeper.credentials(job.namespace, job.uid, lambda: new_credentials(job, self._clock()))
+        for resource, body in support_objects(job, policy, secret):
             self._create_once(resource, job, body)
 
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
-        if job.spec.target_ref is not None:  # else it was made with the workload
-            if not self._restore_support(job):
-                return
+        if job.spec.target_ref is not None and not self._restore_support(job):  # else made with the workload
+            return
         try:
             objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
@@ -293,7 +289,9 @@ class Actuator:
             "resourceVersion": version,
             "generation": job.generation,
         }
-        self._client.apply(JOBS, status_patch(metadata, report, job.guard), names.OPERATOR_MANAGER, sub="status")
+        self._client.apply(
+            JOBS, status_patch(metadata, report, job.guard), names.OPERATOR_MANAGER, sub="status"
+        )
 
     def _same_but_newer(self, job: Job) -> str | None:
         """The newest resourceVersion, if the run must stop and only others than operators have written since.

@@ -30,8 +30,8 @@ from guard_operator.reconcile.decision import (
     Action,
     CreateWorkload,
     Decision,
-    RestoreSupport,
     Report,
+    RestoreSupport,
     StartGuard,
     delete_makers,
 )

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from pydantic import ValidationError
-
 from guard_operator.adapters import (
     ComposedAdapter,
     TemplateError,
@@ -551,8 +549,8 @@ class Gatherer:
         if silent_for < UNREACHED_SECONDS or not error:
             return 0.0, ""
         return 0.0, (
-            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}. Does a "
-            "NetworkPolicy keep the operator's namespace out?"
+            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; does a "
+            "NetworkPolicy keep the operator out?"
         )
 
     def _prepare(

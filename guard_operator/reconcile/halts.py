@@ -36,6 +36,8 @@ def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     if (halt := guard_of(snapshot.job).halt) is not None:
         return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
     silence_counts = _stops_silence(snapshot) and not ended_before(snapshot.job)
+    if silence_counts and snapshot.reading is not None and snapshot.reading.lost:
+        return Reason.PAST_UNKNOWN, snapshot.reading.lost
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     if silence_counts and (pod := gave_up(snapshot)) is not None:
@@ -80,7 +82,9 @@ def held_back(snapshot: Snapshot) -> str:
     if unguarded_pod(snapshot) is not None:
         return ""
     if is_at_once(snapshot):
-        return "more than half of all guards cannot be reached, so the fault is not this guard's and no run is stopped"
+        return (
+            "more than half of all guards cannot be reached: the fault is not theirs, and no run is stopped"
+        )
     # Of a guard elsewhere it is no excuse: its trainer goes on, and nobody judges it.
     trains = {pod.node for pod in snapshot.pods if pod.rank0 and is_running(pod)}
     here = (pod for pod in snapshot.pods if pod.guarded and is_running(pod) and pod.node in trains)
@@ -101,7 +105,7 @@ def silence_message(snapshot: Snapshot) -> str:
         return f"{without_guard(unguarded)}, for more than {limit} s"
     error = "" if snapshot.reading is None else snapshot.reading.error
     said = f" ({error})" if error else ""
-    message = f"the guard could not be heard for more than {limit} s{said}, and the kubelet calls it not ready"
+    message = f"the guard could not be heard for more than {limit} s{said}, and is not ready"
     why = held_back(snapshot) if _stops_silence(snapshot) else ""
     return f"{message}; {why}" if why else message
 

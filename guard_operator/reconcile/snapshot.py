@@ -16,7 +16,6 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
-    Latched,
     OnFire,
     Phase,
     Spec,
@@ -45,7 +44,7 @@ class Job:
     """A `GuardedTrainingJob` whose spec validates, or has a workload and is read as far as it can be.
 
     `deleting`: someone's finalizer alone still keeps it. `guard_known`: all of `spec.guard` could be read.
-    `guard`: `status.guard` as JSON, with what was read of the guard; `unsaid`: what of it is not in the status.
+    `guard`: `status.guard` as JSON, with what was read of the guard since; `unsaid`: what of that it lacks.
     """
 
     name: str
@@ -148,10 +147,11 @@ class Pod:
     """A pod that carries the job's UID, whoever made it: it must go when the run is stopped.
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
-    a guard), `ready` (the kubelet calls that guard ready), `address` (of the pod, while that guard runs), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
-    does not), `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it
-    had waited for a guard elsewhere as long as it may), `disruption`, `waiting`, and `last_word`,
-    which its guard left behind when it ended. `cut_off`: the control plane has lost its node.
+    a guard), `ready` (the kubelet calls that guard ready), `address` (of the pod, while its guard runs),
+    `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it does not),
+    `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it had waited
+    for a guard elsewhere as long as it may), `disruption`, `waiting`, and `last_word`, which its guard left
+    behind when it ended. `cut_off`: the control plane has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out, and
     `finalizers`: what keeps it then, the first few by name.
     `created`: by the API server's clock.
