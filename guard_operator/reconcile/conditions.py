@@ -17,7 +17,6 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
-    is_running,
     is_silent,
     left_fire,
     silence_message,
@@ -166,7 +165,7 @@ def last_verdict(last: GuardStatus) -> str:
 
 def as_it_is(status: Status) -> Report:
     """What the operator has said of the job."""
-    noted = status.workload_ref, status.stop, status.evidence, status.guard_digest
+    noted = status.workload_ref, status.stop, status.evidence
     return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
 
 
@@ -194,10 +193,6 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
-    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
-    if changed is not None:
-        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
-        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)
     if before is not None and before.reason == Reason.CLAIM_OWNED:
         return says.make(ConditionType.GUARDED, "True", Reason.CLAIM_OWNED, before.message)
