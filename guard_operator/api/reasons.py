@@ -66,7 +66,6 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
     GUARD_UNREACHABLE = "GuardUnreachable"
-    GUARD_CHANGED = "GuardChanged"
     # Isolated
     STRICT_ISOLATION = "StrictIsolation"
     RELAXED_ISOLATION = "RelaxedIsolation"
@@ -151,8 +150,6 @@ _REASONS = {
     "silent guard from its start.",
     Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the "
     "network between them is at fault, such as a NetworkPolicy. The message says where. It stops no run.",
-    Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
-    "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
     Reason.STRICT_ISOLATION: "No exception was admitted.",
     Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
     Reason.ATTACHED: "The workload was made by others, who check its pods; the message says what is not "
@@ -163,8 +160,8 @@ _REASONS = {
     Reason.NOT_FIRED: "The guard is heard and has not fired.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
     Reason.GUARD_HALT: "A condition in the guard whose action is `Stop` held.",
-    Reason.PAST_UNKNOWN: "The guard is another one than before, and nobody knows how the run was judged: the one "
-    "before left no last word, and was not heard until it ended. It counts as a silent guard.",
+    Reason.PAST_UNKNOWN: "Nobody knows how the run was judged before this guard: the one before it "
+    "left no last word, and was not heard until it ended. It counts as a silent guard.",
     Reason.GUARD_SILENT: "The guard was not heard for longer than the limit.",
     Reason.MOST_SILENT: "The same, and more than half of all guards cannot be reached: the fault is the "
     "operator's or the network's, and no run is stopped for it.",

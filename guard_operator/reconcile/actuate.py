@@ -35,13 +35,10 @@ from guard_operator.reconcile.decision import (
 from guard_operator.reconcile.events import EventRecorder, Transition, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import (
-    build_workload,
-    created_for,
-    support_objects,
-)
+from guard_operator.reconcile.inject import build_workload, created_for
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.snapshot import Job, Snapshot, Unsaid, guard_of, must_stop, with_conditions
+from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
 
@@ -184,7 +181,7 @@ class Actuator:
         if job.spec.target_ref is not None and not self._restore_support(job):  # else made with the workload
             return
         try:
-            objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
+            objects = [*guard_objects(job, own, _adapter(job), self._config)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
             log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
             return
@@ -354,12 +351,12 @@ def _was_stopped(job: Job) -> bool:
 
 def _says(status: Status) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
-    noted = status.workload_ref, status.guard_digest, status.stop, status.evidence
+    noted = status.workload_ref, status.stop, status.evidence
     return status.phase, _sorted(status.conditions), *noted
 
 
 def _sayable(report: Report) -> object:
-    noted = report.workload_ref, report.guard_digest, report.stop, report.evidence
+    noted = report.workload_ref, report.stop, report.evidence
     return report.phase, _sorted(report.conditions), *noted
 
 
@@ -386,8 +383,6 @@ def status_patch(metadata: Json, report: Report, guard: Mapping[str, Any]) -> Js
     }
     if report.workload_ref is not None:
         status["workloadRef"] = _dump(report.workload_ref)
-    if report.guard_digest is not None:
-        status["guardDigest"] = report.guard_digest
     if guard:
         status["guard"] = dict(guard)
     if report.stop is not None:

@@ -17,7 +17,6 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
-    is_running,
     is_silent,
     silence_message,
     unguarded_pod,
@@ -167,7 +166,7 @@ def last_verdict(last: GuardStatus) -> str:
 
 def as_it_is(status: Status) -> Report:
     """What the operator has said of the job."""
-    noted = status.workload_ref, status.stop, status.evidence, status.guard_digest
+    noted = status.workload_ref, status.stop, status.evidence
     return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
 
 
@@ -195,10 +194,6 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
-    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
-    if changed is not None:
-        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
-        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
     if snapshot.unreached:
         return says.make(ConditionType.GUARDED, "Unknown", Reason.GUARD_UNREACHABLE, snapshot.unreached)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)

@@ -2,9 +2,9 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the job's conditions, by which it ended, the evaluation rounds, the policy of the run, the
-last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the guard, and a part of
-the steps, which takes the room that all else leaves; `rlguard report` turns it into a page. The object is
+It holds the verdict, the job's conditions, by which it ended, the evaluation rounds, the policy of the run,
+the last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the guard, and a
+part of the steps, which takes the room that all else leaves; `rlguard report` turns it into a page. It is
 written once; a later attempt finds it and leaves it. It is collected beside the reconciles: a log that cannot
 be had delays no stop, and what goes wrong here is no error of a reconcile.
 """
@@ -26,10 +26,10 @@ from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, StatusModel
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.inject import policy_file
 from guard_operator.reconcile.owned import owner_reference
 from guard_operator.reconcile.parse import JOBS, read_policy
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of
+from guard_operator.reconcile.support import policy_file
 from guard_operator.runtime.client import CONFIG_MAPS, Client, Json, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 

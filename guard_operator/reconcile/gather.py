@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -30,11 +29,10 @@ from guard_operator.api.reasons import Reason
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import LastWord, Reading, last_word
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
-from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
+from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
+from guard_operator.reconcile.inject import created_for, made_for_the_guard
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
@@ -58,6 +56,7 @@ from guard_operator.reconcile.snapshot import (
     must_stop,
     with_spec,
 )
+from guard_operator.reconcile.support import own_sources
 from guard_operator.reconcile.targets import (
     Belongings,
     attached_trainer,
@@ -258,8 +257,8 @@ class Gatherer:
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = _uid_of_guard(own_guard)
-        spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
+        spec = _spec(job, raw_workload, uid)
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
         told = self._with_last_words(job, pods)
         if must_stop(told) != must_stop(job) or guard_of(told).halt != guard_of(job).halt:
@@ -282,7 +281,6 @@ class Gatherer:
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
-        is_made = preparation == Preparation() or (not stopping and _is_missing(own_guard, workload))
         return Snapshot(
             job=job,
             workload=workload,
@@ -306,7 +304,6 @@ class Gatherer:
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
-            guard_digest=self._digest(adapter, job) if is_made else None,
             late=bool(late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
@@ -320,14 +317,6 @@ class Gatherer:
 
     def _adapter(self, job: Job) -> WorkloadAdapter | None:
         return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
-
-    def _digest(self, adapter: WorkloadAdapter, job: Job) -> str | None:
-        """Of the guard that is made for the job; None: it cannot be, as the one who tries says."""
-        if not job.guard_known:
-            return None
-        with suppress(TemplateError):
-            return guard_digest(job, adapter, self._config)
-        return None
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -549,8 +538,8 @@ class Gatherer:
         if silent_for < UNREACHED_SECONDS or not error:
             return 0.0, ""
         return 0.0, (
-            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; does a "
-            "NetworkPolicy keep the operator out?"
+            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; "
+            "does a NetworkPolicy keep the operator out?"
         )
 
     def _prepare(
@@ -690,11 +679,6 @@ def _uid_of_guard(own: OwnGuard | None) -> str | None:
     return None if own is None or own.made is None else own.made.uid
 
 
-def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:
-    """Whether a guard in a pod of its own is to be made, first or again."""
-    return own == OwnGuard() and _has_guard(workload)
-
-
 def _late(
     workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
 ) -> tuple[Late, ...]:
@@ -790,7 +774,7 @@ def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[
 def _exposed(job: Job, pod: Json) -> Iterable[str]:
     """What this pod of a workload that the job is attached to has of the guard's."""
     own = job.spec.guard.own_pod
-    account = "" if own is None else own_service_account(job, own)
+    account = None if own is None else own.service_account_name
     return exposures(pod, own_sources(job), account)
 
 
@@ -803,14 +787,13 @@ def _age(raw: Json) -> tuple[str, str]:
 class _Owner:
     """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
 
-    `guard`: UID of the StatefulSet of a guard in a pod of its own. `digest`: of the guard, as it was noted.
+    `guard`: UID of the StatefulSet of a guard in a pod of its own.
     """
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
     between: frozenset[str] = frozenset()
     guard: str | None = None
-    digest: str | None = None
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
@@ -834,7 +817,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
     )
     if workload.guard is not None and controller_of(raw) == workload.guard:
         alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
-        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone, workload)
+        return _with_guard(replace(bare, guarded=bool(alone)), raw)
     if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
@@ -849,15 +832,14 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
-    return _with_guard(pod, raw, guards, workload)
+    return _with_guard(pod, raw)
 
 
-def _with_guard(pod: Pod, raw: Json, guards: list[Json], workload: _Owner) -> Pod:
-    """The pod, with what is known of its containers and of these guards in it."""
+def _with_guard(pod: Pod, raw: Json) -> Pod:
+    """The pod, with what is known of its containers and of the guard in it."""
     status = raw.get("status") or {}
     return replace(
         pod,
-        changed=bool(guards) and is_as_injected(raw, workload.digest) is False,
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
         waiting=_waiting(status),

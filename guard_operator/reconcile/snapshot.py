@@ -148,10 +148,10 @@ class Pod:
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
     a guard), `ready` (the kubelet calls that guard ready), `address` (of the pod, while its guard runs),
-    `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it does not),
-    `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it had waited
-    for a guard elsewhere as long as it may), `disruption`, `waiting`, and `last_word`, which its guard left
-    behind when it ended. `cut_off`: the control plane has lost its node.
+    `guard_since` (since when it runs; None: it does not), `failure` (how its trainer failed, in words) and
+    `failed_at`, `gave_up` (what was said when it had waited for a guard elsewhere as long as it may),
+    `disruption`, `waiting`, and `last_word`, which its guard left when it ended. `cut_off`: the control plane
+    has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out, and
     `finalizers`: what keeps it then, the first few by name.
     `created`: by the API server's clock.
@@ -163,7 +163,6 @@ class Pod:
     phase: str
     terminating: bool = False
     rank0: bool = False
-    changed: bool = False
     ready: bool = False
     address: str = ""
     cut_off: bool = False
@@ -213,8 +212,7 @@ class Snapshot:
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
-    `guard_image`: of the guard that is, or would be, injected. `guard_digest`: of the guard that is to be
-    made now; None: none is.
+    `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
@@ -240,7 +238,6 @@ class Snapshot:
     live: bool = False
     unknown_kind: bool = False
     guard_image: str | None = None
-    guard_digest: str | None = None
     late: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()

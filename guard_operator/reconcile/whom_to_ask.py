@@ -7,7 +7,7 @@ import time
 from guard_operator.guards.adoption import Former, latches_of
 from guard_operator.guards.polls import FOLLOWED_SECONDS, Guard
 from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.guard_pod import host_of
+from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.snapshot import Pod, Snapshot, guard_of
 
 

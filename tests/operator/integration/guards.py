@@ -111,7 +111,11 @@ def as_verdict(status: Mapping[str, Any]) -> Json:
     for kind in ("fire", "halt"):
         if isinstance(latch := said.get(kind), Mapping):
             said |= {"code": latch["code"], "reason": latch["reason"], kind: True, "stop": True}
-            said |= {"latch_attempt": latch["attempt"], "latch_step": latch["step"], "latched_at": latch["at"]}
+            said |= {
+                "latch_attempt": latch["attempt"],
+                "latch_step": latch["step"],
+                "latched_at": latch["at"],
+            }
             said["level"] = "fired" if kind == "fire" else said.get("level", "warning")
             said["halt"] = kind == "halt"
     for old, new in (("last_evaluation", "last_evaluation"), ("best_checkpoint", "best_evaluation")):
@@ -142,7 +146,7 @@ def _handler(guard: Guard) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_PUT = _respond  # noqa: N815 - the names that the library calls
+        do_GET = do_PUT = _respond
 
         def log_message(self, format: str, *args: object) -> None:
             """Nothing."""

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard_operator.reconcile.digest import injected_digest, is_as_injected
 
 from guard_operator.adapters import find_adapter
 from guard_operator.api.names import DIGEST_ANNOTATION, guard_name
 from guard_operator.api.types import GuardPod
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.reconcile.guard_pod import WAITER, guard_objects, let_report
 from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.reconcile.parse import parse_job

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from guard_operator.reconcile.digest import injected_digest, is_as_injected
 
 from guard_operator.api.names import DIGEST_ANNOTATION
-from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.runtime.client import MERGE, PODS, ROLE_BINDINGS, Client
 
 from .conftest import CRDS, new_namespace

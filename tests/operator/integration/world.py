@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from guard_operator import rbac
 from guard_operator.api import names
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
+from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
     CLAIMS,
     CONFIG_MAPS,
@@ -36,7 +37,6 @@ from guard_operator.runtime.client import (
     SERVICE_ACCOUNTS,
     Client,
     Resource,
-    load_configuration,
 )
 
 from .controlplane import ControlPlane
@@ -144,9 +144,9 @@ class World:
             body=cluster_role,
             content_type="application/apply-patch+yaml",
         )
-        lease_role = rbac.lease_role()
-        self.put(ROLES, lease_role)
-        self.bind("Role", lease_role["metadata"]["name"], self.namespace)
+        own_role = rbac.own_namespace_role()
+        self.put(ROLES, own_role)
+        self.bind("Role", own_role["metadata"]["name"], self.namespace)
         self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
         self.token = token_for(self.client, self.namespace, name)
 
@@ -246,7 +246,7 @@ class World:
         assert secret is not None
         if (before := self.guards.get(self.name)) is not None:
             before.end()
-        port = int(job["spec"]["guard"].get("port", GUARD_PORT))
+        port = int(job["spec"]["guard"].get("port", GuardSpec.model_fields["port"].default))
         self.guards[self.name] = Guard(address, port, secret["data"])
         self._stack.callback(self.guards[self.name].end)
         return self.guards[self.name]
