@@ -111,8 +111,9 @@ def guard_status(verdict: Verdict, former: Mapping[str, Any], now: datetime) -> 
         "lastEvaluation": _evaluation(verdict.last_evaluation) or former.get("lastEvaluation"),
         "lastEvaluationTime": _evaluated_at(verdict.last_evaluation, former, time),
         "bestCheckpoint": _evaluation(verdict.best_evaluation) or former.get("bestCheckpoint"),
-        "ended": {"attempt": verdict.attempt, "step": verdict.step} if verdict.ended else None,
     }
+    if verdict.ended and verdict.step is not None:
+        status["ended"] = {"attempt": verdict.attempt or 0, "step": verdict.step}
     if verdict.stop:
         status["fire" if verdict.fire else "halt"] = _latched(verdict, now)
     status |= {name: former[name] for name in ("fire", "halt") if former.get(name) is not None}

@@ -209,7 +209,7 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
     if is_attached(job):  # no event tells of its pods
         again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
     # What a pod that does not start may lack is made again, if somebody removed it.
-    restore: tuple[Action, ...] = (RestoreSupport(),) if snapshot.late and snapshot.job.guard_known else ()
+    restore: tuple[Action, ...] = (RestoreSupport(),) if snapshot.overdue and snapshot.job.guard_known else ()
     return Decision(report, (*restore, *_of_own_guard(snapshot, workload.state)), again)
 
 

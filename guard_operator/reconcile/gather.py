@@ -305,6 +305,7 @@ class Gatherer:
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
             late=bool(late),
+            overdue=any(one.is_due(self._clock()) for one in late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
 

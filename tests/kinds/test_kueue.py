@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard_operator.reconcile.digest import is_as_injected
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.names import QUEUE_LABEL
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     KUEUE_WORKLOADS,
@@ -30,7 +30,7 @@ from guard_operator.runtime.client import (
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.test_batch_job import as_job
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, JOBS, PYTORCHJOBS, is_deleted, world
+from tests.operator.integration.world import JOBS, PYTORCHJOBS, is_deleted, world
 
 from .cluster import KindWorld
 from .test_jobset import as_jobset
@@ -134,7 +134,7 @@ class QueueWorld(KindWorld):
         """Admitted, its pod runs, and its guard has reported."""
         self.admitted()
         self.controller_runs()
-        self.guard_says(heartbeat=BEAT, step=step)
+        self.guard_says(step=step)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
 
     def controller_runs(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
+from guard_operator.reconcile.digest import is_as_injected
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     MERGE,
@@ -28,7 +28,7 @@ from guard_operator.runtime.client import (
 )
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, is_deleted, world
+from tests.operator.integration.world import is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -59,7 +59,7 @@ class RayWorld(KindWorld):
         eventually(lambda: self.deployment()[0] == "Running", "the RayJob runs", SECONDS)
         assert self.job_controller_makes_pods() == ["run"]
         self.kubelet_runs_pods()
-        self.guard_says(heartbeat=BEAT, step=1)
+        self.guard_says(step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
 
 

@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 import yaml
+from guard_operator.reconcile.digest import is_as_injected
 
 from guard_operator import rbac
 from guard_operator.adapters import ADAPTERS
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.trainjob import CLUSTER_RUNTIMES, NODE, PART_LABEL, RUNTIMES
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource, controller_of
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, CLUSTER_ROLES, JOBS, ROLE_BINDINGS, is_deleted, world
+from tests.operator.integration.world import CLUSTER_ROLES, JOBS, ROLE_BINDINGS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -99,7 +99,7 @@ class TrainWorld(KindWorld):
         eventually(self.job_controller_makes_pods, "its pod", SECONDS)
         self.kubelet_runs_pods()
         self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
-        self.guard_says(heartbeat=BEAT, step=1)
+        self.guard_says(step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
         (pod,) = self.pods()
         return pod

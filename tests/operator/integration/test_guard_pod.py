@@ -131,7 +131,7 @@ class PodWorld(World):
         there = [raw for raw in items if not is_going(raw)]
         return there[0] if there else None
 
-    def start_guard(self, heartbeat: bool = True) -> Json:
+    def start_guard(self) -> Json:
         """What the StatefulSet controller and a kubelet do."""
         made = eventually(self.set_, "the StatefulSet is there")
         name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
@@ -140,7 +140,7 @@ class PodWorld(World):
         meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
         pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "other"}})
         (status,) = RUNNING["initContainerStatuses"]
-        self.pod_status({"phase": "Running", "containerStatuses": [status]}, name)
+        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [status]}), name)
         return pod
 
     def trainer_starts(self) -> None:
@@ -180,7 +180,7 @@ def guarded(apart: PodWorld, make_job: Callable[..., Json]) -> PodWorld:
     apart.expect("Guarded", "True", "WorkloadCreated")
     apart.start_guard()
     apart.trainer_starts()
-    apart.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    apart.guard_says(step=1)
     apart.expect("Fired", "False", "NotFired")
     return apart
 
@@ -204,19 +204,19 @@ def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
 
 
 def test_the_guard_judges_after_the_trainer_and_then_it_ends(guarded: PodWorld) -> None:
-    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.guard_says(step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
     guarded.delete_pods_of_trainer()
     guarded.workload_condition("Succeeded")
     guarded.expect("Succeeded", "Unknown", "GuardJudges")
     assert guarded.phase() == "Judging" and guarded.set_() is not None
     ended = {"attempt": 0, "step": 9}
-    guarded.guard_says(heartbeat="2026-01-01T00:00:30Z", step=9, attempt=0, ended=ended, **JUDGED)
+    guarded.guard_says(step=9, attempt=0, ended=ended, **JUDGED)
     guarded.expect("Succeeded", "True", "WorkloadSucceeded", within=60)
     guarded.goes()
 
 
 def test_a_fire_after_the_end_of_the_trainer_is_a_fire(guarded: PodWorld) -> None:
-    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.guard_says(step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
     guarded.delete_pods_of_trainer()
     guarded.workload_condition("Succeeded")
     guarded.expect("Succeeded", "Unknown", "GuardJudges")
@@ -227,16 +227,16 @@ def test_a_fire_after_the_end_of_the_trainer_is_a_fire(guarded: PodWorld) -> Non
 
 
 def test_a_workload_that_a_ttl_removes_while_the_guard_judges_has_finished(guarded: PodWorld) -> None:
-    guarded.guard_says(heartbeat="2026-01-01T00:00:15Z", step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.guard_says(step=9, **JUDGED | {"waiting": 1, "evaluated": 2})
     guarded.delete_pods_of_trainer()
     guarded.workload_condition("Succeeded")
     guarded.expect("Succeeded", "Unknown", "GuardJudges")
     guarded.client.request("DELETE", PYTORCHJOBS.path(guarded.namespace, "run"))
-    guarded.guard_says(heartbeat="2026-01-01T00:00:30Z", step=10, **JUDGED | {"waiting": 1, "evaluated": 2})
+    guarded.guard_says(step=10, **JUDGED | {"waiting": 1, "evaluated": 2})
     eventually(lambda: guarded.job()["status"]["guard"]["step"] == 10, "it reports")
     assert guarded.phase() == "Judging" and guarded.set_() is not None
     ended = {"attempt": 0, "step": 10}
-    guarded.guard_says(heartbeat="2026-01-01T00:00:45Z", step=10, attempt=0, ended=ended, **JUDGED)
+    guarded.guard_says(step=10, attempt=0, ended=ended, **JUDGED)
     guarded.expect("Succeeded", "True", "WorkloadSucceeded", within=60)
 
 
@@ -304,7 +304,7 @@ def test_a_guard_that_a_newer_operator_makes_again_is_no_changed_one(
     before, noted = apart.set_(), apart.job()["status"]["guardDigest"]
     first.kill()
     apart.operator("--guard-image=guard:2", lease_seconds=4)
-    apart.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    apart.guard_says(step=1)
     apart.expect("Fired", "False", "NotFired", within=60)
     assert apart.conditions()["Guarded"][0] == "True", "what is there stays"
     assert apart.job()["status"]["guardDigest"] == noted

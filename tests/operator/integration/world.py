@@ -271,6 +271,12 @@ class World:
         """What the guard says from now on, by the names of `status.guard`."""
         self.guards[self.name].says(**guard)
 
+    def noted(self, **guard: Any) -> None:
+        """What an operator has written of the guard before it ended."""
+        meta = {"name": self.name, "namespace": self.namespace}
+        body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": {"guard": guard}}
+        self.client.apply(JOBS, body, names.OPERATOR_MANAGER, sub="status")
+
     def fire(self) -> str:
         """The guard latches a fire now; the time of it."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -278,6 +284,13 @@ class World:
         checkpoint = {"attempt": 0, "step": 20, "score": 0.6, "items": 128, "path": "/ckpt/20"}
         self.guard_says(step=40, fire=fire, bestCheckpoint=checkpoint)
         return at
+
+    def hangs(self) -> None:
+        """The guard answers nobody any more, and the kubelet calls it not ready."""
+        self.guards[self.name].end()
+        status = copy.deepcopy(RUNNING)
+        status["initContainerStatuses"][0]["ready"] = False  # type: ignore[index]
+        self.pod_status(status)
 
     def kubelet_ends_pods(self) -> None:
         """Finish every pod that is on its way out."""
