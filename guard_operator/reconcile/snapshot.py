@@ -213,7 +213,8 @@ class Snapshot:
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
     `guard_image`: of the guard that is, or would be, injected.
-    `late`: pods have not come or not started, and no status says why; `overdue`: for long; `obstacle`: what Events say of that.
+    `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
+    Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
     `queued`: None where no queue has the workload, or none is read.

@@ -254,9 +254,7 @@ def test_another_of_its_name_is_left_alone(guarded: AttachedWorld) -> None:
     said = guarded.expect("Disrupted", "True", "WorkloadDeleted", within=30)
     assert "another one has its name now" in said
     guarded.goes()
-    guarded.admin_says(
-        fire={"code": "x", "reason": "r", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"}
-    )
+    guarded.noted(fire={"code": "x", "reason": "r", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"})
     guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
     now = guarded.target()
     assert now["metadata"]["uid"] == other["metadata"]["uid"] and now["spec"] == other["spec"]

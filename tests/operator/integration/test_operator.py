@@ -27,7 +27,6 @@ from guard_operator.runtime.client import (
     CONFIG_MAPS,
     EVENTS,
     PODS,
-    ROLES,
     Client,
 )
 
@@ -289,15 +288,6 @@ def test_only_the_namespaces_that_are_named_are_watched(here: World, make_job: M
     assert "status" not in (here.client.get(JOBS, third, "run") or {})
 
 
-def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    here.submit(change_pod(make_job(), serviceAccountName="irsa"))
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated")
-    name = f"run-{here.job()['metadata']['uid'][:8]}"
-    assert here.client.get(ROLES, here.namespace, name) is not None
-
-
 # -- stopping --------------------------------------------------------------------------------------------
 
 
@@ -312,23 +302,31 @@ def test_evidence_with_a_pod_whose_log_cannot_be_read(running: World) -> None:
     assert owners == {"GuardedTrainingJob"}
 
 
-def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
-    """The trainer stopped by itself and took its guard along before the API server was back."""
-    fire = {
-        "code": "hacking_gap",
-        "reason": "gap",
-        "attempt": 0,
-        "step": 40,
-        "at": "2026-01-01T00:00:07.000000Z",
-    }
-    ended = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": fire})}}
+#: What a guard that fired while nobody could reach it leaves.
+LAST_WORD = {
+    **{"sequence": 99, "level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "halt": False},
+    **{"stop": True, "latch_attempt": 0, "latch_step": 40, "latched_at": "2026-01-01T00:00:07Z"},
+    **{"attempt": 0, "step": 41, "steps": 41, "evaluated": 3},
+}
+
+
+def ended_with(message: Json) -> Json:
+    """The status of a pod whose guard has ended with these words."""
     guard = {"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": False, "restartCount": 0}
-    running.pod_status({"phase": "Failed", "initContainerStatuses": [{**guard, "state": ended}]})
+    state = {"terminated": {"exitCode": 0, "message": json.dumps(message)}}
+    return {"phase": "Failed", "initContainerStatuses": [{**guard, "state": state}]}
+
+
+def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
+    """The trainer stopped by itself and took its guard along before anybody had heard of the fire."""
+    running.guards["run"].end()
+    running.pod_status(ended_with(LAST_WORD))
     running.workload_condition("Failed")
     running.expect("Fired", "True", "HackingGap")
     running.ends()
     status = running.job()["status"]
-    assert status["guard"]["fire"] == fire and status["guard"]["step"] == 1, "nothing else was changed"
+    assert status["guard"]["fire"]["step"] == 40 and status["guard"]["step"] == 41
+    assert status["guard"]["fire"]["at"].startswith("2026-01-01T00:00:07")
     assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
 
 
@@ -340,16 +338,7 @@ def test_the_last_words_of_a_pod_that_is_not_ours_are_not_heard(running: World) 
         init = {"name": "rlguard-guard", "image": "guard:1", "restartPolicy": "Always"}
         spec = {"initContainers": [init], "containers": [{"name": "pytorch", "image": "trainer:1"}]}
         running.put(PODS, {"metadata": meta, "spec": {**spec, "nodeName": "node"}})
-        fire = {"code": "hacking_gap", "reason": "x", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:07Z"}
-        ended = {"terminated": {"exitCode": 0, "message": json.dumps({"fire": fire, "halt": fire})}}
-        guard = {
-            "name": "rlguard-guard",
-            "image": "guard:1",
-            "imageID": "",
-            "ready": False,
-            "restartCount": 0,
-        }
-        running.pod_status({"phase": "Failed", "initContainerStatuses": [{**guard, "state": ended}]}, name)
+        running.pod_status(ended_with(LAST_WORD), name)
     time.sleep(3.0)
     status = running.job()["status"]
     assert "fire" not in status["guard"] and "halt" not in status["guard"] and "stop" not in status
