@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -498,6 +499,13 @@ class Verdict(Wire):
     )
     latch_attempt: Attempt | None = Field(None, description="Attempt in which the fire or halt latched.")
     latch_step: Step | None = Field(None, description="Step of that attempt at which it latched.")
+    latched_at: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+        None,
+        description="When it latched; of one that a supervisor told the guard, when the guard was told.",
+    )
+    ended: bool = Field(
+        False, description="The trainer has said that it finished, and reported nothing since."
+    )
     attempt: Attempt | None = Field(None, description="Newest attempt seen.")
     step: Step | None = Field(None, description="Newest step of that attempt.")
     steps: int = Field(0, description="Steps acknowledged over all attempts.")
