@@ -18,7 +18,6 @@ import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra, missing_vllm
-from guard_core.service_links import without_service_links
 
 if TYPE_CHECKING:
     from guard_core.wording import Named, Place
@@ -317,15 +316,13 @@ def _missing(evaluator: str) -> str | None:
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
-    from guard_service.errors import GuardError, SettingsError
+    from guard_service.errors import GuardError
     from guard_service.settings import load_settings
 
     try:
         named = _named(config, options)
         settings = load_settings(named, **_merged(config, options))
         settings.policy(named(("policy_file",)))
-        if settings.socket is not None:
-            raise SettingsError("RLGUARD_GUARD_SOCKET is for the guard of a pod, and is set here: unset it")
     except GuardError as error:
         raise CliError(str(error)) from None
     return settings
@@ -355,8 +352,8 @@ def is_set(name: str, config: Mapping[str, Any]) -> bool:
     """Whether the file, or the environment, has this setting."""
     from guard_service.settings import ENV_PREFIX
 
-    variable, own = ENV_PREFIX + name.upper(), without_service_links(os.environ)
-    return name in config or any(one == variable or one.startswith(f"{variable}__") for one in own)
+    variable = ENV_PREFIX + name.upper()
+    return name in config or any(one == variable or one.startswith(f"{variable}__") for one in os.environ)
 
 
 def to_environment(settings: GuardSettings) -> dict[str, str]:

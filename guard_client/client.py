@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -120,14 +119,13 @@ class GuardClient:
     """Talks to one guard.
 
     Args:
-        url: base URL of the guard, http or https, or `unix:///PATH` for a Unix socket.
+        url: base URL of the guard, http or https.
         token: the ingest token, or None if the guard runs without one.
         timeout: seconds for connecting and for each read.
         ca: certificates, PEM, of which one must have signed the guard's; None: those that the system trusts.
 
     Raises:
-        GuardConfigError: `url` is neither an http(s) URL with a host nor the path of a socket; or `ca` cannot
-            be used with it.
+        GuardConfigError: `url` is no http(s) URL with a host, or `ca` cannot be used with it.
     """
 
     def __init__(
@@ -213,20 +211,6 @@ class GuardClient:
         return response.status, content
 
 
-def socket_path(url: str) -> str | None:
-    """The path of the Unix socket in a URL such as `unix:///run/guard.sock`; None if it has another scheme.
-
-    Raises:
-        ValueError: it is no URL, or has no absolute path, or more than that.
-    """
-    parts = urlsplit(url)
-    if parts.scheme != "unix":
-        return None
-    if parts.netloc or parts.query or parts.fragment or not parts.path.startswith("/"):
-        raise ValueError("a Unix socket is named like unix:///run/guard.sock")
-    return parts.path
-
-
 def _connector(
     url: str, timeout: float, ca: str | None
 ) -> tuple[Callable[[], http.client.HTTPConnection], str]:
@@ -236,22 +220,17 @@ def _connector(
         GuardConfigError: the URL or the certificates are wrong.
     """
     try:
-        path, parts = socket_path(url), urlsplit(url)
+        parts = urlsplit(url)
         if ca is not None and parts.scheme != "https":
             raise GuardConfigError(
                 f"RLGUARD_CA is set, but the guard's URL {url!r} (RLGUARD_URL) is none of TLS: it must begin "
                 "with https://"
             )
-        if path is not None:
-            return partial(_SocketConnection, path, timeout), ""
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise GuardConfigError(f"the guard's URL {url!r} is none: {error}; see RLGUARD_URL") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise GuardConfigError(
-            f"the guard's URL {url!r} (RLGUARD_URL) must look like http://127.0.0.1:8470, or "
-            "unix:///run/guard.sock"
-        )
+        raise GuardConfigError(f"the guard's URL {url!r} (RLGUARD_URL) must look like http://127.0.0.1:8470")
     prefix = parts.path.rstrip("/")
     if parts.scheme == "http":
         return partial(http.client.HTTPConnection, host, port, timeout=timeout), prefix
@@ -260,20 +239,6 @@ def _connector(
     except (OSError, TypeError) as error:  # TypeError: it is not ASCII
         raise GuardConfigError(f"RLGUARD_CA must be certificates, PEM: {error}") from error
     return partial(http.client.HTTPSConnection, host, port, timeout=timeout, context=context), prefix
-
-
-class _SocketConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("guard", timeout=timeout)  # the name is for the Host header alone
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket instead of a host."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def _problem_text(payload: bytes) -> str:

@@ -256,12 +256,6 @@ class Code(StrEnum):
         "The guard's store cannot be read or written.",
         "give the guard's state directory room and write permission",
     )
-    PORT_TAKEN = (
-        "port_taken",
-        Level.WARNING,
-        "The guard cannot listen on one of its ports, so what listens there is not the guard.",
-        "give what listens there no token; look for what took the port, or choose another one",
-    )
     NOT_FOLLOWED = (
         "not_followed",
         Level.UNKNOWN,

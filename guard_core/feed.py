@@ -101,6 +101,7 @@ class FollowOrder(Section):
         url: of the guard.
         token: its ingest token, None where it has none.
         read_token: its read token, None where it has none.
+        ca: its certificate, PEM; None where it does not speak TLS.
     """
 
     root: Path
@@ -109,3 +110,4 @@ class FollowOrder(Section):
     url: str
     token: str | None
     read_token: str | None
+    ca: str | None

@@ -70,6 +70,20 @@ def for_the_status(code: Code, sentence: str, failure: FailureKind | None) -> st
     return _said(code, sentence, failure) if code in _OF_A_FAILURE and may_quote else sentence
 
 
+def status_view(verdict: Verdict) -> Verdict:
+    """The verdict for a status, an event or a log that others than the split's owner may read.
+
+    A latch keeps the sentence with which it closed, so the newest failure says nothing about it.
+    """
+    failure = None if verdict.stop else verdict.failure
+    conditions = (
+        one.model_copy(update={"message": for_the_status(one.code, one.message, failure)})
+        for one in verdict.conditions
+    )
+    reason = for_the_status(verdict.code, verdict.reason, failure)
+    return verdict.model_copy(update={"reason": reason, "conditions": tuple(conditions)})
+
+
 def _said(code: Code, sentence: str, failure: FailureKind | None) -> str:
     if code in _TOLD_IN_FULL:
         return sentence

@@ -66,7 +66,9 @@ def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Even
     before = _before(order, log, saved)
     _tell(began=True)
     what = What(log, saved, followed.format, written_config=config, before=before, layout=order.feed.layout)
-    follower = Follower(what, GuardClient(order.url, order.token), _history(order, ended), _say, stopping)
+    follower = Follower(
+        what, GuardClient(order.url, order.token, ca=order.ca), _history(order, ended), _say, stopping
+    )
     told = -STATE_SECONDS
     while not ended.wait(POLL_SECONDS):
         follower.poll()
@@ -115,7 +117,7 @@ def _history(order: FollowOrder, ended: threading.Event) -> KnownHistory:
     until = time.monotonic() + GUARD_SECONDS
     while True:
         try:
-            return ask_history(order.url, order.read_token)
+            return ask_history(order.url, order.read_token, order.ca)
         except InputError:
             if time.monotonic() >= until or ended.wait(POLL_SECONDS):
                 raise

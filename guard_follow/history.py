@@ -29,8 +29,8 @@ class KnownHistory:
     attempt: int | None = None
 
 
-def ask_history(url: str, token: str | None) -> KnownHistory:
-    """The history of the guard at `url`.
+def ask_history(url: str, token: str | None, ca: str | None = None) -> KnownHistory:
+    """The history of the guard at `url`; `ca`: see `reader`.
 
     Raises:
         InputError: it does not respond, or does not take the read token.
@@ -39,7 +39,7 @@ def ask_history(url: str, token: str | None) -> KnownHistory:
 
     steps: ReportedSteps = {}
     try:
-        with reader(url, token, REQUEST_SECONDS) as client:
+        with reader(url, token, REQUEST_SECONDS, ca) as client:
             evaluations = client.get("/v1/history", params={"max_points": 2})
             if evaluations.status_code in (401, 403):
                 raise InputError(

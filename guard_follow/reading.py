@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING
-
-from guard_client.client import socket_path
 
 if TYPE_CHECKING:  # a command that asks nobody does not load it
     import httpx
 
 
-def reader(url: str, token: str | None, seconds: float) -> httpx.Client:
-    """A client of the guard at a URL, http(s) or `unix:///PATH`, with that many seconds for each step.
+def reader(url: str, token: str | None, seconds: float, ca: str | None = None) -> httpx.Client:
+    """A client of the guard at a URL, with that many seconds for each step.
+
+    `ca`: certificates, PEM, of which one must have signed the guard's; None: those that the system trusts.
 
     Raises:
         ValueError, httpx.InvalidURL: it is no URL.
     """
     import httpx
 
-    path = socket_path(url)
     return httpx.Client(
-        base_url=url if path is None else "http://guard",
-        transport=None if path is None else httpx.HTTPTransport(uds=path),
+        base_url=url,
+        verify=True if ca is None else ssl.create_default_context(cadata=ca),
         headers={"Authorization": f"Bearer {token}"} if token else {},
         timeout=seconds,
         trust_env=False,

@@ -17,9 +17,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 if __name__ == "__main__" and os.getpid() == 1:
@@ -35,22 +34,19 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     import socket
 
     import uvicorn
-    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
     from guard_core.policy import Policy
-    from guard_service.cluster.client import JobStatus
     from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
-    from guard_service.server import SidePort
     from guard_service.settings import GuardSettings
-    from guard_service.store import StoredEvent
 
 log = logging.getLogger("rlguard.guard")
 
 ENDPOINT_FILE = "endpoint.json"
-GRACE_SECONDS = 5
+GRACE_SECONDS = 5  # for requests under way at the end
+HANDOVER_SECONDS = 5.0  # for the supervisor to fetch the state of a run whose guard ends
 
 
 def main() -> int:
@@ -77,7 +73,6 @@ def log_as(form: Literal["text", "json"]) -> None:
     """Log to standard error, as text or as one JSON object a line."""
     lines = log_lines.handler(form, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.basicConfig(level=logging.INFO, handlers=[lines])
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every heartbeat
 
 
 def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lambda _: None) -> None:
@@ -89,14 +84,13 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.app import create_app
     from guard_service.auth import Tokens
     from guard_service.engine import Adoption, Engine
-    from guard_service.server import GuardServer, tls_options, url_of
+    from guard_service.server import GuardServer, tls_options, url_here, url_of
 
     tokens = Tokens(*settings.tokens(), *settings.further_tokens())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
-    listener, own_tls = _listener(settings), tls if settings.socket is None else {}
-    job = _reported_job(settings)
+    listener = _listener(settings)
     engine = Engine(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
@@ -107,25 +101,20 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
-        resume=Adoption()
-        if settings.has_supervisor
-        else None
-        if job is None
-        else partial(_resume, job, policy),
+        resume=Adoption() if settings.has_supervisor else None,
         termination_message=settings.termination_message,
     )
-    app = create_app(engine, tokens, settings.name)
-    beside = _side_ports(settings, engine, app, tls)
-    url = url_of(listener, bool(own_tls))
-    follower = _follower(settings, url_of(listener), engine)
+    url = url_of(listener, bool(tls))
+    follower = _follower(settings, url_here(listener, bool(tls)), engine)
 
     async def before_end() -> None:
         """Answer what a client waits for, while the guard still listens."""
         if follower is not None:
             await follower.finish()
         engine.published.close()
+        await engine.hand_over(HANDOVER_SECONDS)
 
-    config = _config(app, GRACE_SECONDS, own_tls)
+    config = _config(create_app(engine, tokens, settings.name), tls)
     server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening, before_end)
     engine.on_fatal = server.fail
 
@@ -133,12 +122,10 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
-            async with _reports(engine, job), AsyncExitStack() as served:
+            async with AsyncExitStack() as served:
                 if follower is not None:
                     await follower.start()
                     served.push_async_callback(follower.close)
-                for port in beside:
-                    await served.enter_async_context(port.serving())
                 await server.serve(sockets=[listener])
         finally:
             await engine.close()
@@ -172,17 +159,15 @@ def _listener(settings: GuardSettings) -> socket.socket:
     Raises:
         SettingsError: it cannot be had.
     """
-    from guard_service.server import inherited, listen, listen_at
+    from guard_service.server import inherited, listen
 
-    if settings.socket is not None:
-        return listen_at(settings.socket)
     if settings.listen_fd is not None:
         return inherited(settings.listen_fd)
-    return listen("", settings.host, settings.port)
+    return listen(settings.host, settings.port)
 
 
-def _config(app: ASGIApp, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Config:
-    """How an app is served; `grace_seconds`: what requests under way have at the end."""
+def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
+    """How the app is served."""
     import uvicorn
 
     from guard_service.server import BACKLOG, Protocol
@@ -199,31 +184,9 @@ def _config(app: ASGIApp, grace_seconds: int, tls: dict[str, Any]) -> uvicorn.Co
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=grace_seconds,
+        timeout_graceful_shutdown=GRACE_SECONDS,
         **tls,
     )
-
-
-def _side_ports(settings: GuardSettings, engine: Engine, app: FastAPI, tls: dict[str, Any]) -> list[SidePort]:
-    """The ports beside the one, or the socket, on which the trainer reports.
-
-    Raises:
-        SettingsError: one cannot be had, and the guard has no socket.
-    """
-    from guard_service.api.probes import metrics_app
-    from guard_service.server import SidePort
-
-    ports, taken = [], engine.taken_ports
-    if settings.socket is not None:
-        config = _config(app, 1, tls)
-        ports.append(SidePort(config, "", settings.host, settings.port, "readers at {}", taken))
-    if settings.metrics_port is not None:
-        config, host = _config(metrics_app(engine.metrics), 1, {}), settings.metrics_host
-        purpose = "metrics, without a token, at {}/metrics"
-        ports.append(SidePort(config, "METRICS_", host, settings.metrics_port, purpose, taken))
-    for port in ports if settings.socket is None else ():
-        port.open()
-    return ports
 
 
 def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:
@@ -241,6 +204,7 @@ def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProc
         url=url,
         token=ingest,
         read_token=read,
+        ca=None if settings.tls_certificate is None else settings.tls_certificate.read_text("ascii"),
     )
     return FollowerProcess(order, engine.following)
 
@@ -251,44 +215,12 @@ def _elsewhere(settings: GuardSettings) -> str:
     Its verdict is told to nobody, so whoever may report to it could ask it about the held-out split for as
     long as they like.
     """
-    index = 0 if settings.cluster is None else settings.cluster.replica_index
-    if index == 0:
+    if settings.replica_index == 0:
         return ""
     return (
-        f"this guard is in the pod of replica {index}, and only that of replica 0 scores checkpoints and "
-        "reports: announce them on rank 0"
+        f"this guard is in the pod of replica {settings.replica_index}, and only that of replica 0 scores "
+        "checkpoints: announce them on rank 0"
     )
-
-
-def _reported_job(settings: GuardSettings) -> JobStatus | None:
-    """The job whose status this guard writes: none without a cluster, and none in a pod beside rank 0's."""
-    if settings.cluster is None or _elsewhere(settings):
-        return None
-    from guard_service.cluster.client import JobStatus  # loads httpx, which a local guard does not need
-
-    return JobStatus(settings.cluster)
-
-
-async def _resume(job: JobStatus, policy: Policy) -> Sequence[StoredEvent]:
-    from guard_service.cluster.reporter import resume
-
-    return await resume(job, policy)
-
-
-@asynccontextmanager
-async def _reports(engine: Engine, job: JobStatus | None) -> AsyncIterator[None]:
-    """Report to the cluster, if there is one, for as long as the guard serves."""
-    if job is None:
-        yield
-        return
-    from guard_service.cluster.reporter import StatusReporter
-
-    reporter = StatusReporter(engine, job)
-    reporter.start()
-    try:
-        yield
-    finally:
-        await reporter.close()
 
 
 if __name__ == "__main__":

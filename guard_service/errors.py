@@ -5,7 +5,6 @@
     │   └── ChangedRunError    the state directory belongs to a run with another policy, split or evaluation
     ├── StoreError             the store cannot be read or written now; nothing was acknowledged
     │   ├── StoreCorruptError  its content is not what this program wrote
-    │   ├── ResumeError        it is empty, and what the cluster knows of the run cannot be read
     │   └── NotAdoptedError    it is empty, and the supervisor has not said yet what is known of the run
     └── Problem                a response to a client that is not a success: RFC 9457 problem+json
 
@@ -43,10 +42,6 @@ class StoreError(GuardError):
 
 class StoreCorruptError(StoreError):
     """The store's content is not what this program wrote."""
-
-
-class ResumeError(StoreError):
-    """The store is empty and the job's status cannot be read, so nothing is known of the run."""
 
 
 class NotAdoptedError(StoreError):

@@ -21,21 +21,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COMMIT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 
-#: What is made of items, or takes as long as they do, beside the released scores. A trainer may own the
-#: weights, and weights can be made to answer a question about a prompt by it. See `guard_core.trainer_view`.
-WITHHELD = frozenset(
-    {
-        "rlguard_guard_truncated_completions",
-        "rlguard_guard_unanswered_completions",
-        "rlguard_guard_timed_out_completions",
-        "rlguard_guard_proxy_score",
-        "rlguard_guard_evaluation_seconds",
-        "rlguard_guard_evaluation_part_seconds",
-        # What is kept of an evaluation is longer the more items are solved in part.
-        "rlguard_guard_store_bytes",
-    }
-)
-
 
 class ObservedFollowing(Protocol):
     """What the page tells of a log that is followed; None where none is."""
@@ -106,12 +91,6 @@ class GuardMetrics:
             "Checkpoints given up because their evaluation failed, since the guard started.",
             registry=self.registry,
         )
-        self.report_failures = Counter(
-            "rlguard_guard_report_failures",
-            "Failed tries to write the job's status since the guard started; 0 without a cluster.",
-            registry=self.registry,
-        )
-        self.last_report: float | None = None  # Unix time of the last accepted report, seconds
         self.commit_seconds = Histogram(
             "rlguard_guard_store_commit_seconds",
             "Time to make one group of steps durable, seconds.",
@@ -137,31 +116,16 @@ class GuardMetrics:
 
     def observe(self, engine: ObservedEngine) -> None:
         """Report this engine's state with everything else."""
-        self.registry.register(_EngineCollector(engine, self))
+        self.registry.register(_EngineCollector(engine))
 
     def render(self) -> bytes:
-        """The page for a reader with the read token."""
+        """The page of `GET /metrics`."""
         return generate_latest(self.registry)
-
-    def render_open(self) -> bytes:
-        """The page for everybody who reaches the port, a trainer beside the guard too: without `WITHHELD`."""
-        return generate_latest(_Open(self.registry))
-
-
-class _Open(CollectorRegistry):
-    """What anybody may read of another registry."""
-
-    def __init__(self, whole: CollectorRegistry) -> None:
-        super().__init__(auto_describe=False)
-        self._whole = whole
-
-    def collect(self) -> Iterable[Metric]:
-        return (family for family in self._whole.collect() if family.name not in WITHHELD)
 
 
 class _EngineCollector(Collector):
-    def __init__(self, engine: ObservedEngine, metrics: GuardMetrics) -> None:
-        self._engine, self._metrics = engine, metrics
+    def __init__(self, engine: ObservedEngine) -> None:
+        self._engine = engine
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -207,12 +171,6 @@ class _EngineCollector(Collector):
                 value=bad,
             )
         yield from _known_numbers(verdict)
-        if (time := self._metrics.last_report) is not None:
-            yield _gauge(
-                "last_report_timestamp_seconds",
-                "Unix time at which the API server last accepted a report of the guard.",
-                time,
-            )
         yield _states("verdict_level", "level", "1 for the level of the verdict.", Level, {verdict.level})
         yield _states(
             "condition",

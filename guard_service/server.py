@@ -13,10 +13,8 @@ import resource
 import signal
 import socket
 import ssl
-import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,10 @@ from guard_service.errors import MEDIA_TYPE, GuardError, SettingsError, bad_requ
 log = logging.getLogger("rlguard.guard")
 
 BACKLOG = 1024
-RETRY_SECONDS = 5.0  # between two tries to get a port that is taken
 MAX_CONNECTIONS = 2048  # of one listener, and no more than a quarter of the descriptors
 DESCRIPTORS = 8192  # that the guard asks for
+#: Every address of the machine.
+ANY, ANY_OF_IPV4 = "::", "0.0.0.0"  # noqa: S104 - whoever sets it needs tokens
 
 # asyncio fills a buffer of 256 KiB for each TLS connection; a TLS record has 16.
 asyncio.sslproto.SSLProtocol.max_size = 16 * 1024
@@ -144,65 +143,6 @@ class GuardServer(uvicorn.Server):
         self.should_exit = True
 
 
-@dataclass
-class SidePort:
-    """A TCP port beside the guard's own, for people and Prometheus: a run is judged without it.
-
-    Containers of a pod share their ports, so another process may take one while no guard runs.
-
-    Args:
-        config: what is served there.
-        name: its settings are RLGUARD_GUARD_<name>HOST and RLGUARD_GUARD_<name>PORT.
-        purpose: what the log says of it, with {} for its URL.
-        taken: the ports that cannot be had now; this one among them, or not.
-    """
-
-    config: uvicorn.Config
-    name: str
-    host: str
-    port: int
-    purpose: str
-    taken: set[int]
-    _listener: socket.socket | None = None
-
-    def open(self) -> None:
-        """Listen; raises `SettingsError` if the port cannot be had."""
-        self._listener = listen(self.name, self.host, self.port)
-        log.info("%s", self.purpose.format(url_of(self._listener, self.config.ssl_certfile is not None)))
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Serve there, from when it can be had, for as long as the guard serves."""
-        server = _SideServer(self.config)
-        task = asyncio.create_task(self._serve(server))
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            if self._listener is None:
-                task.cancel()
-            await asyncio.wait([task])
-
-    async def _serve(self, server: uvicorn.Server) -> None:
-        while self._listener is None:
-            try:
-                self.open()
-            except SettingsError as error:
-                if self.port not in self.taken:
-                    log.error("%s. The guard runs without it, and tries again", error)
-                self.taken.add(self.port)
-                await asyncio.sleep(RETRY_SECONDS)
-        self.taken.discard(self.port)
-        await server.serve(sockets=[self._listener])
-
-
-class _SideServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are for the guard's own server."""
-        yield
-
-
 def write_endpoint(path: Path, url: str) -> None:
     """Write where the guard listens, all at once. If it cannot be written, that is reported."""
     draft = path.with_suffix(".new")
@@ -213,23 +153,38 @@ def write_endpoint(path: Path, url: str) -> None:
         log.error("%s cannot be written: %s", path, error.strerror or error)
 
 
-def listen(name: str, host: str, port: int) -> Listener:
-    """Listen on a port. The settings are RLGUARD_GUARD_<name>HOST and RLGUARD_GUARD_<name>PORT."""
+def listen(host: str, port: int) -> Listener:
+    """Listen on a port; on `::` for IPv6 and IPv4, or for IPv4 alone on a machine without IPv6.
+
+    Raises:
+        SettingsError: the port cannot be had.
+    """
     try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = Listener(address[0], socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address[4])
-            listener.listen(BACKLOG)  # another could still bind, and take, what is only bound
-        except OSError:
-            listener.close()
-            raise
+            return _listen(host, port)
+        except OSError as error:
+            if host != ANY or error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+        return _listen(ANY_OF_IPV4, port)
     except OSError as error:
         raise SettingsError(
-            f"cannot listen on RLGUARD_GUARD_{name}HOST={host!r}, RLGUARD_GUARD_{name}PORT={port}: "
+            f"cannot listen on RLGUARD_GUARD_HOST={host!r}, RLGUARD_GUARD_PORT={port}: "
             f"{error.strerror or error}; choose a free port, or 0 for any"
         ) from None
+
+
+def _listen(host: str, port: int) -> Listener:
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = Listener(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == ANY:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # another could still bind, and take, what is only bound
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 
@@ -253,45 +208,6 @@ def inherited(descriptor: int) -> Listener:
     return listener
 
 
-def listen_at(path: Path) -> Listener:
-    """A Unix socket bound to this path, for every user; what was left there by an earlier guard is replaced.
-
-    Whoever may write the directory can put another one there: it must be the guard's alone.
-    """
-    listener = Listener(socket.AF_UNIX)
-    try:
-        _remove_dead(path)
-        listener.bind(str(path))
-        path.chmod(0o666)  # connecting is writing; the tokens say who may do what
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"cannot listen on RLGUARD_GUARD_SOCKET={str(path)!r}: {error.strerror or error}"
-        ) from None
-    return listener
-
-
-def _remove_dead(path: Path) -> None:
-    """Remove a socket at which nobody listens.
-
-    Raises:
-        OSError: what is there is in use, or no socket.
-    """
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "there is something else than a socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise OSError(errno.EADDRINUSE, "another guard listens there")
-
-
 def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     """What uvicorn is told to speak TLS with this certificate; nothing without one.
 
@@ -312,10 +228,16 @@ def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
+def url_here(listener: socket.socket, tls: bool) -> str:
+    """Where a process on this machine reaches it."""
+    url = url_of(listener, tls)
+    for address in (f"[{ANY}]", ANY_OF_IPV4):
+        url = url.replace(f"//{address}:", "//127.0.0.1:")
+    return url
+
+
 def url_of(listener: socket.socket, tls: bool = False) -> str:
     """Where a socket listens."""
-    if listener.family == socket.AF_UNIX:
-        return f"unix://{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -11,20 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from guard_core.feed import Feed
 from guard_core.loopback import is_loopback
 from guard_core.policy import Policy
-from guard_core.service_links import is_service_link, without_service_links
 from guard_core.wording import Named, Place, format_errors, unknown
-from guard_service.cluster.settings import ClusterSettings
 from guard_service.errors import SettingsError
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.policy_file import load_policy
@@ -50,13 +43,17 @@ class GuardSettings(BaseSettings):
         min_length=1,
         max_length=120,
         pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Name of the run, for people: on the dashboard and in `rlguard status`. Without it the "
-        "job's name on a cluster, else that of state_dir.",
+        description="Name of the run, for people: on the dashboard and in `rlguard status`. Without it that "
+        "of state_dir.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the guard's log lines: text, or one JSON object a line."
     )
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="Address to listen on; `::` is every address, of IPv6 and IPv4.",
+    )
     port: int = Field(
         8470, ge=0, le=65535, description="TCP port; 0 takes a free one and writes it to endpoint.json."
     )
@@ -66,31 +63,12 @@ class GuardSettings(BaseSettings):
         "Trainers on another machine verify it by `RLGUARD_CA`.",
     )
     tls_key: Path | None = Field(None, description="File with its private key (PEM, without a password).")
-    socket: Path | None = Field(
-        None,
-        description="Unix socket on which the guard listens, in a directory that only the guard may write: "
-        "nobody else can listen there while it is away. With it the TCP ports are for readers, and a guard "
-        "that cannot have them runs without them (`port_taken`).",
-    )
     listen_fd: int | None = Field(
         None,
         ge=3,
         description="File descriptor of a TCP socket that listens already, from the process that starts the "
         "guard and keeps it while no guard runs, as `rlguard run` does: nobody else can take its port. "
         "In place of host and port; it needs both tokens.",
-    )
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="TCP port that serves GET /metrics without a token, and nothing else; none without it. "
-        "0 takes a free one and logs it.",
-    )
-    metrics_host: str = Field(
-        "127.0.0.1",
-        min_length=1,
-        description="Address for metrics_port. Whoever reaches it can read the metrics: means and counts, "
-        "nothing of a held-out item.",
     )
     state_dir: Path = Field(
         description="Directory of the store, endpoint.json and the best checkpoint. One run, one directory; "
@@ -125,9 +103,9 @@ class GuardSettings(BaseSettings):
     evaluations_token_file: Path | None = Field(None, description="File that holds the evaluations token.")
     supervisor_token: SecretStr | None = Field(
         None,
-        description="Bearer token of the supervisor that hands a run over from one guard to the next "
-        "(GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what is "
-        "known.",
+        description="Bearer token of the supervisor: it reads, and hands a run over from one guard to the "
+        "next (GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what "
+        "is known.",
     )
     supervisor_token_file: Path | None = Field(None, description="File that holds the supervisor token.")
     termination_message: Path | None = Field(
@@ -153,26 +131,12 @@ class GuardSettings(BaseSettings):
         "announcements of checkpoints from 90 %; the rest is for evaluations.",
     )
 
-    cluster: ClusterSettings | None = Field(
-        None, description="The job to report to on a cluster; the operator sets it."
+    replica_index: int = Field(
+        0,
+        ge=0,
+        description="Where each of several pods of a run has a guard: the number of this pod. The guard of "
+        "any but 0 scores nothing and has no supervisor.",
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """As ever, but of the environment nothing that Kubernetes made of a Service."""
-        assert isinstance(env_settings, EnvSettingsSource)
-        found = env_settings.env_vars.items()  # with names in lower case
-        env_settings.env_vars = {
-            name: value for name, value in found if not is_service_link(name.upper(), value or "")
-        }
-        return init_settings, env_settings, dotenv_settings, file_secret_settings
 
     @model_validator(mode="after")
     def _one_source_per_token(self) -> Self:
@@ -194,12 +158,6 @@ class GuardSettings(BaseSettings):
     def _certificate_with_its_key(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key must be set together")
-        return self
-
-    @model_validator(mode="after")
-    def _one_place_to_listen(self) -> Self:
-        if self.listen_fd is not None and self.socket is not None:
-            raise ValueError("listen_fd and socket are both set: keep one of them")
         return self
 
     @model_validator(mode="after")
@@ -247,7 +205,8 @@ class GuardSettings(BaseSettings):
     @property
     def has_supervisor(self) -> bool:
         """Whether a supervisor says what is known of the run before a guard without a store begins."""
-        return self.supervisor_token is not None or self.supervisor_token_file is not None
+        given = self.supervisor_token is not None or self.supervisor_token_file is not None
+        return given and self.replica_index == 0
 
     def further_tokens(self) -> tuple[str | None, str | None]:
         """The evaluations token and the supervisor token; None where nobody has it. Raises as `tokens`."""
@@ -259,9 +218,7 @@ class GuardSettings(BaseSettings):
     @property
     def name(self) -> str:
         """The run's name for people."""
-        if self.run_name is not None:
-            return self.run_name
-        return self.cluster.name if self.cluster is not None else self.state_dir.absolute().name
+        return self.run_name or self.state_dir.absolute().name
 
     def policy(self, setting: str = "policy_file") -> Policy:
         """The policy of the run. `setting`: what a message calls the one that names its file.
@@ -285,10 +242,10 @@ def load_settings(named: Named = variable, **values: Any) -> GuardSettings:
     Raises:
         SettingsError: naming every setting that is wrong or unknown.
     """
-    known, own = list(GuardSettings.model_fields), without_service_links(os.environ)
+    known = list(GuardSettings.model_fields)
     wrong = [
         unknown(place, [variable((name,)) for name in known], lambda place: place[0])
-        for place in sorted((name,) for name in own if name.startswith(ENV_PREFIX))
+        for place in sorted((name,) for name in os.environ if name.startswith(ENV_PREFIX))
         if place[0].removeprefix(ENV_PREFIX).lower().split("__")[0] not in known
     ]
     # What reads the environment minds no case: `Port` would win over `port`.

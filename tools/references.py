@@ -54,7 +54,7 @@ REFERENCE = Path("docs/reference")
 
 #: The environment of the trainer. `trainer_environment` compares it with the names that the code reads.
 TRAINER_ENVIRONMENT = {
-    "RLGUARD_URL": ("URL", "required", "Address of the guard: http, https, or `unix:///PATH` for a socket."),
+    "RLGUARD_URL": ("URL", "required", "Address of the guard, http or https."),
     "RLGUARD_TOKEN": ("text", "-", "The guard's ingest token."),
     "RLGUARD_CA": (
         "PEM",
@@ -340,10 +340,7 @@ def metrics() -> Iterator[str]:
     yield "`GET /metrics` in the Prometheus text format. No metric carries an item, a prompt or an answer."
     yield "A value that is not known has no sample: it is never 0."
     yield ""
-    yield "On the guard's port it takes the read token. `RLGUARD_GUARD_METRICS_PORT` serves a page without a"
-    yield "token, and nothing else, made at most once a second; on a cluster that is the pod's port"
-    yield "`rlguard-metrics`. A trainer beside the guard can read that one, so what it could learn prompts"
-    yield "by is [not on it](../threats.md#what-can-lead-from-an-item-to-the-trainer)."
+    yield "It takes the read token. On a cluster nothing scrapes a guard: the operator exports every job."
     yield ""
     yield from metric_table(metric_families())
 
@@ -487,7 +484,6 @@ def metric_families() -> list[Any]:
         following=SimpleNamespace(trouble="", bad=0),
     )
     exposed = GuardMetrics()
-    exposed.last_report = 0.0
     exposed.observe(engine)
     return [*exposed.registry.collect()]
 

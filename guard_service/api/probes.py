@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Security
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from guard_service.api.models import Health
 from guard_service.api.openapi import auth_problems, problem
 from guard_service.auth import Bearer, Role, Tokens
 from guard_service.engine import Engine
 from guard_service.errors import Problem, ProblemType
-from guard_service.metrics import CONTENT_TYPE, GuardMetrics
+from guard_service.metrics import CONTENT_TYPE
 
 
 def add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
@@ -48,12 +45,3 @@ def add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     async def get_metrics() -> Response:
         """Prometheus metrics."""
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
-
-
-def metrics_app(metrics: GuardMetrics) -> Starlette:
-    """The app of the metrics port: one page, without a token and without what is withheld."""
-
-    async def get_metrics(_: Request) -> Response:
-        return Response(metrics.render_open(), media_type=CONTENT_TYPE)
-
-    return Starlette(routes=[Route("/metrics", get_metrics)])

@@ -75,7 +75,7 @@ class ReadingRoutes:
             ),
         ] = 0.0,
     ) -> Response:
-        """The verdict now. Takes the ingest token or the read token.
+        """The verdict now. Takes the ingest token, or as all reading does the read or supervisor token.
 
         The revision is in `ETag`. Steps alone do not change it; a latch, another condition and whatever
         becomes of a checkpoint do. With `since`, the response comes once the revision is another, and after

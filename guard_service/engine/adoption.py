@@ -6,8 +6,9 @@ supervisor it asks: it judges nothing until it was told what is known of its run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +16,7 @@ from guard_core.codes import Code
 from guard_core.compact import CompactState, policy_digest
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
+from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
 from guard_service.errors import FieldError, NotAdoptedError, invalid
 from guard_service.store import Note, NoteKind, StoredEvent
 
@@ -31,6 +33,20 @@ class RunState(BaseModel):
     lost: str = Field(
         "", max_length=300, description="Why nobody knows how the run was judged, if nobody does; else empty."
     )
+
+    @classmethod
+    def of(
+        cls, sequence: int, state: CompactState, latches: Sequence[Latch], pins: Mapping[str, str] | None
+    ) -> Self:
+        """What is known of a run, without words that may quote an item or a file."""
+        if state.failure in TOLD_BY_KIND:
+            state = state.model_copy(update={"last_failure": state.failure.words})
+        told = (
+            replace(latch, message=for_the_status(Code(latch.code), latch.message, None)) for latch in latches
+        )
+        return cls(
+            sequence=sequence, state=state, latches=tuple(told), pins=None if pins is None else dict(pins)
+        )
 
     def events(self, policy: Policy) -> Sequence[StoredEvent]:
         """What the log of the next guard begins with.

@@ -6,16 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import datetime
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
 from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
-from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.rollouts import kept_rollouts, side_by_side
 from guard_core.wire import (
@@ -51,9 +48,6 @@ log = logging.getLogger("rlguard.guard")
 TICK_SECONDS = 1.0
 LONGEST_TICK = 2  # ticks that one counts as silence, however late it comes
 FIGURES_SECONDS = 10.0  # between two writes of a file that may have some 100 KiB
-#: Steps in which symptoms are looked for when a run is over. Of a longer run they are so many, evenly spread,
-#: beside the first, which say whether its reference is its start.
-EXAMINED_STEPS, EXAMINED_FIRST = 10_000, 100
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -78,7 +72,6 @@ class Engine:
         termination_message: file that says how the run is judged, for whoever finds the guard ended.
 
     `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
-    `on_latch` is called when a fire or halt has latched and is on disk.
     """
 
     def __init__(
@@ -97,7 +90,6 @@ class Engine:
         termination_message: Path | None = None,
     ) -> None:
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
-        self.on_latch: Callable[[], None] = lambda: None
         self.metrics = GuardMetrics()
         self._worker, self._resume = worker, resume
         #: The thresholds of the run.
@@ -110,7 +102,6 @@ class Engine:
             liveness=self._liveness,
             metrics=self.metrics,
             worker=worker,
-            on_latch=self._tell_latch,
             takes_outcomes=takes_outcomes,
             termination_message=termination_message,
         )
@@ -128,6 +119,7 @@ class Engine:
             )
         self._rollouts = ShownBook(ROLLOUTS, state_dir)
         self._figures = ShownBook(FIGURES, state_dir, FIGURES_SECONDS)
+        self._handed_over = asyncio.Event()  # since `hand_over` was asked for
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.observe(self)
 
@@ -166,9 +158,6 @@ class Engine:
             await self._rollouts.save(now=True)
             await self._figures.save(now=True)
             await self._ledger.close()
-
-    def _tell_latch(self) -> None:
-        self.on_latch()
 
     def _tell_fatal(self, error: GuardError) -> None:
         self.on_fatal(error)
@@ -236,11 +225,6 @@ class Engine:
         return self._ledger.latches
 
     @property
-    def latched_at(self) -> dict[bool, datetime]:
-        """When the fire (True) and the halt (False) latched, where that is known."""
-        return self._ledger.latched_at
-
-    @property
     def store_bytes(self) -> int | None:
         """Size of the store; None if it cannot be used now."""
         return self._ledger.store_bytes
@@ -250,11 +234,6 @@ class Engine:
         """Whether the store takes no further steps; None if it cannot be used now."""
         size = self.store_bytes
         return None if size is None else self._allowance.is_full(size)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the trainer has said that it has finished, and has reported nothing since."""
-        return self._liveness.ended
 
     def compact_state(self) -> CompactState | None:
         """What a guard without this one's log goes on from; None until the log was read."""
@@ -274,11 +253,6 @@ class Engine:
     def store_works(self) -> bool:
         """Whether the store can be read and written, as far as is known."""
         return self._ledger.outage is None
-
-    @property
-    def taken_ports(self) -> set[int]:
-        """The ports that the guard cannot have; whoever listens changes it."""
-        return self._liveness.taken_ports
 
     @property
     def following(self) -> Standing:
@@ -355,26 +329,37 @@ class Engine:
         state = self.compact_state()
         if state is None:
             raise self._ledger.unavailable()
-        pins = None if self.pins is None else dict(self.pins)
-        return RunState(sequence=self._ledger.sequence, state=state, latches=self.latches, pins=pins)
+        self._handed_over.set()
+        return RunState.of(self._ledger.sequence, state, self.latches, self.pins)
 
     async def adopt(self, run: RunState) -> bool:
         """Begin with what the supervisor knows of this run; False if something is known already.
 
+        A latch that is closed elsewhere is closed in any case.
+
         Raises:
             Problem: 422 if the state was made under another policy, 503 if the store is unavailable.
         """
+        events = run.events(self.policy)
         if self.compact_state() is not None or not isinstance(self._resume, Adoption):
+            for latch in events:
+                if isinstance(latch, Latch):
+                    await self._ledger.adopt_latch(latch)
             return False
-        self._resume.told = run.events(self.policy)
+        self._resume.told = events
         await self._try_again()
         if self.compact_state() is None:
             raise self._ledger.unavailable()
         return True
 
-    async def adopt_latch(self, latch: Latch) -> None:
-        """Close a latch that is known elsewhere. It is announced even if the store cannot keep it now."""
-        await self._ledger.adopt_latch(latch)
+    async def hand_over(self, seconds: float) -> None:
+        """Return once the supervisor has fetched the state of a run that ends, or after so many seconds."""
+        if not isinstance(self._resume, Adoption) or self.compact_state() is None:
+            return
+        self._handed_over.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._handed_over.wait()
 
     def refusing(self, kind: Kind) -> AbstractContextManager[None]:
         """Count it if a report is refused here for what it says; a store that fails refuses nothing."""
@@ -412,25 +397,6 @@ class Engine:
     def figures(self) -> Points:
         """Further figures of the training, of as many steps as a plot has room for."""
         return self._figures.value
-
-    async def kept_rounds(self) -> list[dict[str, Any]]:
-        """The evaluation rounds that a status has room for; see `EventLog.kept_rounds`.
-
-        Raises:
-            Problem: 503 if the store is unavailable.
-        """
-        best = self.verdict.best_evaluation
-        return await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))
-
-    async def kept_steps(self) -> str | None:
-        """What is kept of the steps when this guard is gone; see `kept_steps`. None if there is no step yet.
-
-        Raises:
-            Problem: 503 if the store is unavailable.
-        """
-        async with self._ledger.for_request() as store:
-            total, steps = await self._ledger.call(EventLog.some_steps, store, EXAMINED_STEPS, EXAMINED_FIRST)
-        return await asyncio.to_thread(written_steps, steps, self.figures(), total)
 
     async def _read(self, query: Callable[[EventLog, A], T], argument: A) -> T:
         async with self._ledger.for_request() as store:

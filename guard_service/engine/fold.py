@@ -38,13 +38,17 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What is known of a run after its log was read. `pins`: the files that every checkpoint must have."""
+    """What is known of a run after its log was read.
+
+    `pins`: the files that every checkpoint must have. `ended`: its newest report says that it has finished.
+    """
 
     log: EventLog
     folded: Folded
     queue: list[CheckpointReport]
     pins: Mapping[str, str] | None
     latched_at: dict[bool, datetime]
+    ended: bool
 
 
 def fold(judge: Judge, events: Iterable[StoredEvent]) -> Judge:
@@ -133,6 +137,7 @@ def restore(
             log.pending_checkpoints(),
             None if pins is None else pins.content,
             log.latched_at(),
+            log.has_ended(),
         )
     except GuardError:
         log.close()

@@ -149,7 +149,7 @@ class Ingest:
             else:
                 self._metrics.conflicts.inc()
         if any(isinstance(result, Appended) and result.new for result in results):
-            self._liveness.ended = False
+            self._ledger.ended = False
             self._liveness.start_anew()
 
     # -- checkpoints ---------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Ingest:
             # A repeated announcement is fine after the checkpoint was rotated away; a new one is not.
             await self._check_new(report.path, found)
             await self._ledger.append(store, resolved, *_manifest_note(resolved, found))
-            self._liveness.ended = False
+            self._ledger.ended = False
         self._ledger.queue.append(resolved)
         self._ledger.queued.set()
         return True
@@ -252,11 +252,12 @@ class Ingest:
             message = f"attempt {report.attempt} is not the newest that reported a step"
             raise conflict(f"{message}: {newest}", [FieldError(field="attempt", message=message)])
         async with self._ledger.for_request() as store:
-            if not self._ledger.judge.knows_end(report):
+            finishes = report.finished and not self._ledger.ended
+            if finishes or not self._ledger.judge.knows_end(report):
                 if (full := self._allowance.refuses_announcement(store.size)) is not None:
                     raise full
                 await self._ledger.append(store, report)
-            self._liveness.ended = self._liveness.ended or report.finished
+            self._ledger.ended = self._ledger.ended or report.finished
             self._ledger.publish()
         self._ledger.queued.set()  # the last checkpoint may be wanted once more
 

@@ -23,7 +23,7 @@ from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.engine.fold import Folded, append, append_steps, fold, is_new, restore
-from guard_service.engine.liveness import Liveness, port_taken
+from guard_service.engine.liveness import Liveness
 from guard_service.engine.published import Published
 from guard_service.engine.scoring import ScoringWorker
 from guard_service.engine.termination import TerminationMessage
@@ -55,7 +55,6 @@ class Ledger:
         liveness: what is known of the trainer beside the store.
         metrics: where failures of the store are counted.
         worker: what the verdict says of how checkpoints are scored; None if they are not.
-        on_latch: called when a fire or halt has latched and is on disk.
     """
 
     def __init__(
@@ -67,19 +66,19 @@ class Ledger:
         liveness: Liveness,
         metrics: GuardMetrics,
         worker: ScoringWorker | None,
-        on_latch: Callable[[], None],
         takes_outcomes: bool,
         termination_message: Path | None,
     ) -> None:
         self._state_dir, self._root, self._policy = state_dir, root.absolute(), policy
-        self._liveness, self._metrics, self._worker, self._on_latch = liveness, metrics, worker, on_latch
+        self._liveness, self._metrics, self._worker = liveness, metrics, worker
         #: Whether somebody else evaluates checkpoints, and reports the outcomes.
         self.takes_outcomes = takes_outcomes
         self._termination = TerminationMessage(termination_message)
         self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
         self._folded: Folded | None = None  # None until the log was read
-        #: When the fire (True) and the halt (False) latched, where that is known.
-        self.latched_at: dict[bool, datetime] = {}
+        self._latched_at: dict[bool, datetime] = {}  # of the fire (True) and the halt (False)
+        #: Whether the trainer has said that it finished, and reported nothing since.
+        self.ended = False
         #: Checkpoints that wait for their evaluation, the one under way included.
         self.queue: deque[CheckpointReport] = deque()
         #: The files that every checkpoint must have, by name; None before one was scored.
@@ -107,7 +106,7 @@ class Ledger:
         async with self.lock:
             restored = await self.call(restore, self._state_dir, self._policy, self._folded, adopted)
             self._store = restored.log
-            self.latched_at = restored.latched_at
+            self._latched_at, self.ended = restored.latched_at, restored.ended
             self._adopt(restored.folded)
             self.queue = deque(restored.queue)
             self.pins = restored.pins
@@ -260,14 +259,12 @@ class Ledger:
             self.publish()
 
     def _adopt(self, folded: Folded) -> None:
-        """Let this be what is known of the run, and announce the latches that are new in it."""
+        """Let this be what is known of the run, and log the latches that are new in it."""
         new = [latch for latch in folded.judge.latches if latch not in self.latches]
         self._folded = folded
         for latch in new:
-            self.latched_at.setdefault(latch.fire, datetime.now(UTC))
+            self._latched_at.setdefault(latch.fire, datetime.now(UTC))
             log.error("%s latched: %s", latch.kind, latch.message)
-        if new:
-            self._on_latch()
 
     # -- the verdict ---------------------------------------------------------------------------------------
 
@@ -277,11 +274,12 @@ class Ledger:
         if self._folded is not None:
             liveness = self._liveness
             verdict = verdict_now(self._folded.judge, liveness.silent_for, liveness.refusals.condition())
-            verdict = beside(verdict, port_taken(liveness.taken_ports))
             verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
-        verdict = verdict.model_copy(update={"checkpoint_root": str(self._root)})
+        latched_at = self._latched_at.get(verdict.fire) if verdict.stop else None
+        known = {"checkpoint_root": str(self._root), "ended": self.ended, "latched_at": latched_at}
+        verdict = verdict.model_copy(update=known)
         if (worker := self._worker) is not None:
             verdict = verdict.model_copy(update={"adapters": worker.adapters, "needed": worker.needed})
         else:  # nobody makes further passes, nor, without outcomes from outside, any evaluation

@@ -11,7 +11,7 @@ from guard_core.wire import Verdict
 
 #: What most steps change, and sentences. The rest is worth waking a client for.
 _CHANGES_WITH_STEPS = {
-    *("step", "steps", "steps_since_evaluation", "longest_round"),
+    *("step", "steps", "steps_since_evaluation", "longest_round", "latched_at"),
     *("kl_ema", "in_loop_ema", "proxy_real_gap", "reason", "conditions"),
 }
 

@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+from guard_core.trainer_view import status_view
 from guard_core.wire import Verdict
 
 log = logging.getLogger("rlguard.guard")
@@ -44,7 +45,7 @@ def termination_message(verdict: Verdict, sequence: int) -> bytes:
         "sequence": sequence,
         "level": verdict.level.value,
         "code": verdict.code.value,
-        "reason": verdict.reason[:MAX_REASON],
+        "reason": status_view(verdict).reason[:MAX_REASON],
         "fire": verdict.fire,
         "halt": verdict.halt,
         "attempt": verdict.latch_attempt,

@@ -31,7 +31,6 @@ from pydantic import TypeAdapter
 
 from guard_core.policy import Policy
 from guard_core.preflight import about_the_budget, evaluations_needed
-from guard_core.service_links import is_service_link
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
@@ -386,7 +385,7 @@ def _child_environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_OWN_SETTINGS)
-        and not (name.startswith("VLLM_") and is_service_link(name, value))
+        and not (name.startswith("VLLM_PORT") and value.startswith("tcp://"))
     }
     return kept | {
         "HF_HUB_OFFLINE": "1",

@@ -12,7 +12,6 @@ from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
-from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.store.database import FILE_NAME, errors, open_ended
 from guard_service.store.records import (
@@ -66,7 +65,7 @@ WITH ranked AS (
     SELECT seq, ROW_NUMBER() OVER (ORDER BY attempt, step) - 1 AS r FROM events WHERE kind = 'step'
 )
 SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM ranked JOIN events USING (seq)
-WHERE r < :first OR r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
+WHERE r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
 ORDER BY r
 """
 
@@ -120,25 +119,6 @@ class StoredHistory:
             )
             return [CheckpointReport.model_validate_json(body) for (body,) in rows]
 
-    def kept_rounds(self, best: CheckpointKey | None) -> list[dict[str, Any]]:
-        """The evaluation rounds that a status has room for, oldest first; see `thinning.rounds_that_stay`.
-
-        Each has attempt, step, reward, heldout and, if known, kl. `reward` and `kl` are those of the `Round`
-        that the judge handed out. An evaluation without a step in its window was no round.
-        """
-        with errors(self.path, "read"):
-            rows = self._db.execute(
-                "SELECT seq, attempt, step FROM events WHERE kind = 'evaluation' AND kind <> 'step' "
-                "AND pass = 0 AND body ->> 'reward' IS NOT NULL ORDER BY seq"
-            ).fetchall()
-            kept = rounds_that_stay([CheckpointKey(*place) for _, *place in rows], best)
-            bodies = self._db.execute(
-                "SELECT attempt, step, body FROM events WHERE seq IN (SELECT value FROM json_each(?)) "
-                "ORDER BY seq",
-                (json.dumps([rows[i][0] for i in kept]),),
-            )
-            return [_round(attempt, step, json.loads(body)) for attempt, step, body in bodies]
-
     def is_settled(self, key: CheckpointKey, pass_index: int) -> bool:
         """Whether this evaluation or its failure is on disk."""
         with errors(self.path, "read"):
@@ -156,6 +136,15 @@ class StoredHistory:
                 "SELECT kind, body ->> 'at' FROM events WHERE kind IN ('fire', 'halt') AND kind <> 'step'"
             )
             return {kind == "fire": datetime.fromisoformat(at) for kind, at in rows}
+
+    def has_ended(self) -> bool:
+        """Whether the newest report of the trainer is that it has finished."""
+        with errors(self.path, "read"):
+            row = self._db.execute(
+                "SELECT body ->> 'finished' FROM events WHERE kind IN ('step', 'checkpoint', 'end') "
+                "ORDER BY seq DESC LIMIT 1"
+            ).fetchone()
+            return row is not None and bool(row[0])
 
     def is_known_checkpoint(self, report: CheckpointReport) -> bool | Conflict:
         """Whether this checkpoint was announced before, or contradicts the one that was."""
@@ -225,7 +214,7 @@ class StoredHistory:
     def thinned_history(self, points: int) -> dict[str, Any]:
         """At most `points` steps, evenly spread, first and last kept; every evaluation; the step count."""
         with errors(self.path, "read"):
-            total, steps = self._some_steps(points, 0)
+            total, steps = self._some_steps(points)
             return {
                 "steps": steps,
                 "evaluations": [
@@ -238,17 +227,12 @@ class StoredHistory:
                 "total_steps": total,
             }
 
-    def some_steps(self, points: int, first: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many steps there are, and the first `first` of them with `points` evenly spread ones."""
-        with errors(self.path, "read"):
-            return self._some_steps(points, first)
-
-    def _some_steps(self, points: int, first: int) -> tuple[int, list[dict[str, Any]]]:
+    def _some_steps(self, points: int) -> tuple[int, list[dict[str, Any]]]:
         total = int(self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0])
         if total <= points:
             rows = self._db.execute(_STEPS)
         else:
-            rows = self._db.execute(_THINNED, {"points": points, "total": total, "first": first})
+            rows = self._db.execute(_THINNED, {"points": points, "total": total})
         return total, [_step(row) for row in rows]
 
 
@@ -287,11 +271,6 @@ def thinned_history(state_dir: Path, points: int) -> dict[str, Any]:
     path = state_dir / FILE_NAME
     with closing(open_ended(path)) as db:
         return StoredHistory(db, path).thinned_history(points)
-
-
-def _round(attempt: int, step: int, body: dict[str, Any]) -> dict[str, Any]:
-    one = {"attempt": attempt, "step": step, "heldout": body["score"], "reward": body["reward"]}
-    return one | ({} if body["kl"] is None else {"kl": body["kl"]})
 
 
 def step_report(db: sqlite3.Connection, key: CheckpointKey) -> StepReport | None:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from guard_cli.commands import COMMANDS
-from tests.service_links import service_links
 
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "httpx", "matplotlib", "fastapi")
 
@@ -208,17 +207,6 @@ def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, m
         evaluator = settings.heldout.evaluator
         assert (evaluator.kind, evaluator.max_new_tokens, evaluator.timeout_seconds) == (kind, 7, 9.0)
         assert evaluator.seed == (3 if config else 0)
-
-
-def test_a_service_of_the_namespace_is_no_setting_that_somebody_made(monkeypatch):
-    """In a pod Kubernetes puts it into the environment, under the name that it has."""
-    from guard_cli.guard_settings import is_set
-
-    for name, value in service_links("rlguard-guard-heldout--split").items():
-        monkeypatch.setenv(name, value)
-    assert not is_set("heldout", {})
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "held.jsonl")
-    assert is_set("heldout", {})
 
 
 def test_without_vllm_its_evaluator_is_refused_in_one_sentence(tmp_path):

@@ -259,16 +259,26 @@ async def test_an_end_is_taken_back_by_what_the_trainer_reports_later(run: Run) 
             await engine.note_end(EndReport(attempt=0))
         await engine.add_steps([step(1)])
         await engine.note_end(EndReport(attempt=0))
-        assert engine.ended
+        assert engine.verdict.ended
         await engine.add_steps([step(1)])
-        assert engine.ended, "it was known"
+        assert engine.verdict.ended, "it was known"
         await engine.add_steps([step(2)])
-        assert not engine.ended
+        assert not engine.verdict.ended
         await engine.note_end(EndReport(attempt=0, step=9, finished=False))
-        assert not engine.ended, "it may have failed"
+        assert not engine.verdict.ended, "it may have failed"
         await engine.note_end(EndReport(attempt=0))
         await engine.add_checkpoint(run.checkpoint(2))
-        assert not engine.ended
+        assert not engine.verdict.ended
+
+
+async def test_an_end_is_known_after_a_restart_until_the_trainer_reports_again(run: Run) -> None:
+    for number in range(1, 4):
+        async with run.engine(FakeEvaluator([[1.0]])) as engine:
+            await engine.add_steps([step(number)])
+            assert not engine.verdict.ended
+            await engine.note_end(EndReport(attempt=0))
+        async with run.engine(FakeEvaluator([[1.0]])) as engine:
+            assert engine.verdict.ended
 
 
 async def test_steps_that_were_made_and_not_reported_are_known_after_a_restart(run: Run) -> None:
@@ -318,7 +328,7 @@ async def test_an_end_that_cannot_be_kept_is_not_acknowledged(
         monkeypatch.setattr(EventLog, "append", full)
         with pytest.raises(Problem) as refused:
             await engine.note_end(EndReport(attempt=0, step=9))
-        assert refused.value.status == 503 and not engine.ended
+        assert refused.value.status == 503 and not engine.verdict.ended
 
 
 async def test_a_hack_fires_and_stays_fired_after_a_restart(run: Run) -> None:

@@ -20,20 +20,17 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from guard_core import trainer_view
 from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, FailureKind, StepReport
-from guard_service.api.probes import metrics_app
+from guard_core.wire import Adapters, EvaluationsNeeded, FailureKind
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.metrics import WITHHELD
 from guard_service.store import export_history
 
 ITEMS = 50
@@ -117,14 +114,12 @@ async def test_nothing_of_an_item_leaves_the_guard(
                 "/v1/verdict",
                 "/v1/history",
                 "/v1/history?max_points=5",
+                "/v1/state",
                 "/metrics",
                 "/",
                 "/readyz",
             ):
                 await ask(client, "GET", route)
-        scraped = httpx.ASGITransport(metrics_app(engine.metrics))
-        async with httpx.AsyncClient(transport=scraped, base_url="http://pod") as prometheus:
-            await ask(prometheus, "GET", "/metrics")
         assert engine.verdict.fire, "a fire's reason must be among what is said"
     await engine.close()
     assert len(worker.canaries) > ITEMS
@@ -188,43 +183,6 @@ class Questioned:
 
     async def close(self) -> None:
         """Nothing to do."""
-
-
-@pytest.mark.asyncio
-async def test_the_page_without_a_token_answers_no_question(tmp_path: Path) -> None:
-    """A trainer beside the guard can read it: the same, whatever its weights have made of the prompts."""
-    open_pages, whole_pages = [], []
-    for answered in (0.0, 0.0078125):
-        root = tmp_path / str(answered)
-        engine = Engine(
-            state_dir=root / "state", checkpoint_root=root, policy=Policy(), worker=Questioned(answered)
-        )
-        await engine.start()
-        for number in (1, 2):
-            (root / str(number)).mkdir()
-            await engine.add_steps([StepReport(attempt=0, step=number, reward=number / 7)])
-            await engine.add_checkpoint(
-                CheckpointReport(attempt=0, step=number, path=str(root / str(number)))
-            )
-            async with asyncio.timeout(60):
-                while engine.queue_length or engine.verdict.waiting:  # noqa: ASYNC110
-                    await asyncio.sleep(0.002)
-        open_pages.append(lasting(engine.metrics.render_open()))
-        whole_pages.append(lasting(engine.metrics.render()))
-        await engine.close()
-    assert open_pages[0] == open_pages[1] and "rlguard_guard_heldout_score" in open_pages[0]
-    different = {name for name in whole_pages[0] if whole_pages[0][name] != whole_pages[1][name]}
-    assert different == WITHHELD - {"rlguard_guard_store_bytes"}
-
-
-def lasting(page: bytes) -> dict[str, str]:
-    """The samples of each metric that the clock and the disk do not change."""
-    passing = ("store_commit_seconds", "silence_seconds", "store_bytes")
-    return {
-        family.name: str([sample for sample in family.samples if not sample.name.endswith("_created")])
-        for family in text_string_to_metric_families(page.decode())
-        if family.name.removeprefix("rlguard_guard_") not in passing and not family.name.endswith("_created")
-    }
 
 
 @pytest.mark.asyncio

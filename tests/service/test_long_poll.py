@@ -75,6 +75,16 @@ async def test_a_fire_wakes_who_waits(guard: Any, step: Step, token: str) -> Non
 
 
 @pytest.mark.asyncio
+async def test_the_end_of_a_trainer_wakes_who_waits(guard: Any, step: Step) -> None:
+    guard.post("/v1/steps", step(1))
+    waiting = asyncio.create_task(wait(guard, revision(guard), 50))
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(guard.post, "/v1/end", {"attempt": 0, "step": 1})
+    verdict, seconds = await waiting
+    assert verdict["ended"] and seconds < 40
+
+
+@pytest.mark.asyncio
 async def test_who_waits_is_answered_before_the_guard_ends(guard: Any) -> None:
     waiting = asyncio.create_task(wait(guard, revision(guard), 50))
     await asyncio.sleep(0.5)

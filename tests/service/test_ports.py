@@ -1,21 +1,20 @@
-"""Where the guard listens: the socket that is its own, and ports that others may have taken."""
+"""Where the guard listens."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.judge import Judge
-from guard_core.policy import Policy
-from guard_service.engine.liveness import port_taken
-from guard_service.engine.verdicts import beside
 from guard_service.errors import SettingsError
-from guard_service.server import inherited, listen, listen_at
+from guard_service.server import inherited, listen
 
 
 @pytest.fixture
@@ -30,30 +29,9 @@ def number(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
 
-# -- the socket ------------------------------------------------------------------------------------------
-
-
-def test_every_user_may_connect(tmp_path: Path) -> None:
-    with listen_at(tmp_path / "s") as listener, socket.socket(socket.AF_UNIX) as trainer:
-        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o666, "the tokens say who may do what"
-        listener.listen()
-        trainer.connect(str(tmp_path / "s"))
-
-
-def test_what_a_dead_guard_left_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    for _ in range(2):
-        with listen_at(path) as listener:
-            listener.listen()
-        assert path.is_socket()
-
-
-# -- ports -----------------------------------------------------------------------------------------------
-
-
 def test_a_port_is_the_guards_from_when_it_is_open() -> None:
     """An address that is only bound can still be taken by another who has bound it, too."""
-    with listen("", "127.0.0.1", 0) as listener, socket.socket() as other:
+    with listen("127.0.0.1", 0) as listener, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with pytest.raises(OSError, match="in use"):
             other.bind(listener.getsockname())
@@ -61,7 +39,7 @@ def test_a_port_is_the_guards_from_when_it_is_open() -> None:
 
 def test_a_port_that_is_needed_is_an_error(thief: socket.socket) -> None:
     with pytest.raises(SettingsError, match=f"RLGUARD_GUARD_PORT={number(thief)}: Address already in use"):
-        listen("", "127.0.0.1", number(thief))
+        listen("127.0.0.1", number(thief))
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
@@ -72,10 +50,41 @@ def test_what_was_passed_on_must_listen(kind: socket.SocketKind) -> None:
             inherited(os.dup(given.fileno()))
 
 
-def test_what_is_advice_never_speaks_for_the_verdict() -> None:
-    assert port_taken(set()) is None
-    healthy = Judge(Policy()).verdict().model_copy(update={"level": Level.HEALTHY, "code": Code.OK})
-    told = beside(healthy, port_taken({8471, 8470}))
-    assert (told.level, told.code, told.reason) == (Level.HEALTHY, Code.OK, healthy.reason)
-    assert told.conditions[-1].code is Code.PORT_TAKEN and told.conditions[-1].advice
-    assert "port 8470 and port 8471" in told.conditions[-1].message
+#: A machine without IPv6 says no to the address, or to the family.
+WITHOUT_IPV6 = """
+import errno, socket, guard_service.server as server
+def bind(self, address):
+    if self.family == socket.AF_INET6:
+        raise OSError(errno.{error}, "no IPv6 here")
+    socket.socket.bind(self, address)
+server.Listener.bind = bind
+"""
+
+
+def answers(host: str, port: int) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://{host}:{port}/healthz", trust_env=False, timeout=20).is_success
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_every_address_is_of_ipv6_and_ipv4(new_guard: Callable[..., Any]) -> None:
+    guard = new_guard(HOST="::").start()
+    port = urlsplit(guard.url).port
+    assert answers("127.0.0.1", port) and answers("[::1]", port)
+    guard = new_guard("other", HOST="::1").start()
+    port = urlsplit(guard.url).port
+    assert not answers("127.0.0.1", port) and answers("[::1]", port)
+
+
+@pytest.mark.parametrize("error", ["EADDRNOTAVAIL", "EAFNOSUPPORT"])
+def test_without_ipv6_every_address_is_of_ipv4(new_guard: Callable[..., Any], error: str) -> None:
+    guard = new_guard(HOST="::", before=WITHOUT_IPV6.format(error=error)).start()
+    assert answers("127.0.0.1", urlsplit(guard.url).port)
+
+
+def test_a_taken_port_is_not_had_over_ipv4_alone(new_guard: Callable[..., Any]) -> None:
+    with listen("::", 0) as taken:
+        guard = new_guard(HOST="::", PORT=str(number(taken)))
+        guard.launch()
+        assert guard.wait() == 2 and "in use" in guard.log

@@ -11,7 +11,6 @@ from guard_core.policy import Policy
 from guard_service.errors import SettingsError
 from guard_service.policy_file import parse_yaml
 from guard_service.settings import GuardSettings, load_policy, load_settings
-from tests.service_links import service_links
 
 BASE = {
     "STATE_DIR": "/state",
@@ -38,32 +37,6 @@ def test_defaults(env: Any) -> None:
     assert settings.tokens() == ("ingest-secret", "read-secret")
     assert settings.policy() == Policy()
     assert settings.heldout is None
-
-
-@pytest.mark.parametrize(
-    "service",
-    ["rlguard-guard", "rlguard-guard-metrics", "rlguard-guard-dashboard", "rlguard-guard-heldout--split"],
-)
-@pytest.mark.parametrize("port", [None, "9000"])
-def test_a_service_of_the_namespace_sets_nothing_and_stops_no_guard(
-    env: Any, monkeypatch: pytest.MonkeyPatch, service: str, port: str | None
-) -> None:
-    """Kubernetes puts it into the environment of every container; what the container sets wins there."""
-    for name, value in service_links(service).items():
-        monkeypatch.setenv(name, value)
-    env(PORT=port)
-    settings = load_settings()
-    assert settings.port == int(port or 8470) and settings.metrics_port is None and settings.heldout is None
-
-
-def test_a_link_is_passed_over_and_a_mistake_beside_it_is_not(
-    env: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in service_links("rlguard-guard").items():
-        monkeypatch.setenv(name, value)
-    env(SERVICE_HOSTS="10.0.0.7")
-    with pytest.raises(SettingsError, match=r"^RLGUARD_GUARD_SERVICE_HOSTS is not a setting"):
-        load_settings()
 
 
 def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:

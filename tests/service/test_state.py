@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import threading
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.service.conftest import INGEST, READ
 
 EVALUATIONS, SUPERVISOR = "evaluations-token-0123456789", "supervisor-token-0123456789"
 
@@ -83,7 +90,7 @@ def test_an_empty_guard_takes_nothing_until_it_was_adopted(supervised: Any) -> N
     train(guard, 1, 3)
     assert adopt(guard, {}).json() == {"adopted": False}
     assert guard.get("/v1/verdict").json()["steps"] == 2
-    guard.end()
+    guard.end(signal.SIGKILL)
     assert ask(guard.start(), "GET", "/readyz").is_success, "its log is not empty any more"
 
 
@@ -123,7 +130,7 @@ def test_a_fire_outlives_its_guard(supervised: Any) -> None:
         assert adopt(guard, state).json() == {"adopted": True}
         verdict = guard.get("/v1/verdict").json()
         assert verdict["fire"] and verdict["stop"] and verdict["code"] == latch["code"]
-        guard.end()
+        guard.end(signal.SIGKILL)
         assert guard.start().get("/v1/verdict").json()["fire"]
 
 
@@ -170,7 +177,92 @@ def test_what_is_no_state_of_this_run_is_refused(supervised: Any, body: Any) -> 
 
 def test_the_supervisor_alone_reads_and_writes_it(supervised: Any, guard: Any) -> None:
     mine = supervised("mine")
-    for token in ("ingest-token-0123456789", "read-token-0123456789", EVALUATIONS):
+    for token in (INGEST, READ, EVALUATIONS):
         assert ask(mine, "GET", "/v1/state", token).status_code == 403
         assert ask(mine, "PUT", "/v1/state", token, json={}).status_code == 403
     assert ask(guard, "GET", "/v1/state").status_code == 403, "a guard without a supervisor has no such route"
+
+
+def test_the_supervisor_may_do_all_that_a_reader_may(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {})
+    train(guard, 1, 3)
+    for path in ("verdict", "run", "history", "history?max_points=9", "rollouts", "figures"):
+        mine, theirs = ask(guard, "GET", f"/v1/{path}"), guard.get(f"/v1/{path}")
+        assert mine.status_code == 200 and mine.content == theirs.content
+        assert mine.headers.get("etag") == theirs.headers.get("etag")
+    assert ask(guard, "GET", "/metrics").status_code == 200
+    assert ask(guard, "POST", "/v1/steps", json=[]).status_code == 403
+    assert ask(guard, "POST", "/v1/evaluations", json={}).status_code == 403
+
+
+def test_the_supervisor_has_the_whole_verdict(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {})
+    judged(guard)
+    verdict = ask(guard, "GET", "/v1/verdict").json()
+    assert verdict["detectors"] and verdict["latched_at"] is None and verdict["ended"] is False
+    assert ask(guard, "GET", "/v1/verdict", INGEST).json()["detectors"] == []
+
+
+FIRE = {"fire": True, "code": "heldout_decline", "message": "it fell", "attempt": 0, "step": 7}
+
+
+def test_when_a_latch_closed_is_known_after_a_restart(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {"latches": [FIRE]})
+    told = datetime.fromisoformat(guard.get("/v1/verdict").json()["latched_at"])
+    assert told.tzinfo is not None and abs((datetime.now(UTC) - told).total_seconds()) < 60
+    guard.end(signal.SIGKILL)
+    again = datetime.fromisoformat(guard.start().get("/v1/verdict").json()["latched_at"])
+    assert abs((again - told).total_seconds()) < 1.0
+
+
+def test_a_log_stays_whatever_older_state_is_told_but_a_latch_closes(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {})
+    before = judged(guard)
+    old = {"sequence": 1, "state": None}
+    assert adopt(guard, old).json() == {"adopted": False}
+    assert guard.get("/v1/verdict").json() == before
+    assert adopt(guard, old | {"latches": [FIRE]}).json() == {"adopted": False}
+    after = guard.get("/v1/verdict").json()
+    assert after["fire"] and after["evaluated"] == before["evaluated"]
+    guard.end(signal.SIGKILL)
+    assert guard.start().get("/v1/verdict").json()["fire"]
+
+
+# -- the end of a guard ----------------------------------------------------------------------------------
+
+
+def seconds_to_end(guard: Any) -> float:
+    began = time.monotonic()
+    assert guard.end() == 0 and "Traceback" not in guard.log
+    return time.monotonic() - began
+
+
+def test_a_guard_that_ends_waits_until_its_state_was_fetched(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {})
+    judged(guard)
+    state_of(guard)  # before the signal: it does not count
+    known = ask(guard, "GET", "/v1/verdict").headers["etag"]
+    threading.Timer(1.0, os.kill, (guard.pid, signal.SIGTERM)).start()
+    began = time.monotonic()
+    ask(guard, "GET", f"/v1/verdict?since={known}&wait=30")
+    assert 1 <= time.monotonic() - began < 20, "the signal wakes who waits"
+    began = time.monotonic()
+    assert ask(guard, "GET", "/v1/history?max_points=9").json()["evaluations"]
+    assert state_of(guard)["sequence"] > 0
+    assert guard.wait() == 0 and time.monotonic() - began < 4
+
+
+def test_it_waits_no_longer_than_a_supervisor_may_be_away(supervised: Any) -> None:
+    guard = supervised("guard")
+    adopt(guard, {})
+    assert 5 <= seconds_to_end(guard) < 15
+
+
+def test_a_guard_without_a_run_or_a_supervisor_ends_at_once(supervised: Any, guard: Any) -> None:
+    assert seconds_to_end(guard) < 4
+    assert seconds_to_end(supervised("waiting")) < 4

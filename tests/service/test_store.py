@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation, Latch, StepTuple
+from guard_core.judge import Evaluation, Judge, Latch, StepTuple
 from guard_core.policy import Policy
 from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, KlKind, StepReport
@@ -229,14 +230,47 @@ def test_an_evaluation_of_a_step_without_reward_has_a_line_of_its_own(
 
 
 @pytest.mark.parametrize("total", [1, 59, 60, 61, 600])
-def test_some_steps_are_the_first_and_evenly_spread_ones(store: EventLog, total: int) -> None:
-    assert store.some_steps(60, 7) == (0, [])
+def test_of_many_steps_evenly_spread_ones_are_read(store: EventLog, total: int) -> None:
+    assert store.thinned_history(60) == {"steps": [], "evaluations": [], "total_steps": 0}
     store.append([step(number) for number in reversed(range(total))])
-    count, steps = store.some_steps(60, 7)
-    numbers = [one["step"] for one in steps]
-    even = [one["step"] for one in store.thinned_history(60)["steps"]]
-    assert count == total and numbers == sorted({*even, *range(min(7, total))})
-    assert numbers[-1] == total - 1 and len(even) == min(60, total)
+    history = store.thinned_history(60)
+    numbers = [one["step"] for one in history["steps"]]
+    assert history["total_steps"] == total and len(numbers) == min(60, total)
+    assert numbers == sorted(numbers) and (numbers[0], numbers[-1]) == (0, total - 1)
+    apart = {later - former for former, later in itertools.pairwise(numbers)}
+    assert not apart or max(apart) - min(apart) <= 1
+
+
+def test_rounds_are_the_ones_that_the_judge_folded(store: EventLog) -> None:
+    kls: list[float | None] = [0.01, 0.03, None, 0.2, 0.02, 0.04]
+    steps = [
+        StepReport(attempt=0, step=n, reward=float(n), kl=kl, kl_kind="absent" if kl is None else kind)
+        for n, (kl, kind) in enumerate(
+            zip(kls, ["ref_token_mean"] * 3 + ["behaviour"] + ["ref_token_mean"] * 2, strict=True)
+        )
+    ]
+    steps.append(StepReport(attempt=1, step=3, reward=7.0))
+    store.append(steps)
+    judge = Judge(Policy(detector="heldout_guard"))
+    for step in steps:
+        judge.fold_step(step)
+    for attempt, step, index, items in (
+        (0, 2, 0, (1.0, 0.0)),
+        (0, 2, 1, (0.0, 0.0)),  # a further pass is no round
+        (0, 5, 0, (1.0, 1.0)),
+        (1, 2, 0, (0.0, 0.0)),  # no step before it: no round
+        (1, 3, 0, (0.0, 1.0)),
+    ):
+        evaluation = Evaluation(attempt, step, "/c", items, None, index)
+        judge.fold_evaluation(evaluation)
+        store.append([evaluation], judge.newest_round)
+    told = ("attempt", "step", "score", "reward", "kl")
+    evaluations = store.thinned_history(10)["evaluations"]
+    assert [tuple(one[name] for name in told) for one in evaluations if one["reward"] is not None] == [
+        (0, 2, 0.5, 1.0, 0.02),
+        (0, 5, 1.0, 4.0, 0.03),
+        (1, 3, 0.5, 7.0, None),
+    ]
 
 
 def test_what_the_training_grader_gave_is_kept_with_the_items(store: EventLog, tmp_path: Path) -> None:

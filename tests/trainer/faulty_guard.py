@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from socketserver import BaseServer, ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from guard_core.codes import Code, Level
@@ -45,18 +43,14 @@ STOPPED = Verdict(
 )
 
 
-class ThreadingUnixStreamServer(ThreadingMixIn, UnixStreamServer):
-    """A server of a Unix socket, with a thread for each connection."""
-
-
 class FaultyGuard:
-    """Listens on a free loopback port, or a Unix socket; `fault`, if set, answers instead of the guard.
+    """Listens on a free loopback port; `fault`, if set, answers instead of the guard.
 
     `steps` and `checkpoints` hold what was acknowledged, in order. `verdict_after(n)` is the verdict once n
     steps are acknowledged.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self) -> None:
         self.steps: list[PostedStep] = []
         self.checkpoints: list[CheckpointReport] = []
         self.ends: list[EndReport] = []
@@ -83,14 +77,8 @@ class FaultyGuard:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server: BaseServer
-        if path is None:
-            self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        else:
-            self._server = ThreadingUnixStreamServer(str(path), Handler)
-            self._server.daemon_threads = True
-            self.url = f"unix://{path}"
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 

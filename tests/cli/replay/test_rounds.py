@@ -124,7 +124,6 @@ class Live:
         self.starts: list[set[str]] = []  # what was said of starts from scratch after each evaluation
         self.expected: list[tuple[float | None, float | None]] = []
         self.history: dict[str, Any] = {}
-        self.status: list[dict[str, Any]] = []
         self.verdict = Judge(POLICY).verdict()
         self._pending: list[StepReport] = []
         self._moved = False  # whether a KL to the reference other than 0 was seen
@@ -145,7 +144,6 @@ class Live:
         while engine.queue_length:
             await self._score(engine, worker, [1.0, 0.5, 0.0])
         self.history = await engine.thinned_history(1_000)
-        self.status = await engine.kept_rounds()
         self.verdict = engine.verdict
         await engine.close()
 
@@ -247,11 +245,6 @@ def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], 
         bodies = live.history["evaluations"]
         assert [(body["reward"], body["kl"]) for body in bodies] == live.expected
         assert stored(live) == [(count, *averages) for _, count, averages, *_ in live.said]
-
-        # status: the evaluations that were rounds
-        assert [(r["reward"], r.get("kl")) for r in live.status] == [
-            (reward, kl) for reward, kl in live.expected if reward is not None
-        ]
 
         if not live.history["steps"]:
             return  # a log without a reward is no log

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from guard_service.cluster.mapping import Known, guard_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, 
 from guard_operator.api.types import Spec, Status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job
-from guard_service.cluster.mapping import Known, guard_status
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
