@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from guard_core.codes import Code, Level
-from guard_core.trainer_view import for_the_status
+from guard_core.trainer_view import status_view
 from guard_core.wire import EvaluationSummary, Verdict
 
 Json = dict[str, Any]
@@ -99,13 +99,13 @@ def guard_status(verdict: Verdict, former: Mapping[str, Any], now: datetime) -> 
         former: `status.guard` as it stands; {} if there is none.
         now: the time of the reading, UTC.
     """
-    time = timestamp(now)
+    time, said = timestamp(now), status_view(verdict)
     status: Json = {
         "readAt": time,
         "level": verdict.level.value,
         "code": verdict.code.value,
-        "reason": text(for_the_status(verdict.code, verdict.reason, verdict.failure)),
-        **_advice(verdict),
+        "reason": text(said.reason),
+        **_advice(said),
         **{to_camel(name): getattr(verdict, name) for name in _COUNTS},
         **{to_camel(name): _shown(getattr(verdict, name)) for name in _MEANS},
         "lastEvaluation": _evaluation(verdict.last_evaluation) or former.get("lastEvaluation"),
@@ -115,7 +115,7 @@ def guard_status(verdict: Verdict, former: Mapping[str, Any], now: datetime) -> 
     if verdict.ended and verdict.step is not None:
         status["ended"] = {"attempt": verdict.attempt or 0, "step": verdict.step}
     if verdict.stop:
-        status["fire" if verdict.fire else "halt"] = _latched(verdict, now)
+        status["fire" if verdict.fire else "halt"] = _latched(said, now)
     status |= {name: former[name] for name in ("fire", "halt") if former.get(name) is not None}
     return {name: value for name, value in status.items() if value is not None}
 
@@ -144,7 +144,7 @@ def text(words: str) -> str:
 def _latched(verdict: Verdict, now: datetime) -> Json:
     return {
         "code": verdict.code.value,
-        "reason": text(for_the_status(verdict.code, verdict.reason, None)),
+        "reason": text(verdict.reason),
         "attempt": verdict.latch_attempt or 0,
         "step": verdict.latch_step or 0,
         "at": timestamp(verdict.latched_at or now),
@@ -155,7 +155,7 @@ def _advice(verdict: Verdict) -> Json:
     told = sorted({(one.code, one.message) for one in verdict.conditions if one.advice})
     if not told:
         return {}
-    words = "; ".join(for_the_status(code, message, verdict.failure) for code, message in told)
+    words = "; ".join(message for _, message in told)
     return {"advice": sorted({code.value for code, _ in told}), "adviceReason": text(words)}
 
 

@@ -1,6 +1,6 @@
 """A guard in a pod of its own, with the operator process on a real API server.
 
-- The API server takes every object as the operator renders it; it refuses settings that mean nothing.
+- The API server refuses settings that mean nothing.
 - A run is guarded, fires, is stopped and told; its trainer may finish before the last evaluation.
 - The last word of its guard counts; its StatefulSet comes back, also as a newer operator makes it.
 - A guard that never gets ready holds no GPUs; a StatefulSet of its name that is somebody else's is told.
@@ -17,14 +17,9 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import find_adapter
 from guard_operator.api.names import guard_name
-from guard_operator.api.types import GuardPod
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.guard_pod import WAITER, guard_objects, let_report
+from guard_operator.reconcile.guard_pod import WAITER
 from guard_operator.reconcile.layout import GAVE_UP
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import pod_spec
 from guard_operator.runtime.client import (
     CLAIMS,
     PODS,
@@ -32,7 +27,6 @@ from guard_operator.runtime.client import (
     SERVICES,
     STATEFUL_SETS,
     Client,
-    Resource,
 )
 from guard_operator.runtime.errors import ApiError
 
@@ -43,66 +37,6 @@ from .world import PYTORCHJOBS, RUNNING, World, is_deleted, is_going, world
 pytestmark = pytest.mark.nightly
 
 Json = dict[str, Any]
-OWN = GuardPod.model_validate(
-    {
-        "serviceAccountName": "reads-the-split",
-        "nodeSelector": {"gpu": "l4"},
-        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
-        "priorityClassName": "system-cluster-critical",
-    }
-)
-SCRAPERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-
-
-@pytest.fixture
-def objects(namespace: str, make_job: Callable[..., Json]) -> list[tuple[Resource, Json]]:
-    raw = make_job(
-        "a" * 50, placement="Pod", state={"claimName": "state"}, resources={"limits": {"nvidia.com/gpu": 1}}
-    )
-    master = raw["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    master["volumes"] = [{"name": "checkpoints", "persistentVolumeClaim": {"claimName": "c"}}]
-    raw["metadata"] |= {"uid": "01234567-89ab-cdef-0123-456789abcdef", "resourceVersion": "1"}
-    job, adapter = parse_job(raw), find_adapter("kubeflow.org/v1", "PyTorchJob")
-    assert adapter is not None
-    config = OperatorConfig(guard_image="guard:1")
-    made = list(guard_objects(job, OWN, adapter, config, SCRAPERS))
-    (template,) = adapter.pod_templates(job.spec.template.spec)
-    pod = json.loads(json.dumps(pod_spec(job.spec.template.spec, template)))
-    let_report(job, OWN, template, pod, config)
-    trainer = {"metadata": {"name": "trainer", "namespace": namespace}, "spec": pod}
-    return [*made, (PODS, {"apiVersion": "v1", "kind": "Pod", **trainer})]
-
-
-def test_the_api_server_takes_all_of_it(objects: list[tuple[Resource, Json]], client: Client) -> None:
-    assert [resource.kind for resource, _ in objects] == ["Service", "NetworkPolicy", "StatefulSet", "Pod"]
-    for resource, body in objects:
-        taken = dry_run(client, resource, body)
-        assert taken["metadata"]["name"] == body["metadata"]["name"]
-
-
-def test_a_pod_of_the_stateful_set_is_taken_with_the_labels_that_its_controller_adds(
-    objects: list[tuple[Resource, Json]], client: Client
-) -> None:
-    """kube-controller-manager does not run here: this is the pod that it would make."""
-    (body,) = (body for resource, body in objects if resource is STATEFUL_SETS)
-    name, template = body["metadata"]["name"], body["spec"]["template"]
-    labels = template["metadata"]["labels"] | {
-        "controller-revision-hash": f"{name}-5d8cf7b9d9",
-        "statefulset.kubernetes.io/pod-name": f"{name}-0",
-        "apps.kubernetes.io/pod-index": "0",
-    }
-    metadata = template["metadata"] | {"name": f"{name}-0", "labels": labels}
-    metadata |= {"namespace": body["metadata"]["namespace"]}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-    assert dry_run(client, PODS, pod)["spec"]["priority"] > 0
-
-
-def dry_run(client: Client, resource: Resource, body: Json) -> Json:
-    query = {"dryRun": "All", "fieldValidation": "Strict"}
-    taken: Json = client.request("POST", resource.path(body["metadata"]["namespace"]), query=query, body=body)
-    return taken
-
-
 # -- with the operator -----------------------------------------------------------------------------------
 
 
