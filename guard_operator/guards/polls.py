@@ -151,10 +151,11 @@ class GuardPolls:
             return now - self._first_seen[uid][1]
 
     def most_are_unreached(self) -> bool:
-        """Whether more than half of all guards cannot be reached: then the fault is not theirs."""
+        """Whether more than half of the guards that are asked cannot be reached: then the fault is not theirs."""
         with self._lock:
-            away = sum(one.unreached_since is not None for one in self._readings.values())
-            return away >= FEWEST and 2 * away > len(self._readings)
+            asked = [one for uid, one in self._readings.items() if uid in self._tasks]
+        away = sum(one.unreached_since is not None for one in asked)
+        return away >= FEWEST and 2 * away > len(asked)
 
     def follow(self, guard: Guard) -> None:
         """Ask this guard from now on, and no other one of its job."""

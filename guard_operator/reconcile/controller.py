@@ -84,12 +84,15 @@ class Controller:
         return min(decision.look_again or FIGURES_SECONDS, FIGURES_SECONDS)
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Have the guard of this run asked, wherever it runs now; where none does, nobody is asked."""
-        job = snapshot.job
-        guard = guard_to_ask(snapshot, self._guards.reading(job.uid))
-        if guard is not None:
+        """Have the guard of this run asked, wherever it runs now.
+
+        One that is not found any more is asked for as long as it can be reached: its pod may have lost its
+        labels or its owner.
+        """
+        job, reading = snapshot.job, self._guards.reading(snapshot.job.uid)
+        if (guard := guard_to_ask(snapshot, reading)) is not None:
             self._guards.follow(guard)
-        elif not any(pod.guarded and pod.address for pod in snapshot.pods):
+        elif reading is not None and reading.unreached_since is not None:
             self._guards.leave(job.uid)
 
     def _act(self, snapshot: Snapshot, decision: Decision) -> None:

@@ -75,8 +75,7 @@ class PodWorld(World):
         return pod
 
     def trainer_starts(self) -> None:
-        self.start_pod()
-        self.pod_status({"phase": "Running", "initContainerStatuses": []})
+        self.start_pod(guarded=False)
 
     def delete_pods_of_trainer(self) -> None:
         """Its pods end, and are cleaned up."""

@@ -209,7 +209,7 @@ class World:
     def submit(self, job: Json) -> None:
         self.client.create(JOBS, self.namespace, job, "test")
 
-    def start_pod(self, role: str = "Master", node: str = "node") -> Json:
+    def start_pod(self, role: str = "Master", node: str = "node", *, guarded: bool = True) -> Json:
         """What the training-operator and a kubelet do: the pod of the template, running on a node."""
         workload = self.workload()
         template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
@@ -228,7 +228,8 @@ class World:
         annotations = template["metadata"].get("annotations") or {}
         meta = {"name": name, "labels": labels, "annotations": annotations, "ownerReferences": [owner]}
         pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": node}})
-        self.pod_status(self.with_guard(RUNNING), name)
+        alone: Json = {"phase": "Running"}
+        self.pod_status(self.with_guard(RUNNING) if guarded and role == "Master" else alone, name)
         self.workload_condition("Running")
         return pod
 
