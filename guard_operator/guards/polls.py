@@ -151,7 +151,7 @@ class GuardPolls:
             return now - self._first_seen[uid][1]
 
     def most_are_unreached(self) -> bool:
-        """Whether more than half of the guards that are asked cannot be reached: then the fault is not theirs."""
+        """Whether more than half of the guards that are asked cannot be reached: no fault of theirs."""
         with self._lock:
             asked = [one for uid, one in self._readings.items() if uid in self._tasks]
         away = sum(one.unreached_since is not None for one in asked)

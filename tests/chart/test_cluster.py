@@ -27,18 +27,19 @@ from guard_operator.api.names import KIND, guard_name
 from guard_operator.api.schema import crd
 from guard_operator.api.types import GuardPod, Spec, Status
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload, guard_service_account, support_objects
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import find_violations
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job, with_spec
+from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_operator.runtime.client import (
     APPLY,
     CONFIG_MAPS,
     MERGE,
+    SECRETS,
     STATEFUL_SETS,
     Client,
     Resource,
@@ -428,12 +429,6 @@ def set_guard(spec: Json, **values: Any) -> None:
 @pytest.mark.always
 def test_the_pod_that_the_operator_made_is_admitted(admission: Client) -> None:
     assert refusal(admission, guarded_pod(STRICT)) is None
-
-
-def test_the_digest_of_its_guard_outlives_the_servers_defaults(admission: Client) -> None:
-    stored = create(admission, guarded_pod(STRICT))
-    assert stored["spec"]["initContainers"][0]["terminationMessagePath"], "the server has filled in defaults"
-    assert is_as_injected(stored) is True
 
 
 @pytest.mark.always
@@ -1227,7 +1222,6 @@ def test_what_webhooks_and_the_job_controller_add_to_every_container_is_admitted
         container["env"] += [{"name": "AWS_ROLE_ARN", "value": "arn"}, {"name": "JOB_COMPLETION_INDEX"}]
         container["volumeMounts"].append({"name": "aws-iam-token", "mountPath": path, "readOnly": True})
     assert refusal(admission, pod) is None
-    assert is_as_injected(create(admission, pod)) is True
 
 
 def test_a_profile_in_its_former_place_is_seen_as_the_field(admission: Client) -> None:
@@ -1264,7 +1258,7 @@ def test_a_job_that_says_everything_of_its_guard(admission: Client) -> None:
             "evaluator": {"vllm": {}},
         }
         set_guard(spec, heldout=heldout, image="mine/guard@sha256:abc", imagePullPolicy="Always")
-        set_guard(spec, state={"claimName": "state"}, port=9000, metricsPort=9001)
+        set_guard(spec, state={"claimName": "state"}, port=9000)
 
     job = submit(admission, STRICT, "everything", all_of_it)
     known(admission, STRICT, job)
@@ -1726,17 +1720,6 @@ class TestAGuardInAPodOfItsOwn:
         pod["metadata"]["labels"]["rlguard.dev/job-uid"] = sidecar.uid
         assert "the guard must be where its job puts it" in str(refusal(admission, pod))
 
-    def test_its_token_alone_says_fire(self, accounts: Accounts, admission: Client) -> None:
-        job = submit(admission, RELAXED, "apart", apart)
-        for pod, words in (
-            (f"apart-{job.uid[:8]}-0", ""),
-            ("apart-master-0", "only the guard of this job"),
-            (f"apart-{job.uid[:8]}-1", "only the guard of this job"),
-        ):
-            client = accounts.client(RELAXED, "guards", pod)
-            assert words in says(client, "apart", {"guard": {"fire": FIRE}})
-            assert words or says(client, "apart", {"guard": {"fire": FIRE}}) == ""
-
 
 def attach(spec: Json, kind: str = "RayCluster") -> None:
     """To a workload that exists, instead of what it is made of."""
@@ -1786,12 +1769,6 @@ class TestAnAttachedGuard:
     @pytest.mark.parametrize("case", OF_AN_ATTACHED_GUARD.values(), ids=OF_AN_ATTACHED_GUARD.keys())
     def test_it_is_as_its_job_says(self, admission: Client, job: Job, case: tuple[Any, ...]) -> None:
         refused_as_changed(admission, own_guard_pod(STRICT, job), *case)
-
-    def test_its_token_alone_says_fire(self, accounts: Accounts, admission: Client) -> None:
-        job = submit(admission, RELAXED, "attached", attach)
-        for pod, words in ((f"attached-{job.uid[:8]}-0", ""), ("shared-head", "only the guard of this job")):
-            answer = says(accounts.client(RELAXED, "guards", pod), "attached", {"guard": {"fire": FIRE}})
-            assert (words in answer) and (words or answer == "")
 
 
 # -- who may enter the container of a guard --------------------------------------------------------------
@@ -1844,15 +1821,12 @@ class TestAShellInAGuard:
         eventually(lambda: entered(client, "run-master-0", "rlguard-guard") == "", "its right counts")
 
 
-# -- who may say "fire", who may create a job, what the operator may create ------------------------------
-
-API = "/apis/rlguard.dev/v1alpha1/namespaces/{}/guardedtrainingjobs/{}/status"
-FIRE = {"code": "hacking_gap", "reason": "r", "attempt": 0, "step": 1, "at": "2026-01-01T00:00:00Z"}
+# -- who may create a job, what the operator may create ------------------------------
 
 
 @dataclass
 class Accounts:
-    """Service accounts of a namespace, with real tokens; bound to a pod, or not."""
+    """Service accounts of a namespace, with real tokens."""
 
     cluster: Cluster
     kubeconfig: Path
@@ -1869,28 +1843,13 @@ class Accounts:
             {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}, dry_run=False
         )
 
-    def client(self, namespace: str, account: str, pod: str | None = None) -> Client:
-        """With the token that a pod of this name has; without one, with a token of no pod."""
-        spec: Json = {}
-        if pod is not None:
-            container = {"name": "c", "image": "i"}
-            made = self.cluster.apply(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"name": pod, "namespace": namespace},
-                    "spec": {"serviceAccountName": account, "containers": [container]},
-                },
-                dry_run=False,
-            )
-            uid = made["metadata"]["uid"]
-            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    def client(self, namespace: str, account: str) -> Client:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self.cluster.client.request("POST", path, body=body)["status"]["token"]
         config = yaml.safe_load(self.kubeconfig.read_text())
         config["users"][0]["user"] = {"token": token}
-        file = self.directory / f"{namespace}-{account}-{pod}"
+        file = self.directory / f"{namespace}-{account}"
         file.write_text(yaml.safe_dump(config))
         return Client(load_configuration(str(file)))
 
@@ -1899,212 +1858,7 @@ class Accounts:
 def accounts(
     cluster: Cluster, admission: Client, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Accounts:
-    made = Accounts(cluster, kubeconfig, tmp_path_factory.mktemp("accounts"))
-    writes = {"apiGroups": ["rlguard.dev"], "resources": ["guardedtrainingjobs/status"], "verbs": ["patch"]}
-    made.may(RELAXED, "guards", writes)  # one account for the guards of two jobs
-    return made
-
-
-def says(client: Client, job: str, status: Json) -> str:
-    """What the API server answers to this status; empty if it takes it."""
-    path, query = API.format(RELAXED, job), {"dryRun": "All"}
-    try:
-        client.request("PATCH", path, query=query, body={"status": status}, content_type=MERGE)
-    except ApiError as error:
-        return only_forbidden(error)
-    return ""
-
-
-class TestWhoMaySayFire:
-    @pytest.fixture(scope="class")
-    def other(self, admission: Client) -> str:
-        return submit(admission, RELAXED, "other").name
-
-    def test_the_guard_of_the_job(self, accounts: Accounts) -> None:
-        client = accounts.client(RELAXED, "guards", "single-gpu-master-0")
-        assert says(client, "single-gpu", {"guard": {"fire": FIRE}}) == ""
-
-    def test_not_the_guard_of_another_job_with_the_same_account(self, accounts: Accounts, other: str) -> None:
-        client = accounts.client(RELAXED, "guards", "single-gpu-master-0")
-        assert "only the guard of this job" in says(client, other, {"guard": {"fire": FIRE}})
-
-    @pytest.mark.parametrize("pod", [None, "single-gpu-worker-0", "single-gpu-master-00", "anything"])
-    def test_not_another_pod_nor_a_token_of_none(self, accounts: Accounts, pod: str | None) -> None:
-        client = accounts.client(RELAXED, "guards", pod)
-        assert "only the guard of this job" in says(client, "single-gpu", {"guard": {"fire": FIRE}})
-
-    def test_not_a_pod_of_this_name_in_another_namespace(self, accounts: Accounts, cluster: Cluster) -> None:
-        accounts.may(UNWATCHED, "guards")
-        subject = {"kind": "ServiceAccount", "name": "guards", "namespace": UNWATCHED}
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "guards"}
-        binding = {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": {"name": "from-elsewhere", "namespace": RELAXED},
-        }
-        cluster.apply(binding | {"roleRef": reference, "subjects": [subject]}, dry_run=False)
-        client = accounts.client(UNWATCHED, "guards", "single-gpu-master-0")
-        assert "only the guard of this job" in says(client, "single-gpu", {"guard": {"fire": FIRE}})
-
-    def test_an_administrator_does_not_either(self, admission: Client) -> None:
-        assert "only the guard of this job" in says(admission, "single-gpu", {"guard": {"fire": FIRE}})
-
-    @pytest.mark.parametrize(
-        "status",
-        [
-            {"phase": "Succeeded"},
-            {"observedGeneration": 7},
-            {
-                "conditions": [
-                    {"type": "Stopped", "status": "True", "reason": "x", "lastTransitionTime": FIRE["at"]}
-                ]
-            },
-            {"workloadRef": {"apiVersion": "v1", "kind": "k", "name": "n", "uid": "u"}},
-            {"guardDigest": "v1:a"},
-            {"stop": {"requestedAt": FIRE["at"], "method": "Stop"}},
-        ],
-        ids=lambda status: str(*status),
-    )
-    def test_the_guard_writes_nothing_else(self, accounts: Accounts, status: Json) -> None:
-        client = accounts.client(RELAXED, "guards", "single-gpu-master-0")
-        assert "only the operator" in says(client, "single-gpu", status)
-
-    def test_every_field_of_the_status_is_somebodys(self) -> None:
-        facts = yaml.safe_load((CHART / "files" / "isolation.yaml").read_text())
-        properties = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-        assert {*facts["statusFields"], "guard"} == properties["properties"].keys()
-
-    def test_the_operator_writes_all_of_it(self, accounts: Accounts) -> None:
-        """Also a fire that it found in the last words of a guard."""
-        client = accounts.client(NAMESPACE, "relaxed-rlguard")
-        assert says(client, "single-gpu", {"phase": "Running", "guard": {"fire": FIRE}}) == ""
-
-    def test_so_does_the_operator_of_another_release_that_watches_the_namespace(
-        self, accounts: Accounts
-    ) -> None:
-        """The policies of both hold for both: they must not lock each other out."""
-        jobs = {"apiGroups": ["rlguard.dev"], "resources": ["guardedtrainingjobs"], "verbs": ["operate"]}
-        writes = jobs | {"resources": ["guardedtrainingjobs/status"], "verbs": ["get", "patch"]}
-        accounts.may(RELAXED, "second-operator", jobs, writes)
-        client = accounts.client(RELAXED, "second-operator")
-        eventually(
-            lambda: says(client, "single-gpu", {"phase": "Running", "guard": {"fire": FIRE}}) == "",
-            "its right to operate counts",
-        )
-
-    def test_a_guard_of_before_the_chart_moved_to_another_registry(
-        self, accounts: Accounts, admission: Client
-    ) -> None:
-        """What the operator noted counts, and nobody else can note anything."""
-        job = submit(admission, STRICT, "older")
-        known(admission, STRICT, job)
-        pod, other = guarded_pod(STRICT, job), guarded_pod(STRICT, job)
-        guard(pod["spec"])["image"] = "before.example/guard:1"
-        guard(other["spec"])["image"] = "before.example/guard:2"
-        assert "the guard's image must be" in str(refusal(admission, pod))
-        ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "older", "uid": "w"}
-        status = {"workloadRef": ref | {"guardImage": "before.example/guard:1"}}
-        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{STRICT}/guardedtrainingjobs/older/status"
-        with pytest.raises(ApiError, match="only the operator writes"):
-            admission.request("PATCH", path, body={"status": status}, content_type=MERGE)
-        operator = accounts.client(NAMESPACE, "strict-rlguard")
-        operator.request("PATCH", path, body={"status": status}, content_type=MERGE)
-        eventually(lambda: refusal(admission, pod) is None, "what was noted counts")
-        assert "the guard's image must be" in str(refusal(admission, other))
-
-    @pytest.mark.parametrize(
-        ("mode", "pod", "admitted"),
-        [
-            ("NonIndexed", "batch-x7k2p", True),
-            ("NonIndexed", "batch-0-x7k2p", False),
-            ("NonIndexed", "batch-x7k2", False),
-            ("Indexed", "batch-0-x7k2p", True),
-            ("Indexed", "batch-1-x7k2p", False),
-        ],
-    )
-    def test_the_guard_of_a_batch_job(
-        self, accounts: Accounts, admission: Client, mode: str, pod: str, admitted: bool
-    ) -> None:
-        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/batch"
-        submit(admission, RELAXED, "batch", partial(as_batch, mode=mode))
-        try:
-            client = accounts.client(RELAXED, "guards", pod)
-            assert (says(client, "batch", {"guard": {"fire": FIRE}}) == "") == admitted
-        finally:
-            admission.request("DELETE", path)
-
-    @pytest.mark.parametrize(
-        ("pod", "spec", "admitted"),
-        [
-            ("set-trainer-0-0-x7k2p", {}, True),
-            ("set-trainer-0-x7k2p", {}, True),
-            ("set-trainer-1-0-x7k2p", {}, False),
-            ("set-trainer-0-1-x7k2p", {}, False),
-            ("set-workers-0-0-x7k2p", {}, False),
-            ("set-workers-0-0-x7k2p", {"coordinator": {"replicatedJob": "workers"}}, True),
-            ("offset-trainer-0-0-x7k2p", {}, False),
-        ],
-    )
-    def test_the_guard_of_a_jobset(
-        self, accounts: Accounts, admission: Client, pod: str, spec: Json, admitted: bool
-    ) -> None:
-        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/set"
-        submit(admission, RELAXED, "set", partial(as_jobset, **spec))
-        try:
-            client = accounts.client(RELAXED, "guards", pod)
-            assert (says(client, "set", {"guard": {"fire": FIRE}}) == "") == admitted
-        finally:
-            admission.request("DELETE", path)
-
-    @pytest.mark.parametrize(
-        ("pod", "admitted"),
-        [
-            ("train-node-0-0-x7k2p", True),
-            ("train-node-0-1-x7k2p", False),
-            ("train-node-1-0-x7k2p", False),
-            ("train-model-initializer-0-0-x7k2p", False),
-            ("restrain-node-0-0-x7k2p", False),
-        ],
-    )
-    def test_the_guard_of_a_trainjob(
-        self, accounts: Accounts, admission: Client, pod: str, admitted: bool
-    ) -> None:
-        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/train"
-        submit(admission, RELAXED, "train", as_trainjob)
-        try:
-            client = accounts.client(RELAXED, "guards", pod)
-            assert (says(client, "train", {"guard": {"fire": FIRE}}) == "") == admitted
-        finally:
-            admission.request("DELETE", path)
-
-    @pytest.mark.parametrize(
-        ("pod", "admitted"),
-        [
-            ("ray-x7k2p-head-b9w4q", True),
-            ("ray-x7k2p-head", True),
-            ("ray-x7-head-b9w4q", True),
-            ("ray-x7k2p-gpu-worker-b9w4q", False),
-            ("ray-x7k2p-head-worker-b9w4q", False),
-            ("ray-b9w4q", False),
-            ("array-x7k2p-head-b9w4q", False),
-        ],
-    )
-    def test_the_guard_of_a_rayjob(
-        self, accounts: Accounts, admission: Client, pod: str, admitted: bool
-    ) -> None:
-        def ray(spec: Json) -> None:
-            head = spec["template"]["spec"]["pytorchReplicaSpecs"]["Master"]
-            cluster = {"headGroupSpec": {"template": head["template"]}}
-            workload = {"entrypoint": "x", "rayClusterSpec": cluster}
-            spec["template"] = {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": workload}
-
-        path = f"/apis/rlguard.dev/v1alpha1/namespaces/{RELAXED}/guardedtrainingjobs/ray"
-        submit(admission, RELAXED, "ray", ray)
-        try:
-            client = accounts.client(RELAXED, "guards", pod)
-            assert (says(client, "ray", {"guard": {"fire": FIRE}}) == "") == admitted
-        finally:
-            admission.request("DELETE", path)
+    return Accounts(cluster, kubeconfig, tmp_path_factory.mktemp("accounts"))
 
 
 class TestWhoMayCreateAJob:
@@ -2177,29 +1931,25 @@ class TestWhatTheOperatorMayCreate:
     def objects(self) -> list[tuple[Resource, Json]]:
         """All that it creates for a job."""
         job = JOBS[STRICT]
-        made = list(
-            support_objects(job, job.spec.guard.policy, guard_service_account(job, ADAPTERS[0]), ("a", "b"))
-        )
+        made = support_objects(job, job.spec.guard.policy, new_credentials(job, datetime.now(UTC)))
         return [*made, (ADAPTERS[0].resource, build_workload(job, ADAPTERS[0], CONFIG))]
 
     def test_all_that_a_job_needs_and_nothing_that_no_job_owns(self, operator: Client) -> None:
-        for resource, body in self.objects():  # not in a dry run: the binding wants its role
-            operator.create(resource, STRICT, body, "rlguard-operator")
+        for resource, body in self.objects():
+            operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
             loose = copy.deepcopy(body)
             loose["metadata"] |= {"name": "loose", "ownerReferences": []}
             with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
                 operator.create(resource, STRICT, loose, "rlguard-operator", dry_run=True)
 
     def test_nobody_else_takes_the_names_of_what_it_makes(self, operator: Client, admission: Client) -> None:
-        """It may not read Secrets, so it takes what is there for its own: a policy, for example."""
+        """It takes what is there for its own: a policy, for example."""
         job = submit(admission, STRICT, "n" * 50, apart)
         support_name, own = f"{job.name}-{job.uid[:8]}", guard_name(job.name, job.uid)
         assert support_name != own
-        made = list(support_objects(job, job.spec.guard.policy, support_name, ("a", "b")))
+        made = list(support_objects(job, job.spec.guard.policy, {}))
         made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
-        kinds = {resource.kind for resource, _ in made}
-        assert {"Secret", "ConfigMap", "Role", "RoleBinding", "ServiceAccount"} < kinds
-        assert {"Service", "NetworkPolicy", "StatefulSet"} < kinds
+        assert {resource.kind for resource, _ in made} == {"Secret", "ConfigMap", "Service", "StatefulSet"}
         made.append((CONFIG_MAPS, build_evidence(job, None, {}, datetime.now(UTC))))
 
         def taken(resource: Resource, body: Json) -> str:
@@ -2216,8 +1966,16 @@ class TestWhatTheOperatorMayCreate:
             other["metadata"] |= {"name": f"{body['metadata']['name'][:40]}-other", "ownerReferences": []}
             assert taken(resource, other) == "", resource.kind
         for resource, body in made:
-            if resource.kind != "RoleBinding":  # which wants its role
-                operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
+            operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
+
+    def test_secrets_are_read_and_kept_in_its_own_namespace_alone(self, operator: Client) -> None:
+        state = {"metadata": {"name": "state"}, "stringData": {"a": "b"}}
+        operator.create(SECRETS, NAMESPACE, state, "rlguard-operator", dry_run=True)
+        assert operator.get(SECRETS, NAMESPACE, "state") is None
+        with pytest.raises(ApiError, match="403"):
+            operator.get(SECRETS, STRICT, "state")
+        with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
+            operator.create(SECRETS, STRICT, state, "rlguard-operator", dry_run=True)
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS[STRICT]

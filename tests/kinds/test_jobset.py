@@ -104,7 +104,7 @@ def start(
     return run
 
 
-def test_rank_0_has_the_guard(start: Callable[..., JobSetWorld]) -> None:
+def test_rank_0_alone_has_the_guard(start: Callable[..., JobSetWorld]) -> None:
     here = start()
     (guarded,) = (pod for pod in here.pods() if "rlguard-guard" in str(pod["spec"]))
     assert guarded["metadata"]["name"].startswith("run-trainer-0-")

@@ -203,7 +203,7 @@ def test_rank_0_has_the_guard_and_what_job_patches_and_trainer_say(start: Start)
     (trainer,) = pod["spec"]["containers"]
     assert (trainer["image"], trainer["command"]) == ("trainer:1", ["train"])
     env = {one["name"]: one.get("value") for one in trainer["env"]}
-    assert env["FROM"] == "job" and env["RLGUARD_URL"].startswith("unix://")
+    assert env["FROM"] == "job" and env["RLGUARD_URL"].startswith("https://127.0.0.1:")
     assert env["PET_NNODES"] == "1" and env["PET_MASTER_ADDR"] == "run-node-0-0.run"
     assert pod["spec"]["automountServiceAccountToken"] is False
     named = here.workload()["spec"]["runtimeRef"]

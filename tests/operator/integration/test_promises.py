@@ -2,7 +2,6 @@
 
 - A fire goes before the history of jobs that are over when an operator starts.
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
-- A guard that was changed is seen, whatever the annotation of its pod says.
 - A run that ended while no operator was there ends as its guard saw it end.
 - A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
 """

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator import app
 from guard_operator.config import OperatorConfig
@@ -23,7 +24,6 @@ from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.decision import Decision, Delete
 from guard_operator.reconcile.gather import Gatherer
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.snapshot import Snapshot
 from guard_operator.runtime import reflector

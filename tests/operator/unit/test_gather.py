@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.types import Phase
@@ -19,7 +20,6 @@ from guard_operator.reconcile.gather import (
     Caches,
     Gatherer,
 )
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_pod
 from guard_operator.reconcile.snapshot import (

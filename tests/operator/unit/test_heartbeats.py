@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
 from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 LIMIT = 30.0

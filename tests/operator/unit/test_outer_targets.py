@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
 from guard_operator.adapters.jobset import JOB_SETS
@@ -20,7 +21,6 @@ from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import DEAF_SECONDS, Caches, Gatherer
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Job, Snapshot
 from guard_operator.reconcile.targets import why_not_attached

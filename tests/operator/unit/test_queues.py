@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.types import Phase, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
