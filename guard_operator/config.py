@@ -33,12 +33,11 @@ def default_guard_resources() -> Json:
 class OperatorConfig:
     """Settings of the operator process.
 
-    `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `node_directories`: what a
-    host path may neither cover nor lie below. `token_audiences`: of projected service-account tokens that
+    `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `node_directories`: what
+    a host path may neither cover nor lie below. `token_audiences`: of projected service-account tokens that
     the API server does not accept, so that a trainer may have them. What is of guards is for jobs
-    that do not say it themselves; without a pull policy it is that of Kubernetes. `scrapers` are
-    NetworkPolicyPeers that may read the metrics of a guard in a pod of its own; nobody if empty. `kueue`:
-    the Workloads of Kueue are read, and taken out of their queue by a stop.
+    that do not say it themselves; without a pull policy it is that of Kubernetes. `kueue`: the
+    Workloads of Kueue are read, and taken out of their queue by a stop.
     """
 
     guard_image: str
@@ -48,5 +47,4 @@ class OperatorConfig:
     token_audiences: tuple[str, ...] = TOKEN_AUDIENCES
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None
-    scrapers: tuple[Json, ...] = ()
     kueue: bool = False

@@ -23,14 +23,11 @@ OWN_LABELS = "rlguard.dev/"
 JOB_LABEL = "rlguard.dev/job"
 UID_LABEL = "rlguard.dev/job-uid"
 
-#: On a guard's own pod, and on no other of its job: by it the Service and the NetworkPolicy know that pod.
+#: On a guard's own pod, and on no other of its job: by it the Service knows that pod.
 PART_LABEL, GUARD_PART = "rlguard.dev/part", "guard"
 
 #: On all pods of a job whose guard has a pod of its own, so that nobody looks for it beside the trainer.
 PLACEMENT_LABEL, IN_A_POD = "rlguard.dev/placement", "Pod"
-
-#: On the pods of a guarded template: `reconcile.digest` of what the operator added to them.
-DIGEST_ANNOTATION = "rlguard.dev/guard-digest"
 
 #: Containers and volumes that start with this belong to the operator.
 RESERVED_PREFIX = "rlguard-"

@@ -65,7 +65,6 @@ class Reason(StrEnum):
     SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
-    GUARD_CHANGED = "GuardChanged"
     # Isolated
     STRICT_ISOLATION = "StrictIsolation"
     RELAXED_ISOLATION = "RelaxedIsolation"
@@ -147,10 +146,8 @@ _REASONS = {
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
     "silent guard from its start.",
-    Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
-    "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
-    Reason.STRICT_ISOLATION: "No exception was admitted.",
-    Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
+    Reason.STRICT_ISOLATION: "The pods break no row of the isolation table.",
+    Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admits everything; the message lists the broken rows.",
     Reason.ATTACHED: "The workload was made by others, who check its pods; the message says what is not "
     "protected.",
     Reason.GUARD_DATA_EXPOSED: "The same, and a pod of the workload has what only the guard may have; the "

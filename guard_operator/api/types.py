@@ -320,8 +320,8 @@ class GuardState(ApiModel):
     claim_name: ObjectName | None = Field(
         None,
         description="A PersistentVolumeClaim in the job's namespace, which only guards may mount. Each job "
-        "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "
-        "but for what the status holds: the calibrated detector then starts from nothing.",
+        "has a folder of its own in it, named by its UID. Without it the log goes with the pod, and a new "
+        "pod starts from the run's compact state, which the operator keeps.",
     )
     keep_best: bool = Field(
         False,
@@ -357,8 +357,8 @@ class GuardPod(ApiModel):
 
     service_account_name: ObjectName | None = Field(
         None,
-        description="A ServiceAccount that the template must not use, such as one with a cloud role; one is "
-        "made for the job if absent.",
+        description="ServiceAccount of the guard's pod, such as one with a cloud role or with pull secrets. "
+        "The template must not use it. The guard needs none.",
     )
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the guard's node.")
     tolerations: list[Toleration] = Field(
@@ -381,12 +381,18 @@ class Isolation(StrEnum):
     RELAXED = "Relaxed"
 
 
+#: Containers of a pod share the loopback interface.
+VLLM_NEEDS_POD = (
+    "the evaluator vllm needs placement: Pod: it opens local sockets, which other containers of the guard's "
+    "pod could reach"
+)
+
+
 class GuardSpec(ApiModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
-            ("self.port != self.metricsPort", "port and metricsPort must differ"),
             (
                 "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
                 "self.state.claimName != self.heldout.volume.claimName",
@@ -397,11 +403,7 @@ class GuardSpec(ApiModel):
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
             ),
             ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
-            (
-                "self.placement != 'Pod' || (has(self.state) && has(self.state.claimName))",
-                "placement Pod needs state.claimName: a guard that is moved to another node has no other "
-                "memory of its run",
-            ),
+            ("self.placement == 'Pod' || !has(self.heldout.evaluator.vllm)", VLLM_NEEDS_POD),
         )
     )
 
@@ -418,15 +420,14 @@ class GuardSpec(ApiModel):
     placement: Literal["Sidecar", "Pod"] = Field(
         "Sidecar",
         description="Where the guard runs: as a native sidecar of the rank-0 pod, or in a pod of its own, "
-        "with its own node, GPU and ServiceAccount. Pod needs state.claimName, and checkpoints on a claim "
-        "with ReadWriteMany.",
+        "with its own node and GPU. Pod needs checkpoints on a claim with ReadWriteMany, and is needed for "
+        "hostNetwork and for the evaluator vllm.",
     )
     pod: GuardPod | None = Field(None, description="The guard's own pod, with placement Pod.")
     isolation: Isolation = Field(
         Isolation.STRICT,
-        description="Strict allows what docs/reference/isolation.md lists. Relaxed admits root, "
-        "capabilities, hostNetwork, listed host paths and more; the condition Isolated then says what that "
-        "costs.",
+        description="Strict refuses what docs/reference/isolation.md lists. Relaxed admits everything; the "
+        "condition Isolated then lists what the pods have of it.",
     )
     max_lag: Annotated[int, Field(ge=0)] | Literal["off"] | None = Field(
         None,
@@ -438,15 +439,7 @@ class GuardSpec(ApiModel):
         8470,
         ge=1024,
         le=65535,
-        description="Loopback port of the guard, for readers: its trainer reports through a socket. Change "
-        "it where hostNetwork jobs share a node.",
-    )
-    metrics_port: int = Field(
-        8471,
-        ge=1024,
-        le=65535,
-        description="Port of the pod on which the guard serves its metrics, without a token. Change it, too, "
-        "where hostNetwork jobs share a node.",
+        description="Port of the guard, over TLS. Change it where the template uses it.",
     )
     heldout: Heldout = Field(
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
@@ -471,7 +464,7 @@ class GuardSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _state_has_its_place(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.state.claim_name is not None and self.state.claim_name == self.heldout.volume.claim_name:
             raise ValueError(
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only"
@@ -480,6 +473,8 @@ class GuardSpec(ApiModel):
             raise ValueError(
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod"
             )
+        if self.placement != "Pod" and self.heldout.evaluator.vllm is not None:
+            raise ValueError(VLLM_NEEDS_POD)
         return self
 
     @property

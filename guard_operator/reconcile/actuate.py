@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,6 @@ from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, Status
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.conditions import Conditions
 from guard_operator.reconcile.decision import (
     Action,
@@ -35,15 +33,11 @@ from guard_operator.reconcile.decision import (
 )
 from guard_operator.reconcile.events import EventRecorder, Transition, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.guard_pod import guard_objects, host_of
-from guard_operator.reconcile.inject import (
-    build_workload,
-    created_for,
-    guard_service_account,
-    support_objects,
-)
+from guard_operator.reconcile.guard_pod import guard_objects
+from guard_operator.reconcile.inject import build_workload, created_for
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of, must_stop, with_conditions
+from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
 
@@ -184,11 +178,7 @@ class Actuator:
 
     def _create_support(self, job: Job, policy: Policy) -> None:
         """What the guard needs beside the workload."""
-        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        own = job.spec.guard.own_pod
-        certificate = None if own is None else own_certificate(host_of(job), self._clock())
-        account = guard_service_account(job, _adapter(job))
-        for resource, body in support_objects(job, policy, account, tokens, certificate):
+        for resource, body in support_objects(job, policy, new_credentials(job, self._clock())):
             self._create_once(resource, job, body)
 
     def _start_guard(self, job: Job) -> None:
@@ -204,7 +194,7 @@ class Actuator:
                 return
             self._create_support(job, policy)
         try:
-            objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
+            objects = [*guard_objects(job, own, _adapter(job), self._config)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
             log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
             return
@@ -352,12 +342,12 @@ def _was_stopped(job: Job) -> bool:
 
 def _says(status: Status) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
-    noted = status.workload_ref, status.guard_digest, status.stop, status.evidence
+    noted = status.workload_ref, status.stop, status.evidence
     return status.phase, _sorted(status.conditions), *noted
 
 
 def _sayable(report: Report) -> object:
-    noted = report.workload_ref, report.guard_digest, report.stop, report.evidence
+    noted = report.workload_ref, report.stop, report.evidence
     return report.phase, _sorted(report.conditions), *noted
 
 
@@ -384,8 +374,6 @@ def status_patch(metadata: Json, report: Report) -> Json:
     }
     if report.workload_ref is not None:
         status["workloadRef"] = _dump(report.workload_ref)
-    if report.guard_digest is not None:
-        status["guardDigest"] = report.guard_digest
     if report.stop is not None:
         status["stop"] = _dump(report.stop)
     if report.evidence is not None:

@@ -17,7 +17,6 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
-    is_running,
     is_silent,
     left_fire,
     silence_message,
@@ -142,17 +141,16 @@ class Conditions:
         return None
 
     def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
-        costs = snapshot.costs
         if self._job.spec.target_ref is not None:
             reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
-            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED, *costs))
+            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
         before = condition_of(self._job.status, ConditionType.ISOLATED)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
             return self.make(ConditionType.ISOLATED, before.status, before.reason, before.message)
-        if costs:
-            message = "no longer protected: " + "; ".join(costs)
+        if snapshot.broken:
+            message = "; ".join(snapshot.broken)
             return self.make(ConditionType.ISOLATED, "False", Reason.RELAXED_ISOLATION, message)
         meaning = Reason.STRICT_ISOLATION.meaning
         return self.make(ConditionType.ISOLATED, "True", Reason.STRICT_ISOLATION, meaning)
@@ -166,7 +164,7 @@ def last_verdict(last: GuardStatus) -> str:
 
 def as_it_is(status: Status) -> Report:
     """What the operator has said of the job."""
-    noted = status.workload_ref, status.stop, status.evidence, status.guard_digest
+    noted = status.workload_ref, status.stop, status.evidence
     return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
 
 
@@ -194,10 +192,6 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
-    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
-    if changed is not None:
-        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
-        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)
     if before is not None and before.reason == Reason.CLAIM_OWNED:
         return says.make(ConditionType.GUARDED, "True", Reason.CLAIM_OWNED, before.message)

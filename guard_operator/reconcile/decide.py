@@ -85,17 +85,8 @@ def decide_latched(snapshot: Snapshot, says: Conditions, now: datetime) -> Decis
 
 
 def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
-    """The digest of a guard is noted before the guard is made: what anybody changes later is known by it.
-
-    Whatever else is said, what was noted stays, and evidence that was written.
-    """
-    status = snapshot.job.status
-    digest = snapshot.guard_digest or status.guard_digest
-    report = replace(decision.report, evidence=status.evidence, guard_digest=digest)
-    if digest == status.guard_digest:
-        return replace(decision, report=report)
-    actions = tuple(one for one in decision.actions if not isinstance(one, CreateWorkload | StartGuard))
-    return Decision(report, actions, STOPPING_SECONDS)
+    """Evidence that was written stays in the status, whatever else is decided."""
+    return replace(decision, report=replace(decision.report, evidence=snapshot.job.status.evidence))
 
 
 def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:

@@ -22,7 +22,6 @@ class Report:
     workload_ref: WorkloadRef | None = None
     stop: StopStatus | None = None
     evidence: str | None = None
-    guard_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

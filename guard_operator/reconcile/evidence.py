@@ -26,10 +26,10 @@ from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.inject import policy_file
 from guard_operator.reconcile.owned import owner_reference
 from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of, with_conditions
+from guard_operator.reconcile.support import policy_file
 from guard_operator.runtime.client import CONFIG_MAPS, Client, Json, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 

@@ -29,20 +29,20 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus
+from guard_operator.api.types import GuardStatus, Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
-from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
+from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
-from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
+from guard_operator.reconcile.inject import created_for, made_for_the_guard
+from guard_operator.reconcile.isolation import guard_objects_of, once
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
-from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
+from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
     GRACE_SECONDS,
@@ -64,7 +64,6 @@ from guard_operator.reconcile.snapshot import (
 from guard_operator.reconcile.targets import (
     Belongings,
     attached_trainer,
-    attachment_obstacles,
     controlled,
     exposures,
     has_made_nothing,
@@ -244,8 +243,8 @@ class Gatherer:
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = _uid_of_guard(own_guard)
-        spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
+        spec = _spec(job, raw_workload, uid)
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
         to_look = not (unread or first_stop) and (uncached or not stopping)
         if to_look and uid is not None and _may_hide_pods(job, workload, pods):
@@ -264,7 +263,6 @@ class Gatherer:
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
-        is_made = preparation == Preparation() or (not stopping and _is_missing(own_guard, workload))
         return Snapshot(
             job=job,
             workload=workload,
@@ -278,29 +276,20 @@ class Gatherer:
             seen=known.pods,
             all_pods_read=stopping and uncached and not unread,
             preparation=preparation,
-            costs=_costs(adapter, job, self._config),
-            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
+            broken=_broken(adapter, job, self._config),
+            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw, self._config)),
             trainer=attached_trainer(adapter, spec),
             heartbeat_age=age,
             most_silent=most_silent,
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
-            guard_digest=self._digest(adapter, job) if is_made else None,
             late=bool(late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
 
     def _adapter(self, job: Job) -> WorkloadAdapter | None:
         return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
-
-    def _digest(self, adapter: WorkloadAdapter, job: Job) -> str | None:
-        """Of the guard that is made for the job; None: it cannot be, as the one who tries says."""
-        if not job.guard_known:
-            return None
-        with suppress(TemplateError):
-            return guard_digest(job, adapter, self._config)
-        return None
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -537,8 +526,9 @@ class Gatherer:
             found = self._guard_refused(adapter, job) if found.reason is None else found
             return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
         guard, spec = job.spec.guard, job.spec.made_from.spec
+        own = guard_objects_of(job.name, job.uid, guard, self._config)
         for field, claim in template_claims(adapter, spec):
-            if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
+            if is_copy(self._client.get(CLAIMS, job.namespace, claim) or {}, own):
                 message = (
                     f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
                 )
@@ -659,11 +649,6 @@ def _uid_of_guard(own: OwnGuard | None) -> str | None:
     return None if own is None or own.made is None else own.made.uid
 
 
-def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:
-    """Whether a guard in a pod of its own is to be made, first or again."""
-    return own == OwnGuard() and _has_guard(workload)
-
-
 def _late(
     workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
 ) -> tuple[Late, ...]:
@@ -747,20 +732,18 @@ def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongi
     return Preparation()
 
 
-def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
-    """What is no longer protected, of what `isolation: Relaxed` admits."""
-    if job.spec.target_ref is not None:
-        findings = tuple(attachment_obstacles(job.spec))
-    else:
-        findings = find_violations(adapter, job.spec.made_from.spec, job.spec.guard, config)
-    return tuple(finding.cost for finding in findings if finding.cost is not None)
+def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
+    """The rows of the isolation table that `isolation: Relaxed` admits in the template."""
+    guard = job.spec.guard
+    if job.spec.target_ref is not None or guard.isolation is Isolation.STRICT:
+        return ()
+    own = guard_objects_of(job.name, job.uid, guard, config)
+    return once(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
 
 
-def _exposed(job: Job, pod: Json) -> Iterable[str]:
-    """What this pod of a workload that the job is attached to has of the guard's."""
-    own = job.spec.guard.own_pod
-    account = "" if own is None else own_service_account(job, own)
-    return exposures(pod, own_sources(job), account)
+def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
+    """The rows that this pod of a workload breaks to which the job is attached."""
+    return exposures(pod, guard_objects_of(job.name, job.uid, job.spec.guard, config))
 
 
 def _age(raw: Json) -> tuple[str, str]:
@@ -772,14 +755,13 @@ def _age(raw: Json) -> tuple[str, str]:
 class _Owner:
     """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
 
-    `guard`: UID of the StatefulSet of a guard in a pod of its own. `digest`: of the guard, as it was noted.
+    `guard`: UID of the StatefulSet of a guard in a pod of its own.
     """
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
     between: frozenset[str] = frozenset()
     guard: str | None = None
-    digest: str | None = None
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
@@ -803,7 +785,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
     )
     if workload.guard is not None and controller_of(raw) == workload.guard:
         alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
-        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone, workload)
+        return _with_guard(replace(bare, guarded=bool(alone)), raw)
     if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
@@ -818,16 +800,15 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
-    return _with_guard(pod, raw, guards, workload)
+    return _with_guard(pod, raw)
 
 
-def _with_guard(pod: Pod, raw: Json, guards: list[Json], workload: _Owner) -> Pod:
-    """The pod, with what is known of its containers and of these guards in it."""
+def _with_guard(pod: Pod, raw: Json) -> Pod:
+    """The pod, with what is known of its containers and of the guard in it."""
     status = raw.get("status") or {}
     last_word = _last_word(status)
     return replace(
         pod,
-        changed=bool(guards) and is_as_injected(raw, workload.digest) is False,
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
         waiting=_waiting(status),

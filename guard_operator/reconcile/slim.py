@@ -10,8 +10,6 @@ from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.api.types import MAX_DIGEST
-from guard_operator.reconcile.digest import FOUND, annotated_digest, injected_digest
 from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.reconcile.snapshot import finalizers_of
@@ -46,7 +44,6 @@ def slim_pod(raw: Json) -> Json:
         | {
             "labels": _kept(labels, _LABELS),
             "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
-            **(_annotations(raw) if sidecars or alone else {}),
             **({"finalizers": held} if (held := finalizers_of(metadata)) else {}),
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
@@ -59,18 +56,11 @@ def slim_pod(raw: Json) -> Json:
             "initContainerStatuses": _containers(status.get("initContainerStatuses") or []),
             "containerStatuses": _containers(status.get("containerStatuses") or []),
         },
-        **({FOUND: injected_digest(spec)} if sidecars or alone else {}),
     }
 
 
 def _guards(spec: Mapping[str, Any], key: str) -> list[Json]:
     return [{"name": one["name"]} for one in spec.get(key) or [] if one.get("name") == names.GUARD_CONTAINER]
-
-
-def _annotations(pod: Mapping[str, Any]) -> Json:
-    """The digest that was written; of what cannot be one, its beginning."""
-    written = annotated_digest(pod)
-    return {} if written is None else {"annotations": {names.DIGEST_ANNOTATION: str(written)[:MAX_DIGEST]}}
 
 
 def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:

@@ -136,7 +136,7 @@ class Pod:
     """A pod that carries the job's UID, whoever made it: it must go when the run is stopped.
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
-    a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
+    a guard), `guard_since` (since when it runs; None: it
     does not), `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it
     had waited for a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which
     are what its guard left behind when it ended. `cut_off`: the control plane has lost its node.
@@ -151,7 +151,6 @@ class Pod:
     phase: str
     terminating: bool = False
     rank0: bool = False
-    changed: bool = False
     cut_off: bool = False
     guard_since: datetime | None = None
     grace: int = GRACE_SECONDS
@@ -193,14 +192,13 @@ class Snapshot:
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
-    `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
+    `broken`: the rows of the isolation table that `isolation: Relaxed` admits, a sentence for each.
     `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
     running, seconds; None while no heartbeat is to be expected, or while it could not be seen (`deaf`).
     `most_silent`: most other guards fell silent when this one did.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
-    `guard_image`: of the guard that is, or would be, injected. `guard_digest`: of the guard that is to be
-    made now; None: none is.
+    `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
@@ -217,14 +215,13 @@ class Snapshot:
     workload: Workload | None = None
     pods: tuple[Pod, ...] = ()
     preparation: Preparation | None = None
-    costs: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     heartbeat_age: float | None = None
     deaf: bool = False
     most_silent: bool = False
     live: bool = False
     unknown_kind: bool = False
     guard_image: str | None = None
-    guard_digest: str | None = None
     late: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()

@@ -140,9 +140,9 @@ class World:
             body=cluster_role,
             content_type="application/apply-patch+yaml",
         )
-        lease_role = rbac.lease_role()
-        self.put(ROLES, lease_role)
-        self.bind("Role", lease_role["metadata"]["name"], self.namespace)
+        own_role = rbac.own_namespace_role()
+        self.put(ROLES, own_role)
+        self.bind("Role", own_role["metadata"]["name"], self.namespace)
         self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
         self.token = token_for(self.client, self.namespace, name)
 
