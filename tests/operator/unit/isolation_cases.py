@@ -72,7 +72,9 @@ def broken(support: str) -> dict[str, Change]:
         "secret-driver": volume(csi={"driver": "x", "nodePublishSecretRef": {"name": support}}),
         "config-map-volume": volume(configMap={"name": support}),
         "config-map-projected": projected(configMap={"name": support}),
-        "token": projected(serviceAccountToken={"path": "token", "audience": "https://kubernetes.default.svc"}),
+        "token": projected(
+            serviceAccountToken={"path": "token", "audience": "https://kubernetes.default.svc"}
+        ),
         "pod-certificate": projected(podCertificate={"signerName": "a.b/c", "keyType": "ED25519"}),
         "host-path": volume(hostPath={"path": "/var/lib"}),
         "git-repo": volume(gitRepo={"repository": "https://git.example.com/x"}),

@@ -170,8 +170,14 @@ def test_a_finding_that_replicas_share_is_printed_once_in_two_lines_at_most() ->
 @pytest.mark.parametrize(
     ("change", "finding"),
     [
-        (cases.container(volumeMount=[]), "containers[1].volumeMount is no field of a pod: did you mean volumeM"),
-        (cases.volume(persistantVolumeClaim={}), "persistantVolumeClaim is no field of a pod: did you mean pers"),
+        (
+            cases.container(volumeMount=[]),
+            "containers[1].volumeMount is no field of a pod: did you mean volumeM",
+        ),
+        (
+            cases.volume(persistantVolumeClaim={}),
+            "persistantVolumeClaim is no field of a pod: did you mean pers",
+        ),
         (cases.container(resources={"limit": {}}), "limit is no field of a pod: did you mean limits?"),
         (cases.pod(toleration=[]), "toleration is no field of a pod: did you mean tolerations?"),
     ],
