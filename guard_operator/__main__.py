@@ -25,7 +25,7 @@ from guard_core import log_lines
 from guard_core.extras import missing_extra
 from guard_core.wording import excerpt, format_errors, meant
 from guard_operator.api.types import Resources
-from guard_operator.config import OperatorConfig, default_guard_resources
+from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, OperatorConfig, default_guard_resources
 from guard_operator.runtime.serving import EVERYWHERE
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
@@ -87,15 +87,18 @@ def parser() -> argparse.ArgumentParser:
         help="read the Workloads of Kueue: say what a run waits for, and take a stopped one out of its queue",
     )
     add(
-        "--relaxed-host-path",
+        "--node-directory",
         action="append",
         default=[],
-        help="directory that a template may mount under isolation Relaxed; may be repeated",
+        help="directory of the node that no host path may cover or lie below; may be repeated; default: "
+        "those of the kubelet, the runtimes and the system",
     )
     add(
-        "--no-host-network",
-        action="store_true",
-        help="no template may have the network of the node, also not under isolation Relaxed",
+        "--token-audience",
+        action="append",
+        default=[],
+        help="audience of projected tokens that a trainer may have; may be repeated; default: "
+        f"{', '.join(TOKEN_AUDIENCES)}",
     )
     add("--kubeconfig", help="default: the pod's service account, else ~/.kube/config")
     add(
@@ -165,8 +168,8 @@ def _operator(options: argparse.Namespace) -> Operator:
             namespaces=tuple(options.namespace),
             kinds=tuple(options.kind),
             kueue=options.kueue,
-            relaxed_host_paths=tuple(options.relaxed_host_path),
-            no_host_network=options.no_host_network,
+            node_directories=tuple(options.node_directory) or NODE_DIRECTORIES,
+            token_audiences=tuple(options.token_audience) or TOKEN_AUDIENCES,
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,
         ),

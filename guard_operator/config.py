@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from guard_operator.runtime.client import Json
 
+#: Where kubelet and runtime keep the volumes and images of pods, and what the node runs or reads as root.
+NODE_DIRECTORIES = (
+    "/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr",
+    "/home/kubernetes", "/opt/bin", "/opt/cni", "/opt/containerd", "/var/run", "/var/snap",
+    "/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/kubelet",
+    "/var/lib/rancher", "/var/spool/cron",
+    # Local disks: EKS (nodeadm's RAID0) and GKE (ephemeral SSD) move both of them there.
+    "/mnt/k8s-disks/0/containerd", "/mnt/k8s-disks/0/kubelet",
+    "/mnt/stateful_partition/kube-ephemeral-ssd/containerd",
+    "/mnt/stateful_partition/kube-ephemeral-ssd/kubelet", "/mnt/stateful_partition/kube-ephemeral-ssd/var",
+    "/mnt/stateful_partition/var",
+)  # fmt: skip
+#: Of IRSA and EKS Pod Identity, whose webhooks add such tokens to pods.
+TOKEN_AUDIENCES = ("sts.amazonaws.com", "pods.eks.amazonaws.com")
+
 
 def default_guard_resources() -> Json:
     """Resources of guards of which nobody said any."""
@@ -18,9 +33,9 @@ def default_guard_resources() -> Json:
 class OperatorConfig:
     """Settings of the operator process.
 
-    `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `relaxed_host_paths` are
-    directories whose contents a template may mount under `isolation: Relaxed`; None: nobody has read the
-    operator's. `no_host_network`: nor may a template have the node's network. What is of guards is for jobs
+    `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `node_directories`: what
+    a host path may neither cover nor lie below. `token_audiences`: of projected service-account tokens that
+    the API server does not accept, so that a trainer may have them. What is of guards is for jobs
     that do not say it themselves; without a pull policy it is that of Kubernetes. `kueue`: the
     Workloads of Kueue are read, and taken out of their queue by a stop.
     """
@@ -28,8 +43,8 @@ class OperatorConfig:
     guard_image: str
     namespaces: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    relaxed_host_paths: tuple[str, ...] | None = ()
-    no_host_network: bool = False
+    node_directories: tuple[str, ...] = NODE_DIRECTORIES
+    token_audiences: tuple[str, ...] = TOKEN_AUDIENCES
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None
     kueue: bool = False

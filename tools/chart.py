@@ -13,15 +13,13 @@ from pydantic.fields import FieldInfo
 
 from guard_core import __version__
 from guard_operator import rbac
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter, jobset, pytorchjob
-from guard_operator.adapters import job as job_adapter
+from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
 from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
     GUARD_PART,
     IN_A_POD,
     JOB_LABEL,
-    KIND,
     MAX_GUARD_NAME,
     OPERATOR_VERB,
     PART_LABEL,
@@ -29,17 +27,9 @@ from guard_operator.api.names import (
     RESERVED_PREFIX,
     UID_LABEL,
 )
-from guard_operator.api.types import GuardPod, Spec, Status
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile import isolation as decided
-from guard_operator.reconcile import layout
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
-from guard_operator.reconcile.leaks import SHARED
-from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import STATEFUL_SETS, Resource
+from guard_operator.runtime.client import Resource
 from tools import ROOT
+from tools.admission import validations
 from tools.as_yaml import to_yaml
 from tools.chart_values import CrdValues, Values, ValuesSection
 
@@ -103,50 +93,18 @@ def crds_chart() -> dict[str, Any]:
 
 
 def isolation_values() -> dict[str, Any]:
-    """What the admission policies share with the operator's refusals and injection."""
-    pod, other = built_pods()
-    guard, other_guard = (spec["initContainers"][-1] for spec in (pod, other))
-    volumes = [v["name"] for v in pod["volumes"] if v["name"].startswith(RESERVED_PREFIX)]
-    values, others = (_values(container) for container in (guard, other_guard))
+    """Collect what the admission policies take from the operator: names, and the isolation table in CEL."""
     return {
         "jobLabel": JOB_LABEL,
         "uidLabel": UID_LABEL,
         "reservedPrefix": RESERVED_PREFIX,
         "guardContainer": GUARD_CONTAINER,
         "submitterLabel": SUBMITTER_LABEL,
-        "guardUser": str(layout.GUARD_UID),
-        "guardDirectories": list(layout.GUARD_DIRECTORIES),
-        "sharedDirectory": layout.TMP_DIR,
-        "guardVolumes": volumes,
-        "heldoutVolume": "rlguard-heldout",
-        "heldoutDirectory": layout.HELDOUT_DIR,
-        "claimVolume": layout.CHECKPOINTS_VOLUME,
-        "claimDirectory": layout.CHECKPOINTS_DIR,
-        "trainerEnv": list(layout.TRAINER_ENV),
-        "sharedKeys": dict(SHARED),
         "partLabel": PART_LABEL,
         "guardPart": GUARD_PART,
         "placementLabel": PLACEMENT_LABEL,
         "inAPod": IN_A_POD,
         "guardNameLength": MAX_GUARD_NAME - 9,
-        "hostCapabilities": sorted(HOST_CAPABILITIES),
-        "guardMounts": {m["name"]: m["mountPath"] for m in guard["volumeMounts"] if m["name"] in volumes},
-        # What is the same in the guards of two jobs that have nothing in common.
-        "guardConstants": {name: value for name, value in values.items() if others.get(name) == value},
-        "guardEnv": sorted(
-            {e["name"] for container in (guard, other_guard, own_guard()) for e in container["env"]}
-        ),
-        "guardProbes": [guard[probe]["exec"]["command"] for probe in ("startupProbe", "livenessProbe")],
-        "stateVolume": layout.STATE_VOLUME,
-        "indexEnv": layout.REPLICA_INDEX_ENV,
-        "indexFields": sorted({job_adapter.INDEX_FIELD, jobset.JOB_FIELD, pytorchjob.INDEX_FIELD}),
-        "strict": {name: sorted({*_names(table, *_OPEN), *more}) for name, (table, more) in FIELDS.items()},
-        # What may be set, too, in the pods of a template whose guard is in another one.
-        "apart": {name: sorted(_opened(table)) for name, (table, _) in FIELDS.items() if _opened(table)},
-        "refused": {
-            name: sorted(set(_names(table, Says.REFUSED)) - set(more))
-            for name, (table, more) in FIELDS.items()
-        },
         "operatorVerb": OPERATOR_VERB,
         "workloads": [
             {"group": resource.group, "plural": resource.plural}
@@ -158,6 +116,7 @@ def isolation_values() -> dict[str, Any]:
             {"group": one.resource.group, "plural": one.resource.plural, "kind": one.resource.kind}
             for one in ADAPTERS
         ],
+        "validations": validations(),
     }
 
 
@@ -165,96 +124,6 @@ def _made_by_the_operator(adapter: WorkloadAdapter) -> tuple[Resource, ...]:
     if adapter.only_attached:
         return ()
     return (adapter.resource, *((adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()))
-
-
-_OPEN = (Says.ALLOWED, Says.CHECKED)
-#: The tables of which the policies know every field; with those fields that have a validation of their own.
-FIELDS: dict[str, tuple[Decisions, tuple[str, ...]]] = {
-    "pod": (
-        decided.POD,
-        ("ephemeralContainers", "hostIPC", "hostNetwork", "hostPID", "shareProcessNamespace"),
-    ),
-    "podSecurity": (decided.POD_SECURITY, ()),
-    "volume": (decided.VOLUMES, ("name",)),
-    "projected": (decided.PROJECTED, ("serviceAccountToken",)),
-    "ephemeralClaim": (decided.EPHEMERAL_CLAIM, ()),
-    "container": (decided.CONTAINER, ()),
-    "security": (decided.SECURITY, ("privileged",)),
-    "envSource": (decided.ENV_SOURCES, ()),
-    "envFrom": (decided.ENV_FROM, ()),
-}
-
-
-def _names(table: Decisions, *says: Says) -> list[str]:
-    return [name for name, decision in table.items() if decision.says in says]
-
-
-def _opened(table: Decisions) -> list[str]:
-    """What is open only where the guard has a pod of its own."""
-    return [
-        name
-        for name, decision in table.items()
-        if decision.says not in _OPEN and decision.apart is not None and decision.apart.says in _OPEN
-    ]
-
-
-def _values(container: dict[str, Any]) -> dict[str, str]:
-    return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
-
-
-def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rank-0 pods of a sample, and of a job whose guard differs from it in everything that it can."""
-    sample = ROOT / "k8s" / "samples" / "single-gpu.yaml"
-    raw = next(d for d in yaml.safe_load_all(sample.read_text(encoding="utf-8")) if d["kind"] == KIND)
-    mounts = [{"name": "other", "mountPath": "/other"}]
-    pod = {
-        "containers": [{"name": "trainer", "volumeMounts": mounts}],
-        "volumes": [{"name": "other", "emptyDir": {}}],
-    }
-    spec = {
-        "template": {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "spec": {"completionMode": "Indexed", "template": {"spec": pod}},
-        },
-        "guard": {
-            "heldout": {"volume": {"secretName": "other"}, "split": "other", "evaluator": {"hf": {}}},
-            "checkpoints": {"volume": "other"},
-            "state": {"claimName": "other"},
-            "port": 1025,
-            "metrics": {"follow": {"path": "other.jsonl", "format": "verl"}},
-        },
-    }
-
-    def job(name: str, body: Any) -> Job:
-        return Job(name, f"{name}-ns", f"{name}-uid", 1, "1", {}, Spec.model_validate(body), Status())
-
-    one = build_workload(job("job", raw["spec"]), ADAPTERS[0], OperatorConfig("guard"))
-    two = build_workload(job("other", spec), ADAPTERS[1], OperatorConfig("other"))
-    return (
-        one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"],
-        two["spec"]["template"]["spec"],
-    )
-
-
-def own_guard() -> dict[str, Any]:
-    """The container of a guard in a pod of its own."""
-    pod = {
-        "containers": [{"name": "trainer", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
-        "volumes": [{"name": "c", "persistentVolumeClaim": {"claimName": "c"}}],
-    }
-    guard = {
-        "heldout": {"volume": {"secretName": "h"}, "evaluator": {"hf": {}}},
-        "checkpoints": {"volume": "c"},
-        "state": {"claimName": "s", "keepBest": True},
-        "placement": "Pod",
-    }
-    template = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}}
-    spec = Spec.model_validate({"template": template, "guard": guard})
-    job = Job("own", "ns", "uid", 1, "1", {}, spec, Status())
-    objects = dict(guard_objects(job, GuardPod(), ADAPTERS[1], OperatorConfig("guard")))
-    container: dict[str, Any] = objects[STATEFUL_SETS]["spec"]["template"]["spec"]["containers"][0]
-    return container
 
 
 def schema(values: type[ValuesSection]) -> dict[str, Any]:

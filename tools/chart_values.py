@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from guard_operator.config import default_guard_resources
+from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, default_guard_resources
 
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 #: Absolute, without a trailing slash and without `.` or `..`, nor what ends a string of CEL.
@@ -116,17 +116,19 @@ class Crds(ValuesSection):
     )
 
 
-class Relaxed(ValuesSection):
-    """What jobs with `isolation: Relaxed` may have."""
+class IsolationValues(ValuesSection):
+    """What the isolation table is told of this cluster."""
 
-    host_network: bool = Field(
-        False,
-        description="Whether guarded pods may use the host's network; else operator and policy refuse it.",
+    node_directories: list[Directory] = Field(
+        default_factory=lambda: [*NODE_DIRECTORIES],
+        min_length=1,
+        description="Directories of the node that no host path of a run may cover or lie below: those of the "
+        "kubelet and the runtime, wherever they are here, and what the node runs as root.",
     )
-    host_paths: list[Directory] = Field(
-        default_factory=list,
-        description="Directories of the node under which guarded pods may mount host paths.",
-        examples=[["/mnt/k8s-disks"]],
+    token_audiences: list[Word] = Field(
+        default_factory=lambda: [*TOKEN_AUDIENCES],
+        description="Audiences of projected service-account tokens that pods of a run may have: those of "
+        "IRSA and of EKS Pod Identity. Never one that the API server accepts.",
     )
 
 
@@ -146,11 +148,6 @@ class AdmissionPolicy(ValuesSection):
         description="Images that spec.guard.image may name; one that ends with / : or @ admits all that "
         "begin so. Empty: any. The guard has the held-out data and says when a run stops.",
         examples=[["registry.example.com/rlguard/guard:", "registry.example.com/rlguard/guard-hf:"]],
-    )
-    token_audiences: list[Word] = Field(
-        default_factory=lambda: ["sts.amazonaws.com", "pods.eks.amazonaws.com"],
-        description="Audiences of projected service-account tokens that webhooks may add to guarded pods: "
-        "those of IRSA and of EKS Pod Identity. Never one that the API server accepts.",
     )
 
 
@@ -317,13 +314,13 @@ class Values(ValuesSection):
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the operator's log lines: text, or one JSON object a line."
     )
-    relaxed: Relaxed = section(
-        Relaxed, "What jobs with `isolation: Relaxed` may have of the node. Strict ones may not."
+    isolation: IsolationValues = section(
+        IsolationValues, "What the isolation table is told of this cluster (docs/reference/isolation.md)."
     )
     admission_policy: AdmissionPolicy = section(
         AdmissionPolicy,
-        "ValidatingAdmissionPolicies: the operator's own refusals for pods; the guard as its job says; who "
-        "may create jobs, and what the operator may create.",
+        "ValidatingAdmissionPolicies: the isolation table for pods, who may create jobs, and what the "
+        "operator may create.",
     )
     crds: Crds = section(Crds, "The CustomResourceDefinition.")
     service_account: ServiceAccount = section(ServiceAccount, "The operator's service account.")

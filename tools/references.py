@@ -23,7 +23,8 @@ from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout, Settin
 from guard_core.policy import Policy
 from guard_core.wire import Condition, DetectorReading, EvaluationSampling, EvaluationSummary, KlKind, Verdict
 from guard_operator import __main__ as operator_process
-from guard_operator.reconcile.isolation import HOST_CAPABILITIES, TABLES, FieldDecision
+from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
+from guard_operator.reconcile.isolation import TABLE, On, Row
 from guard_service import __main__ as guard_process
 from guard_service.app import create_app
 from guard_service.auth import Tokens
@@ -129,51 +130,38 @@ def outputs() -> dict[Path, str]:
 # -- pages -----------------------------------------------------------------------------------------------
 
 
-_ISOLATION = {
-    "PodSpec": "The pod",
-    "PodSecurityContext": "`securityContext` of the pod",
-    "Volume": "Volumes",
-    "VolumeProjection": "Sources of a `projected` volume",
-    "PersistentVolumeClaimSpec": "Spec of the claim of an `ephemeral` volume",
-    "Container": "Containers and init containers",
-    "SecurityContext": "`securityContext` of a container",
-    "EnvVarSource": "`env[].valueFrom`",
-    "EnvFromSource": "`envFrom[]`",
-    "VolumeMount": "`volumeMounts[]` and `volumeDevices[]`",
-    "ContainerPort": "`ports[]`",
-}
-
-
 def isolation() -> Iterator[str]:
-    """What a template may have, from the tables of the operator."""
+    """The isolation table."""
     yield "# Isolation"
     yield ""
-    yield (
-        "What becomes of each field of a pod in `spec.template` under `spec.guard.isolation: Strict`.\n"
-        "*Needs Relaxed*: `isolation: Relaxed` admits it, and the condition `Isolated` says what is then no\n"
-        "longer protected. *Refused*: under both. A field that is not here is refused. Where the guard has\n"
-        "a pod of its own (`placement: Pod`) and something else is decided there, that is said behind it.\n"
-        "What each isolation protects against is on the page of [threats](../threats.md)."
-    )
-    for schema, title in _ISOLATION.items():
-        yield from ("", f"## {title}", "")
-        reasons: dict[FieldDecision, list[str]] = {}
-        for field, decision in TABLES[schema].items():
-            reasons.setdefault(decision, []).append(f"`{field}`")
-        rows = [(", ".join(fields), *_in_both(d)) for d, fields in reasons.items()]
-        yield from table(("Field", "Strict", "Why"), rows)
-    yield from ("", "## Capabilities", "")
-    yield f"Refused under both: {', '.join(f'`{name}`' for name in sorted(HOST_CAPABILITIES))}. "
-    yield "Any other one that is added needs Relaxed."
+    yield "What no pod of a run may have under `spec.guard.isolation: Strict`, the default. Everything else"
+    yield "may be set: root, added capabilities, devices, resource claims, host paths of local disks, runtime"
+    yield "classes. `isolation: Relaxed` admits these rows, too; the condition `Isolated` is then `False` and"
+    yield "lists those that the pods break. What this protects, and what it does not: [threats](../threats.md)."
+    for on in On:
+        yield from ("", f"## Fields of a {on.value}", "")
+        rows = [
+            (f"`{row.id}`", "<br>".join(f"`{path}`" for path in row.paths), _when(row), row.why)
+            for row in TABLE
+            if row.on is on
+        ]
+        yield from table(("Row", "Field", "Broken if it", "Because"), rows)
+    yield "*of the guard* means of this job's guard: the claim, Secret or ConfigMap of the held-out split, the"
+    yield "claim of its state, and the Secret and ConfigMap that the operator makes for the job."
+    yield from ("", "## Directories of the node", "")
+    yield f"{', '.join(f'`{name}`' for name in NODE_DIRECTORIES)}."
+    yield "The chart's `isolation.nodeDirectories` replaces them: name where kubelet and runtime are on your"
+    yield "nodes. A path below the same disk that is neither passes, such as `/mnt/k8s-disks/0/scratch`."
+    yield from ("", "## Tokens", "")
+    yield f"Audiences that pass: {', '.join(f'`{name}`' for name in TOKEN_AUDIENCES)}"
+    yield "(`isolation.tokenAudiences` of the chart)."
 
 
-def _in_both(decision: FieldDecision) -> tuple[str, str]:
-    """What is decided and why, beside the guard and where that has a pod of its own."""
-    says, reason, apart = str(decision.says), decision.reason, decision.apart
-    if apart is None:
-        return says, reason
-    other = "" if apart.says is decision.says else f"; pod of its own: {apart.says}"
-    return f"{says}{other}", f"{reason}; pod of its own: {apart.reason}"
+def _when(row: Row) -> str:
+    """When a row is broken, in words."""
+    values = f" {', '.join(f'`{value}`' for value in row.values)}" if row.values else ""
+    where = "; only in the guard's pod" if row.beside else "; only in a template" if row.in_template else ""
+    return f"{row.test.value}{values}{where}"
 
 
 def frameworks() -> Iterator[str]:

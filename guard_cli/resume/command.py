@@ -95,7 +95,7 @@ def resume_run(
     )
     resumed = resume_job(found, name, checkpoint, sets or (), taken)
     source = _source(resumed.manifest, runtime, cluster)
-    config = OperatorConfig(guard_image="", relaxed_host_paths=None)
+    config = OperatorConfig(guard_image="")
     said = review_manifest(resumed.manifest, config, source)
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)

@@ -96,7 +96,9 @@ def wrap(
     keep_best: options.KeepBestOption = None,
     relaxed: Annotated[
         bool,
-        typer.Option("--relaxed", help="isolation: Relaxed. Admits root and more; says what that costs."),
+        typer.Option(
+            "--relaxed", help="isolation: Relaxed. Admits what reaches into the guard; says what does."
+        ),
     ] = False,
     runtime: Annotated[
         str | None,
@@ -153,7 +155,7 @@ def wrap(
         except ManifestError as error:
             raise CliError(f"{runtime}: {error}") from None
     source = source_in(texts, job.adapter, given)
-    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image="", relaxed_host_paths=None), source)
+    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""), source)
     composed = composed_spec(job.adapter, given, source)
     volume = checkpoint_volume(composed, job.adapter, checkpoints)
     wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
@@ -165,7 +167,7 @@ def wrap(
     restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
     for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
-    for line in told(wrapped, job, volume, said.costs):
+    for line in told(wrapped, job, volume, said.broken):
         print(line, file=sys.stderr)
 
 

@@ -39,12 +39,12 @@ def refusal(said: Review, wrong: str) -> str:
     )
 
 
-def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
-    """What was decided, in lines for people; `costs`: what is no longer protected."""
-    return map(plain, _told(wrapped, job, volume, costs))
+def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str]) -> Iterator[str]:
+    """What was decided, in lines for people; `broken`: the rows of the isolation table that the job breaks."""
+    return map(plain, _told(wrapped, job, volume, broken))
 
 
-def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequence[str]) -> Iterator[str]:
+def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str]) -> Iterator[str]:
     spec = Spec.model_validate(wrapped.manifest["spec"])
     namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
     where = f" in namespace {namespace}" if namespace else ""
@@ -61,7 +61,7 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, costs: Sequ
     if carried:
         yield f"{carried}: as before, of the {kind}"
     yield from _left_out(wrapped)
-    yield from (f"warning: no longer protected: {cost}" for cost in dict.fromkeys(costs))
+    yield from (f"warning: not isolated: {one}" for one in broken)
     if job.adapter.state({"spec": spec.made_from.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
     if kind in UNQUEUED and QUEUE_LABEL in spec.made_from.metadata.labels:

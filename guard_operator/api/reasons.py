@@ -150,8 +150,8 @@ _REASONS = {
     "silent guard from its start.",
     Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the "
     "network between them is at fault, such as a NetworkPolicy. The message says where. It stops no run.",
-    Reason.STRICT_ISOLATION: "No exception was admitted.",
-    Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
+    Reason.STRICT_ISOLATION: "The pods break no row of the isolation table.",
+    Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admits everything; the message lists the broken rows.",
     Reason.ATTACHED: "The workload was made by others, who check its pods; the message says what is not "
     "protected.",
     Reason.GUARD_DATA_EXPOSED: "The same, and a pod of the workload has what only the guard may have; the "

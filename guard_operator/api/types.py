@@ -425,9 +425,8 @@ class GuardSpec(ApiModel):
     pod: GuardPod | None = Field(None, description="The guard's own pod, with placement Pod.")
     isolation: Isolation = Field(
         Isolation.STRICT,
-        description="Strict allows what docs/reference/isolation.md lists. Relaxed admits root, "
-        "capabilities, hostNetwork, listed host paths and more; the condition Isolated then says what that "
-        "costs.",
+        description="Strict refuses what docs/reference/isolation.md lists. Relaxed admits everything; the "
+        "condition Isolated then lists what the pods have of it.",
     )
     max_lag: Annotated[int, Field(ge=0)] | Literal["off"] | None = Field(
         None,

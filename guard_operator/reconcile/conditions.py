@@ -142,17 +142,16 @@ class Conditions:
         return None
 
     def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
-        costs = snapshot.costs
         if self._job.spec.target_ref is not None:
             reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
-            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED, *costs))
+            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
         before = condition_of(self._job.status, ConditionType.ISOLATED)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
             return self.make(ConditionType.ISOLATED, before.status, before.reason, before.message)
-        if costs:
-            message = "no longer protected: " + "; ".join(costs)
+        if snapshot.broken:
+            message = "; ".join(snapshot.broken)
             return self.make(ConditionType.ISOLATED, "False", Reason.RELAXED_ISOLATION, message)
         meaning = Reason.STRICT_ISOLATION.meaning
         return self.make(ConditionType.ISOLATED, "True", Reason.STRICT_ISOLATION, meaning)

@@ -26,6 +26,7 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
+from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import LastWord, Reading, last_word
 from guard_operator.reconcile import layout
@@ -33,11 +34,12 @@ from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.inject import created_for, made_for_the_guard
+from guard_operator.reconcile.isolation import guard_objects_of, once
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
-from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
+from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
     GRACE_SECONDS,
@@ -56,11 +58,9 @@ from guard_operator.reconcile.snapshot import (
     must_stop,
     with_spec,
 )
-from guard_operator.reconcile.support import own_sources
 from guard_operator.reconcile.targets import (
     Belongings,
     attached_trainer,
-    attachment_obstacles,
     controlled,
     exposures,
     has_made_nothing,
@@ -294,8 +294,8 @@ class Gatherer:
             seen=known.pods,
             all_pods_read=stopping and uncached and not unread,
             preparation=preparation,
-            costs=_costs(adapter, job, self._config),
-            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
+            broken=_broken(adapter, job, self._config),
+            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw, self._config)),
             trainer=attached_trainer(adapter, spec),
             reading=self._guards.reading(job.uid),
             silent_for=silent_for,
@@ -558,8 +558,9 @@ class Gatherer:
             found = self._guard_refused(adapter, job) if found.reason is None else found
             return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
         guard, spec = job.spec.guard, job.spec.made_from.spec
+        own = guard_objects_of(job.name, job.uid, guard, self._config)
         for field, claim in template_claims(adapter, spec):
-            if copies(self._client.get(CLAIMS, job.namespace, claim) or {}, guard):
+            if is_copy(self._client.get(CLAIMS, job.namespace, claim) or {}, own):
                 message = (
                     f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
                 )
@@ -763,20 +764,18 @@ def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongi
     return Preparation()
 
 
-def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
-    """What is no longer protected, of what `isolation: Relaxed` admits."""
-    if job.spec.target_ref is not None:
-        findings = tuple(attachment_obstacles(job.spec))
-    else:
-        findings = find_violations(adapter, job.spec.made_from.spec, job.spec.guard, config)
-    return tuple(finding.cost for finding in findings if finding.cost is not None)
+def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
+    """The rows of the isolation table that `isolation: Relaxed` admits in the template."""
+    guard = job.spec.guard
+    if job.spec.target_ref is not None or guard.isolation is Isolation.STRICT:
+        return ()
+    own = guard_objects_of(job.name, job.uid, guard, config)
+    return once(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
 
 
-def _exposed(job: Job, pod: Json) -> Iterable[str]:
-    """What this pod of a workload that the job is attached to has of the guard's."""
-    own = job.spec.guard.own_pod
-    account = None if own is None else own.service_account_name
-    return exposures(pod, own_sources(job), account)
+def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
+    """The rows that this pod of a workload breaks to which the job is attached."""
+    return exposures(pod, guard_objects_of(job.name, job.uid, job.spec.guard, config))
 
 
 def _age(raw: Json) -> tuple[str, str]:

@@ -21,10 +21,10 @@ from guard_operator.reconcile.guard_container import (
     guard_volumes,
     reporting_environment,
 )
+from guard_operator.reconcile.isolation import Violation
 from guard_operator.reconcile.mesh import exclude_port
 from guard_operator.reconcile.owned import host_of, job_labels, owned
 from guard_operator.reconcile.refusals import (
-    Violation,
     checkpoint_mount,
     field_of,
     pod_spec,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from guard_operator.adapters import ComposedAdapter, PodTemplate, WorkloadAdapter, at
 from guard_operator.api import names
+from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.guard_container import (
@@ -20,12 +21,12 @@ from guard_operator.reconcile.guard_container import (
     unless_set,
 )
 from guard_operator.reconcile.guard_pod import guard_objects, report_to_guard_pod
-from guard_operator.reconcile.leaks import leaks
+from guard_operator.reconcile.isolation import broken_rows, guard_objects_of
 from guard_operator.reconcile.mesh import exclude_port
 from guard_operator.reconcile.owned import job_labels, owned, owner_reference
 from guard_operator.reconcile.refusals import checkpoint_mount, pod_spec
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.reconcile.support import own_sources, support_objects
+from guard_operator.reconcile.support import support_objects
 from guard_operator.runtime.client import Json, Resource
 
 
@@ -99,8 +100,10 @@ def _prepare_pod(job: Job, template: PodTemplate, spec: Json, config: OperatorCo
         report_to_guard_pod(job, own, template, pod, config)
     elif template.guarded:
         _add_sidecar(job, template, pod, config)
-    if found := leaks(pod, own_sources(job)):
-        raise LeakError("; ".join(found))
+    if job.spec.guard.isolation is Isolation.STRICT:
+        mine = guard_objects_of(job.name, job.uid, job.spec.guard, config)
+        if found := broken_rows(pod, mine, beside=template.guarded and own is None):
+            raise LeakError("; ".join(f"{one.field} {one.message}" for one in found))
 
 
 def _label(job: Job, template: Json) -> Json:

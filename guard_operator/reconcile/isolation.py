@@ -1,304 +1,356 @@
-"""What a template may have under `isolation: Strict`: every field of a pod, decided, with the reason. Data.
+"""The isolation table: what no pod of a run may have, because it reaches into the guard. Pure.
 
-It is an allow-list. A field that is not named here, such as one that a later Kubernetes adds, is refused
-until somebody has decided about it; a test compares the names with those of a real API server. `refusals`
-applies the decisions; the chart's admission policy and docs/reference/isolation.md are generated from them.
+A key that only the guard's container mounts identifies the guard, so a trainer may be root, keep the usual
+capabilities and own devices. What stays forbidden reaches that container, its volumes or its name. The
+operator checks pods with `broken_rows`; the chart's admission policy (`tools.admission`) and
+docs/reference/isolation.md are generated from the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from guard_operator.api.names import (
+    GUARD_CONTAINER,
+    GUARD_PART,
+    PART_LABEL,
+    RESERVED_PREFIX,
+    support_name,
+)
+from guard_operator.api.types import GuardSpec
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.layout import CERTIFICATE_KEY, INGEST_TOKEN_KEY, TRAINER_ENV
+
+#: Keys of the job's Secret that the trainer has, too: with them it reports and knows its guard.
+SHARED_KEYS = (INGEST_TOKEN_KEY, CERTIFICATE_KEY)
+#: Capabilities with which a container leaves its own file system and processes. Root has none of them.
+HOST_CAPABILITIES = (
+    "ALL", "BPF", "CHECKPOINT_RESTORE", "DAC_READ_SEARCH", "MAC_ADMIN", "MAC_OVERRIDE", "PERFMON",
+    "SYS_ADMIN", "SYS_BOOT", "SYS_MODULE", "SYS_PTRACE", "SYS_RAWIO",
+)  # fmt: skip
 
 
-class Says(StrEnum):
-    """What becomes of a template that has the field."""
+class On(StrEnum):
+    """What a row is held against."""
 
-    ALLOWED = "allowed"
-    CHECKED = "depends on its value"
-    RELAXED = "needs Relaxed"
-    REFUSED = "refused"
+    POD = "pod"
+    VOLUME = "volume"
+    CONTAINER = "container"
+
+
+class Test(StrEnum):
+    """How a row judges a value. A closed set: each has one line in Python here, and one in CEL."""
+
+    TRUE = "is true"
+    SET = "is set"
+    ONE_OF = "is one of"
+    STARTS_WITH = "starts with"
+    CAPABILITY = "is a capability of"
+    CLAIM = "names a claim of the guard"
+    SECRET = "names a Secret of the guard"
+    SECRET_KEY = "names a Secret of the guard, with a key that is not shared"
+    CONFIG_MAP = "names a ConfigMap of the guard"
+    ACCOUNT = "names the guard's ServiceAccount"
+    NODE_DIRECTORY = "covers, or lies below, a directory of the node"
+    API_TOKEN = "is a token that the API server may accept"
 
 
 @dataclass(frozen=True, slots=True)
-class FieldDecision:
-    """What is decided about a field. Of RELAXED, `reason` is also what is no longer protected.
+class Row:
+    """What is forbidden, and why.
 
-    `apart`: what is decided where the guard has a pod of its own, if that is something else. What matters in
-    one pod alone is allowed there; where another reason remains, it is said.
+    Args:
+        id: how the row is called in messages, tests and the reference.
+        on: what `paths` start from.
+        paths: fields; `[]` is each item of a list.
+        test: a value for which it holds breaks the row.
+        why: one sentence.
+        values: of ONE_OF, STARTS_WITH and CAPABILITY.
+        beside: only in the pod in which the guard runs.
+        in_template: only before the operator has added its own; it writes such a value itself.
     """
 
-    says: Says
-    reason: str
-    apart: FieldDecision | None = None
+    id: str
+    on: On
+    paths: tuple[str, ...]
+    test: Test
+    why: str
+    values: tuple[str, ...] = ()
+    beside: bool = False
+    in_template: bool = False
 
 
-Decisions = Mapping[str, FieldDecision]
-UNKNOWN = FieldDecision(Says.REFUSED, "this version of the operator does not know what it opens")
+_SPLIT = "the trainer could read the held-out split, or the guard's state and keys"
+_NODE = "it opens the node, and with it the guard's volumes and memory"
+_API = "with the pod's account the trainer could read Secrets, or delete its guard"
+_LINUX = "the guard's image is for Linux"
+_SEES = "the trainer would see the guard's processes and files"
+_NAMED = "the guard's volumes are called so"
+_OURS = (RESERVED_PREFIX,)
+_NEW_CLAIM = "ephemeral.volumeClaimTemplate.spec"
+_OF_A_DRIVER = (
+    "azureFile.secretName", "cephfs.secretRef.name", "cinder.secretRef.name", "csi.nodePublishSecretRef.name",
+    "flexVolume.secretRef.name", "iscsi.secretRef.name", "rbd.secretRef.name", "scaleIO.secretRef.name",
+    "storageos.secretRef.name",
+)  # fmt: skip
 
 
-def _each(
-    says: Says, names: str, reason: str, apart: FieldDecision | None = None
-) -> dict[str, FieldDecision]:
-    """The same decision about several fields."""
-    return dict.fromkeys(names.split(), FieldDecision(says, reason, apart))
+def _pod(id_: str, path: str, test: Test, why: str, *values: str, **options: bool) -> Row:
+    return Row(id_, On.POD, (path,), test, why, values, **options)
 
 
-_LISTED = "its items are decided one by one"
-_PROFILES = (
-    "a profile that the node loaded or the runtime's own; Unconfined, which AppArmor's may also be by an "
-    "annotation of the pod, needs Relaxed"
+def _volume(id_: str, path: str, test: Test, why: str, *values: str, **options: bool) -> Row:
+    return Row(id_, On.VOLUME, (path,), test, why, values, **options)
+
+
+def _container(id_: str, path: str, test: Test, why: str, *values: str, **options: bool) -> Row:
+    return Row(id_, On.CONTAINER, (path,), test, why, values, **options)
+
+
+# fmt: off
+TABLE: tuple[Row, ...] = (
+    _pod("host-pid", "hostPID", Test.TRUE, "the trainer would see every process of the node"),
+    _pod("host-ipc", "hostIPC", Test.TRUE, "the trainer would share memory with every process of the node"),
+    _pod("host-network", "hostNetwork", Test.TRUE,
+         "the guard's port would be the node's; placement Pod admits it", beside=True),
+    _pod("shared-processes", "shareProcessNamespace", Test.TRUE, f"{_SEES}; placement Pod admits it",
+         beside=True),
+    _pod("windows", "os.name", Test.ONE_OF, _LINUX, "windows"),
+    _pod("windows-pod", "securityContext.windowsOptions", Test.SET, _LINUX),
+    _pod("automatic-token", "automountServiceAccountToken", Test.TRUE, _API),
+    Row("guard-account", On.POD, ("serviceAccountName", "serviceAccount"), Test.ACCOUNT,
+        "the trainer would have the guard's cloud role"),
+
+    _volume("volume-name", "name", Test.STARTS_WITH, _NAMED, *_OURS, in_template=True),
+    _volume("claim", "persistentVolumeClaim.claimName", Test.CLAIM, _SPLIT),
+    _volume("copied-claim", f"{_NEW_CLAIM}.dataSource.name", Test.CLAIM, _SPLIT),
+    _volume("copied-claim-ref", f"{_NEW_CLAIM}.dataSourceRef.name", Test.CLAIM, _SPLIT),
+    _volume("secret-volume", "secret.secretName", Test.SECRET, _SPLIT),
+    _volume("secret-projected", "projected.sources[].secret.name", Test.SECRET, _SPLIT),
+    Row("secret-driver", On.VOLUME, _OF_A_DRIVER, Test.SECRET, _SPLIT),
+    _volume("config-map-volume", "configMap.name", Test.CONFIG_MAP, _SPLIT),
+    _volume("config-map-projected", "projected.sources[].configMap.name", Test.CONFIG_MAP, _SPLIT),
+    _volume("token", "projected.sources[].serviceAccountToken", Test.API_TOKEN, _API),
+    _volume("pod-certificate", "projected.sources[].podCertificate", Test.SET, _API),
+    _volume("host-path", "hostPath.path", Test.NODE_DIRECTORY, _NODE),
+    _volume("git-repo", "gitRepo", Test.SET, "the kubelet runs git for it, as root on the node"),
+
+    _container("container-name", "name", Test.STARTS_WITH, "the operator's containers are called so", *_OURS),
+    _container("mount", "volumeMounts[].name", Test.STARTS_WITH, _NAMED, *_OURS),
+    _container("device", "volumeDevices[].name", Test.STARTS_WITH, _NAMED, *_OURS),
+    _container("env-file", "env[].valueFrom.fileKeyRef.volumeName", Test.STARTS_WITH, _NAMED, *_OURS),
+    _container("secret-env", "env[].valueFrom.secretKeyRef", Test.SECRET_KEY, _SPLIT),
+    _container("secret-env-from", "envFrom[].secretRef.name", Test.SECRET, _SPLIT),
+    _container("config-map-env", "env[].valueFrom.configMapKeyRef.name", Test.CONFIG_MAP, _SPLIT),
+    _container("config-map-env-from", "envFrom[].configMapRef.name", Test.CONFIG_MAP, _SPLIT),
+    _container("env-name", "env[].name", Test.ONE_OF, "the operator sets it: so the trainer finds its guard",
+               *TRAINER_ENV, in_template=True),
+    _container("privileged", "securityContext.privileged", Test.TRUE, _NODE),
+    _container("capability", "securityContext.capabilities.add[]", Test.CAPABILITY, _NODE,
+               *HOST_CAPABILITIES),
+    _container("unmasked-proc", "securityContext.procMount", Test.ONE_OF,
+               "root could change the node's kernel through /proc/sys", "Unmasked"),
+    _container("windows-container", "securityContext.windowsOptions", Test.SET, _LINUX),
+    _container("debugger", "targetContainerName", Test.ONE_OF, _SEES, GUARD_CONTAINER),
 )
+# fmt: on
 
-POD: Decisions = {
-    **_each(
-        Says.ALLOWED,
-        "affinity nodeName nodeSelector overhead os preemptionPolicy priority priorityClassName "
-        "readinessGates schedulerName schedulingGates tolerations topologySpreadConstraints",
-        "its author decides where and when the pod runs",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "activeDeadlineSeconds restartPolicy terminationGracePeriodSeconds",
-        "how long it runs and ends; a guard that is gone is silent",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "dnsConfig dnsPolicy hostAliases hostname hostnameOverride setHostnameAsFQDN subdomain",
-        "a wrong name leads the guard nowhere: what it calls, API server and https endpoint, shows a "
-        "certificate",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "enableServiceLinks",
-        "no variable that Kubernetes makes of a Service is a setting of the guard, whatever it is called",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "automountServiceAccountToken serviceAccount serviceAccountName",
-        "no container but the guard gets a token: the operator switches the automatic one off",
-    ),
-    **_each(Says.ALLOWED, "imagePullSecrets", "the kubelet reads them, no container does"),
-    **_each(Says.ALLOWED, "runtimeClassName", "an administrator made it: GPU runtimes and sandboxes need it"),
-    **_each(Says.ALLOWED, "hostUsers", "false isolates more, true is the default"),
-    **_each(Says.ALLOWED, "resources", "a guard that is starved is silent"),
-    **_each(Says.CHECKED, "containers initContainers volumes securityContext", _LISTED),
-    **_each(
-        Says.REFUSED,
-        "shareProcessNamespace",
-        "the trainer would see the guard's processes",
-        FieldDecision(Says.ALLOWED, "the guard's processes are in another pod"),
-    ),
-    **_each(
-        Says.REFUSED,
-        "hostPID hostIPC",
-        "the trainer would see the processes or the memory of the node, and so the guard's if that is there",
-    ),
-    **_each(
-        Says.RELAXED,
-        "hostNetwork",
-        "every process on the node can reach the guard's port; only its tokens protect it",
-        FieldDecision(
-            Says.RELAXED,
-            "a trainer on the node's network is known by no label, so everybody is let through to the "
-            "guard's port; only its tokens protect it",
-        ),
-    ),
-    **_each(
-        Says.RELAXED,
-        "resourceClaims",
-        "the driver of a resource claim may bring directories and devices of the node into a container",
-    ),
-    **_each(
-        Says.REFUSED, "ephemeralContainers", "they are added to running pods and are no part of a template"
-    ),
-}
 
-VOLUMES: Decisions = {
-    **_each(
-        Says.CHECKED,
-        "configMap secret persistentVolumeClaim",
-        "any but those that are the guard's",
-    ),
-    **_each(Says.ALLOWED, "emptyDir downwardAPI", "it holds what the pod itself writes or is"),
-    **_each(Says.ALLOWED, "image", "the read-only files of an image, like those of the container's own"),
-    **_each(Says.CHECKED, "projected", _LISTED),
-    **_each(Says.CHECKED, "ephemeral", "a new and empty claim; not one that copies another"),
-    **_each(
-        Says.RELAXED,
-        "csi nfs awsElasticBlockStore azureDisk azureFile cephfs cinder fc flexVolume flocker "
-        "gcePersistentDisk glusterfs iscsi photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos "
-        "vsphereVolume",
-        "it names its storage by itself, so it may be where the held-out data lies; a claim does not",
-    ),
-    **_each(
-        Says.CHECKED,
-        "hostPath",
-        "needs Relaxed, and a directory that the operator's configuration lists",
-    ),
-    **_each(Says.REFUSED, "gitRepo", "the kubelet runs git for it, as root on the node"),
-}
+@dataclass(frozen=True, slots=True)
+class GuardObjects:
+    """What only the guard of one job may have, and what the installation says of nodes and tokens.
 
-PROJECTED: Decisions = {
-    **_each(Says.CHECKED, "configMap secret", "any but those that are the guard's"),
-    **_each(Says.ALLOWED, "downwardAPI clusterTrustBundle", "nothing in it is secret"),
-    **_each(
-        Says.REFUSED,
-        "serviceAccountToken podCertificate",
-        "with the pod's credentials the trainer could write the guard's status",
-        FieldDecision(
-            Says.REFUSED,
-            "nobody looks at what the pod's account may do: with its credentials the trainer might read the "
-            "guard's Secret, or delete its pod",
-        ),
-    ),
-}
+    Args:
+        support: name of the Secret and the ConfigMap that the operator makes for the job.
+        claims, secrets, config_maps: names of all that the guard mounts.
+        account: the guard's own ServiceAccount, if somebody named one.
+        node_directories: see `OperatorConfig`.
+        token_audiences: see `OperatorConfig`.
+    """
 
-#: The spec of the claim of an `ephemeral` volume.
-EPHEMERAL_CLAIM: Decisions = {
-    **_each(
-        Says.ALLOWED,
-        "accessModes resources storageClassName volumeAttributesClassName volumeMode",
-        "how large the volume is and of what kind",
-    ),
-    **_each(
-        Says.REFUSED,
-        "dataSource dataSourceRef selector volumeName",
-        "the volume would hold what is already somewhere, which may be the held-out data",
-    ),
-}
+    support: str
+    claims: frozenset[str]
+    secrets: frozenset[str]
+    config_maps: frozenset[str]
+    account: str | None
+    node_directories: tuple[str, ...]
+    token_audiences: tuple[str, ...]
 
-CONTAINER: Decisions = {
-    **_each(
-        Says.ALLOWED,
-        "args command image imagePullPolicy name stdin stdinOnce tty workingDir",
-        "its author decides what the container runs",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "lifecycle livenessProbe readinessProbe startupProbe",
-        "a command runs in the container itself, a request is the kubelet's, which has none of the tokens",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "resizePolicy resources restartPolicy restartPolicyRules",
-        "what it uses and when it is started again; devices come from plug-ins of the node",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "terminationMessagePath terminationMessagePolicy",
-        "the operator listens to the last words of the guard's own container alone",
-    ),
-    **_each(Says.CHECKED, "env envFrom ports securityContext volumeDevices volumeMounts", _LISTED),
-}
 
-ENV_SOURCES: Decisions = {
-    **_each(Says.CHECKED, "configMapKeyRef secretKeyRef", "any but those that are the guard's"),
-    **_each(Says.ALLOWED, "fieldRef resourceFieldRef", "nothing in it is secret"),
-    **_each(Says.CHECKED, "fileKeyRef", "a file of any volume but the guard's"),
-}
+def guard_objects_of(name: str, uid: str, guard: GuardSpec, config: OperatorConfig) -> GuardObjects:
+    """Collect what is the guard's of the job with this name and UID."""
+    volume, own = guard.heldout.volume, guard.own_pod
+    support = support_name(name, uid)
+    return GuardObjects(
+        support,
+        _names(volume.claim_name, guard.state.claim_name),
+        _names(support, volume.secret_name),
+        _names(support, volume.config_map_name),
+        None if own is None else own.service_account_name,
+        config.node_directories,
+        config.token_audiences,
+    )
 
-ENV_FROM: Decisions = {
-    **_each(Says.CHECKED, "configMapRef secretRef", "any but those that are the guard's"),
-    **_each(Says.ALLOWED, "prefix", "a part of names"),
-}
 
-MOUNT: Decisions = {
-    **_each(Says.CHECKED, "name", "any volume but the guard's"),
-    **_each(
-        Says.ALLOWED,
-        "devicePath mountPath readOnly recursiveReadOnly subPath subPathExpr",
-        "where the container has it; a link that leads out of a volume ends in the container's own files",
-    ),
-    **_each(
-        Says.ALLOWED,
-        "mountPropagation",
-        "the way back to the node (Bidirectional) needs a privileged container, which is refused",
-    ),
-}
+def _names(*names: str | None) -> frozenset[str]:
+    return frozenset(name for name in names if name)
 
-PORT: Decisions = {
-    **_each(
-        Says.CHECKED,
-        "containerPort",
-        "any but the guard's",
-        FieldDecision(Says.ALLOWED, "the guard listens in another pod"),
-    ),
-    **_each(Says.CHECKED, "name", "any but that by which Prometheus finds the guard's figures"),
-    **_each(Says.ALLOWED, "hostIP hostPort protocol", "it leads to the container's own port"),
-}
 
-_USER = {
-    **_each(
-        Says.CHECKED,
-        "runAsNonRoot runAsUser",
-        "not root, and not the guard's user",
-        FieldDecision(Says.CHECKED, "not root"),
-    ),
-    **_each(
-        Says.ALLOWED,
-        "runAsGroup",
-        "the guard's files are in volumes that no other container mounts, but for its socket",
-    ),
-    **_each(Says.CHECKED, "appArmorProfile seccompProfile", _PROFILES),
-    **_each(Says.RELAXED, "seLinuxOptions", "a type such as spc_t does not confine the container"),
-    **_each(Says.REFUSED, "windowsOptions", "the guard's image is for Linux"),
-}
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A field that is refused. `row`: the row of the table that it breaks; "" if it is none of those."""
 
-SECURITY: Decisions = {
-    **_USER,
-    **_each(Says.CHECKED, "capabilities", "none is added; the operator drops all"),
-    **_each(
-        Says.CHECKED, "allowPrivilegeEscalation", "false, which the operator writes where nothing is set"
-    ),
-    **_each(Says.ALLOWED, "readOnlyRootFilesystem", "it isolates more"),
-    **_each(Says.CHECKED, "procMount", "Default; Unmasked needs Relaxed"),
-    **_each(Says.REFUSED, "privileged", "the trainer could read every volume"),
-}
+    field: str
+    message: str
+    row: str = ""
 
-POD_SECURITY: Decisions = {
-    **_USER,
-    **_each(
-        Says.ALLOWED,
-        "fsGroup fsGroupChangePolicy seLinuxChangePolicy supplementalGroups supplementalGroupsPolicy",
-        "who may read the pod's volumes; of the guard's only its socket is mounted elsewhere, read-only",
-    ),
-    **_each(
-        Says.RELAXED,
-        "sysctls",
-        "the guard shares the network settings of the pod",
-        FieldDecision(Says.ALLOWED, "they are those of the trainer's pod, and not of the guard's"),
-    ),
-}
 
-#: What is decided, by the name that each object has in the OpenAPI document of Kubernetes.
-TABLES: Mapping[str, Decisions] = {
-    "PodSpec": POD,
-    "PodSecurityContext": POD_SECURITY,
-    "Volume": VOLUMES,
-    "VolumeProjection": PROJECTED,
-    "PersistentVolumeClaimSpec": EPHEMERAL_CLAIM,
-    "Container": CONTAINER,
-    "SecurityContext": SECURITY,
-    "EnvVarSource": ENV_SOURCES,
-    "EnvFromSource": ENV_FROM,
-    "VolumeMount": MOUNT,
-    "VolumeDevice": MOUNT,
-    "ContainerPort": PORT,
-}
+def broken_rows(
+    pod: Mapping[str, Any],
+    own: GuardObjects,
+    *,
+    beside: bool = False,
+    template: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> tuple[Violation, ...]:
+    """Find every row that a pod breaks.
 
-#: Capabilities with which a container can leave its own file system and processes; not even Relaxed has them.
-HOST_CAPABILITIES = frozenset(
-    {"ALL", "BPF", "DAC_READ_SEARCH", "PERFMON", "SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE", "SYS_RAWIO"}
-)
-#: What root, or a capability, can do beside the guard.
-ROOT_COST = (
-    "containers of a pod share its network and its /etc/hosts; root, or a capability, can read the guard's "
-    "traffic and lead it elsewhere"
-)
-#: The same where the guard has a pod of its own.
-ROOT_COST_APART = (
-    "root, or a capability, is the shortest way out of a container to its node, and so to the guard's pod if "
-    "that is on the same one"
-)
+    Args:
+        pod: the spec of a pod.
+        own: what is the guard's.
+        beside: whether the guard runs in this pod, or will.
+        template: whether the operator has added nothing yet.
+        labels: of the pod; a guard's own pod is known by one.
+    """
+    alone = (labels or {}).get(PART_LABEL) == GUARD_PART
+    found = list[Violation]()
+    for where, value, on in _objects_of(pod, alone=alone, template=template):
+        for row in TABLE:
+            if row.on is not on or (row.beside and not beside) or (row.in_template and not template):
+                continue
+            if row.test is Test.ACCOUNT and alone:
+                continue
+            for path in row.paths:
+                for field, content in values_at(value, path):
+                    if (wrong := broken_by(row, content, own)) is not None:
+                        found.append(Violation(f"{where}{field}", f"{wrong}: {row.why}", row.id))
+    return tuple(found)
+
+
+def _objects_of(
+    pod: Mapping[str, Any], *, alone: bool, template: bool
+) -> Iterator[tuple[str, Mapping[str, Any], On]]:
+    """Every object that rows are held against, but those that are the guard's, with where it is."""
+    yield "", pod, On.POD
+    for index, volume in enumerate(_list(pod.get("volumes"))):
+        if template or not str(volume.get("name", "")).startswith(RESERVED_PREFIX):
+            yield f"volumes[{index}].", volume, On.VOLUME
+    guards = "containers" if alone else "initContainers"
+    for key in ("initContainers", "containers", "ephemeralContainers"):
+        for index, container in enumerate(_list(pod.get(key))):
+            if template or key != guards or container.get("name") != GUARD_CONTAINER:
+                yield f"{key}[{index}].", container, On.CONTAINER
+
+
+def _list(value: Any) -> list[Mapping[str, Any]]:
+    return [_object(one) for one in value] if isinstance(value, list) else []
+
+
+def values_at(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every value at a path, with the field in which it is; nothing where a part is missing."""
+    name, _, rest = path.partition(".")
+    inner = value.get(name.removesuffix("[]")) if isinstance(value, dict) else None
+    if not name.endswith("[]"):
+        items = [] if inner is None else [(name, inner)]
+    else:
+        items = [(f"{name[:-2]}[{i}]", v) for i, v in enumerate(inner if isinstance(inner, list) else ())]
+    for field, item in items:
+        if rest:
+            yield from ((f"{field}.{deeper}", found) for deeper, found in values_at(item, rest))
+        else:
+            yield field, item
+
+
+def broken_by(row: Row, value: Any, own: GuardObjects) -> str | None:
+    """Say what is wrong with a value, such as "must not be true"; None if the row admits it."""
+    if not _breaks(row, value, own):
+        return None
+    if row.test is Test.TRUE:
+        return "must not be true"
+    if row.test in (Test.SET, Test.API_TOKEN):
+        return "must not be set"
+    if row.test is Test.NODE_DIRECTORY:
+        return (
+            f"must not be {str(value)[:80]}, which reaches {reached_directory(value, own.node_directories)}"
+        )
+    return f"must not be {str(value.get('name') if row.test is Test.SECRET_KEY else value)[:80]}"
+
+
+def _breaks(row: Row, value: Any, own: GuardObjects) -> bool:
+    named = _object(value).get("name")
+    broken: bool
+    match row.test:
+        case Test.TRUE:
+            broken = value is True
+        case Test.SET:
+            broken = True
+        case Test.ONE_OF:
+            broken = value in row.values
+        case Test.STARTS_WITH:
+            broken = str(value).startswith(row.values)
+        case Test.CAPABILITY:
+            broken = str(value).upper().replace("CAP_", "", 1) in row.values
+        case Test.CLAIM:
+            broken = value in own.claims
+        case Test.SECRET:
+            broken = value in own.secrets
+        case Test.SECRET_KEY:
+            shared = named == own.support and _object(value).get("key") in SHARED_KEYS
+            broken = named in own.secrets and not shared
+        case Test.CONFIG_MAP:
+            broken = value in own.config_maps
+        case Test.ACCOUNT:
+            broken = value == own.account
+        case Test.NODE_DIRECTORY:
+            broken = reached_directory(str(value), own.node_directories) is not None
+        case Test.API_TOKEN:
+            broken = _object(value).get("audience") not in own.token_audiences
+    return broken
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def reached_directory(path: str, directories: Sequence[str]) -> str | None:
+    """Which of these directories a host path covers or lies below; None if it reaches none."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        return "another folder by .."
+    cleaned = "/" + "".join(f"{part}/" for part in parts)
+    for directory in directories:
+        ended = f"{directory.rstrip('/')}/"
+        if ended.startswith(cleaned) or cleaned.startswith(ended):
+            return directory
+    return None
+
+
+def once(prefixed: Sequence[tuple[str, Violation]]) -> tuple[str, ...]:
+    """Print what several templates share once.
+
+    Args:
+        prefixed: path of the template's pod spec, and a violation with its field from there.
+    """
+    places = dict[tuple[str, str], list[str]]()
+    for prefix, one in prefixed:
+        places.setdefault((one.field, one.message), []).append(prefix)
+    return tuple(f"{where[0]}.{field} {message}{_also(where)}" for (field, message), where in places.items())
+
+
+def _also(where: Sequence[str]) -> str:
+    if len(where) == 1:
+        return ""
+    return f" (also in {where[1]})" if len(where) == 2 else f" (also in {len(where) - 1} other templates)"

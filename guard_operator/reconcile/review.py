@@ -14,13 +14,19 @@ from guard_core.wording import quoted
 from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import CLAIM_OF_TARGET, Spec
+from guard_operator.api.types import CLAIM_OF_TARGET, Isolation, Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.isolation import guard_objects_of, once
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import checkpoint_mount, find_violations, pod_spec
+from guard_operator.reconcile.refusals import (
+    checkpoint_mount,
+    find_violations,
+    isolation_findings,
+    pod_spec,
+)
 from guard_operator.reconcile.snapshot import Job, with_spec
 from guard_operator.reconcile.targets import attachment_obstacles
 from guard_operator.runtime.client import Json
@@ -33,13 +39,13 @@ _UNBORN = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000"
 class Review:
     """Why no workload is created for a job, a sentence for each finding; reason None: nothing forbids it.
 
-    `costs`: of what `isolation: Relaxed` admits, what is no longer protected. `workload`: what is to be
+    `broken`: the rows of the isolation table that `isolation: Relaxed` admits. `workload`: what is to be
     created, {} where there is a reason not to; it is made of the job, and no part of what was found.
     """
 
     reason: Reason | None = None
     findings: tuple[str, ...] = ()
-    costs: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     workload: Json = field(default_factory=dict, compare=False)
 
 
@@ -53,10 +59,9 @@ def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) ->
 
 
 def _of_target(spec: Spec) -> Review:
-    found = tuple(attachment_obstacles(spec))
-    if refused := tuple(f"{one.field}: {one.message}" for one in found if one.cost is None):
+    if refused := tuple(f"{one.field}: {one.message}" for one in attachment_obstacles(spec)):
         return Review(Reason.TARGET_REFUSED, refused)
-    return Review(costs=tuple(one.cost for one in found if one.cost is not None))
+    return Review()
 
 
 def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> Review:
@@ -68,12 +73,18 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
             f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"
         )
         return Review(Reason.TEMPLATE_REFUSED, (message,))
-    found = find_violations(adapter, template.spec, guard, config)
-    if guard.own_pod is not None and not any(finding.cost is None for finding in found):
-        found = (*found, *find_obstacles(adapter, template.spec, guard, guard.own_pod))
+    found = find_violations(adapter, template.spec, guard)
+    if guard.own_pod is not None and not found:
+        obstacles = find_obstacles(adapter, template.spec, guard, guard.own_pod)
+        found = tuple(("", one) for one in obstacles)
+    own = guard_objects_of(job.name, job.uid, guard, config)
+    # A template of the wrong shape has one violation, without a place, and nothing more is read of it.
+    shaped = not any(prefix == "" for prefix, _ in found)
+    broken = isolation_findings(adapter, template.spec, guard, own) if shaped else ()
+    strict = guard.isolation is Isolation.STRICT
     refused = (
         *_annotations(adapter, template.metadata.annotations),
-        *(f"{finding.field} {finding.message}" for finding in found if finding.cost is None),
+        *once([*found, *(broken if strict else ())]),
     ) or tuple(_start(adapter, job.spec))
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
@@ -81,8 +92,7 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
         workload = build_workload(job, adapter, config)
     except LeakError as error:
         return Review(Reason.TEMPLATE_REFUSED, (str(error),))
-    costs = tuple(finding.cost for finding in found if finding.cost is not None)
-    return Review(costs=costs, workload=workload)
+    return Review(broken=once(broken), workload=workload)
 
 
 def _unsupported(adapter: WorkloadAdapter | None, spec: Spec) -> str:

@@ -205,7 +205,7 @@ class Snapshot:
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
-    `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
+    `broken`: the rows of the isolation table that `isolation: Relaxed` admits, a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
     the rank-0 pod was running, seconds; None while nothing is to be expected of it, or `deaf`.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
@@ -230,7 +230,7 @@ class Snapshot:
     workload: Workload | None = None
     pods: tuple[Pod, ...] = ()
     preparation: Preparation | None = None
-    costs: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
     reading: Reading | None = None
     silent_for: float | None = None
     unreached: str = ""

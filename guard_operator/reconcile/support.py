@@ -17,7 +17,6 @@ from guard_operator.api import names
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.owned import host_of, owned
-from guard_operator.reconcile.refusals import SourceRef, guarded_sources
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import CONFIG_MAPS, SECRETS, Json, Resource
 
@@ -55,9 +54,3 @@ def support_objects(
 def policy_file(policy: Policy) -> str:
     """The policy as the guard reads it: YAML with the names of `guard_core.policy`."""
     return yaml.safe_dump(policy.model_dump(mode="json"), sort_keys=False)
-
-
-def own_sources(job: Job) -> frozenset[SourceRef]:
-    """(kind, name) of what only the guard may have: what the job names, and what is made for it."""
-    support = names.support_name(job.name, job.uid)
-    return frozenset(guarded_sources(job.spec.guard)) | {("Secret", support), ("ConfigMap", support)}

@@ -23,13 +23,8 @@ from guard_operator.adapters import (
 from guard_operator.api import names
 from guard_operator.api.types import NEEDED_BY_TARGET, RESUMED_BY_TEMPLATE, Spec
 from guard_operator.reconcile.halts import goes_on_unread
-from guard_operator.reconcile.leaks import had
-from guard_operator.reconcile.refusals import (
-    SourceRef,
-    Violation,
-    evaluator_findings,
-    guarded_sources,
-)
+from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
+from guard_operator.reconcile.refusals import evaluator_findings
 from guard_operator.reconcile.snapshot import Between, Job
 from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of, controller_ref
 from guard_operator.runtime.errors import ClusterError
@@ -38,22 +33,21 @@ log = logging.getLogger(__name__)
 
 #: What does not hold here and holds for a workload that is made of a template.
 UNPROTECTED = (
-    "nobody checked the pods of the workload when they were made, so they may be root, have a token, or "
-    "reach the storage of the held-out split in ways that are not seen",
+    "the admission policy does not see the pods of a workload that existed before its job",
     "its trainer did not wait for the guard, and what it wrote before is not judged",
     "it is judged by what its trainer writes into its log and its checkpoints, as always",
 )
 
 
 def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
-    """What is refused of a job with a target, or admitted at a cost."""
+    """What is refused of a job with a target."""
     guard = spec.guard
     if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
         yield Violation("spec", NEEDED_BY_TARGET)
     if spec.resumed_from is not None:
         yield Violation("spec", RESUMED_BY_TEMPLATE)
-    why = guarded_sources(guard).get(("PersistentVolumeClaim", str(guard.checkpoints.claim_name)))
-    if why is not None:
+    if guard.checkpoints.claim_name in {guard.heldout.volume.claim_name, guard.state.claim_name} - {None}:
+        why = "must not be a claim of the guard's: the trainer writes there"
         yield Violation("spec.guard.checkpoints.claimName", why)
     yield from evaluator_findings(guard)
 
@@ -276,20 +270,15 @@ def listed(client: Client, resource: Resource, job: Job, selector: str) -> list[
     return items
 
 
-def exposures(pod: Json, own: frozenset[SourceRef], service_account: str | None) -> Iterator[str]:
-    """What a pod of the workload has that only the guard may have; a sentence for each.
+def exposures(pod: Json, own: GuardObjects) -> Iterator[str]:
+    """The rows of the isolation table that a pod of the workload breaks, a sentence for each.
 
     Args:
         pod: the whole pod, as it is in the cluster.
-        own: (kind, name) of every claim, Secret and ConfigMap that only the guard may have.
-        service_account: that of the guard's pod; None: it has none.
+        own: what is the guard's.
     """
-    name, spec = pod["metadata"]["name"], pod.get("spec") or {}
-    for container, what in had(spec, own):
-        yield f"pod {name}: container {container} has {what}, which is the guard's"
-    accounts = {spec.get("serviceAccountName"), spec.get("serviceAccount")}
-    if service_account is not None and service_account in accounts:
-        yield f"pod {name} has the guard's ServiceAccount {service_account}, and so what its role may read"
+    for one in broken_rows(pod.get("spec") or {}, own):
+        yield f"pod {pod['metadata']['name']}: {one.field} {one.message}"
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from fleet import IMAGE, Json, a_job, a_pod, a_workload
+from guard_operator.reconcile.heartbeats import HeartbeatClock
 from kubernetes.client import Configuration
 
 from guard_operator.app import _Caches
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.runtime.client import Client
 from guard_operator.runtime.metrics import OperatorMetrics
 from guard_operator.runtime.queue import WorkQueue

@@ -157,3 +157,35 @@ def client(tools: Tools, kubeconfig: Path, tmp_path_factory: pytest.TempPathFact
             served = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
             eventually(lambda served=served: client.request("GET", served), f"{served} is served")
         yield client
+
+
+class Cluster:
+    """Server-side apply of any object, with its plural from the server's own discovery."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def path(self, obj: Json) -> str:
+        version, kind = obj["apiVersion"], obj["kind"]
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        if (version, kind) not in self._plurals:
+            for resource in self.client.request("GET", base)["resources"]:
+                if "/" not in resource["name"]:
+                    self._plurals[version, resource["kind"]] = (resource["name"], resource["namespaced"])
+        plural, namespaced = self._plurals[version, kind]
+        scope = f"/namespaces/{obj['metadata'].get('namespace', 'default')}" if namespaced else ""
+        return f"{base}{scope}/{plural}/{obj['metadata']['name']}"
+
+    def apply(self, obj: Json, dry_run: bool = True) -> Json:
+        from guard_operator.runtime.client import APPLY
+
+        query = {"fieldManager": "chart-test", "force": "true", "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        done: Json = self.client.request("PATCH", self.path(obj), query=query, body=obj, content_type=APPLY)
+        return done
+
+
+@pytest.fixture(scope="session")
+def cluster(client: Any) -> Cluster:
+    return Cluster(client)
