@@ -72,13 +72,6 @@ def parser() -> argparse.ArgumentParser:
         help='resources of the guards of jobs that name none, such as {"limits": {"memory": "4Gi"}}',
     )
     add(
-        "--guard-metrics-from",
-        type=_peers,
-        default=(),
-        metavar="JSON",
-        help="NetworkPolicyPeers that may read the metrics of guards in pods of their own; default: none",
-    )
-    add(
         "--namespace", action="append", default=[], help="watch this namespace; may be repeated; default: all"
     )
     add(
@@ -176,7 +169,6 @@ def _operator(options: argparse.Namespace) -> Operator:
             no_host_network=options.no_host_network,
             guard_resources=options.guard_resources,
             guard_pull_policy=options.guard_pull_policy,
-            scrapers=options.guard_metrics_from,
         ),
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
@@ -208,16 +200,6 @@ def _resources(text: str) -> Json:
     except ValidationError as error:
         said = format_errors(error)
     raise argparse.ArgumentTypeError(f"must be requests and limits as JSON: {said}")
-
-
-def _peers(text: str) -> tuple[Json, ...]:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"must be NetworkPolicyPeers as JSON: {error}") from None
-    if isinstance(given, list) and all(isinstance(one, dict) for one in given):
-        return tuple(given)
-    raise argparse.ArgumentTypeError(f"must be a JSON list of NetworkPolicyPeers, not {excerpt(text)}")
 
 
 def _lease_timing(seconds: float) -> LeaseTiming:

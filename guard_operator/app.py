@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 
 from kubernetes.client import Configuration
@@ -15,6 +14,8 @@ from kubernetes.client import Configuration
 from guard_operator.adapters import ComposedAdapter, find_adapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
+from guard_operator.guards.keeper import Keeper
+from guard_operator.guards.polls import GuardPolls
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.events import EventRecorder
@@ -23,13 +24,11 @@ from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.glance import (
     has_begun,
-    heartbeat,
     is_latched,
     is_only_a_report,
     is_over,
     is_under_way,
 )
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
@@ -43,6 +42,7 @@ from guard_operator.reconcile.slim import (
     slim_workload,
 )
 from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
+from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
@@ -86,35 +86,41 @@ class Operator:
     ) -> None:
         self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
-        self._beats = HeartbeatClock()
         self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
+        self._keeper = Keeper(client, lease.namespace)
+        self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)
         self._memory = RunMemory()
         self._caches = _Caches(
-            client, scopes, config, self._queue, self._beats, self._memory, timing or Timing()
+            client, scopes, config, self._queue, self._guards, self._memory, timing or Timing()
         )
-        evidence, self._events = EvidenceCollector(client, self._queue.add), EventRecorder(client)
+        evidence, self._events = (
+            EvidenceCollector(client, self._guards.evidence, self._queue.add),
+            EventRecorder(client),
+        )
         self._controller = Controller(
-            Gatherer(client, config, self._caches, self._beats),
-            Actuator(client, config, self.metrics, evidence, self._events),
+            Gatherer(client, config, self._caches, self._guards),
+            Actuator(client, config, self.metrics, evidence, self._events, self._keeper),
             self._memory,
+            self._guards,
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._schema = SchemaWatch(client, self.metrics.crd_lacks)
         self._manager = Manager(
-            [*self._caches.reflectors, self._schema],
+            [*self._caches.reflectors, self._schema, self._guards],
             self._queue,
             self._reconcile,
             elector,
             self.metrics,
             manager,
             self._caches.workable,
-            self._caches.look_at_the_unheard,
+            self._sweep,
         )
         caches = self._caches
         self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
         self.metrics.registry.register(JobGauges(caches.jobs, caches.states, caches.kinds))
         self._elector, self._identity = elector, lease.identity
+        self._namespaces = config.namespaces or None
         registry = self.metrics.registry
         self._health = HealthServer(address, self._manager.healthy, self.ready, registry, self.state)
 
@@ -151,10 +157,18 @@ class Operator:
         """Ask for a graceful end; safe in a signal handler."""
         self._manager.stop()
 
+    def _sweep(self) -> None:
+        """Look after watches that show nothing, and after what is kept of jobs that are gone."""
+        self._caches.look_at_the_unheard()
+        if not (self._elector.is_leader and self._caches.all_synced()):
+            return
+        with suppress(ClusterError):  # the next time
+            self._keeper.sweep({raw["metadata"]["uid"] for raw in self._caches.jobs()}, self._namespaces)
+
     def _reconcile(self, key: Key) -> float | None:
         """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
         raw = self._caches.job(key)
-        if raw is None or is_latched(raw):
+        if raw is None or is_latched(raw) or self._has_latched(raw):
             return self._controller.reconcile(raw)
         if unlisted := self._caches.unlisted(raw):
             if not self._caches.is_late():
@@ -170,6 +184,11 @@ class Operator:
             self._controller.say_unlisted(raw, unheard)
             return UNLISTED_SECONDS
         return self._controller.reconcile(raw)
+
+    def _has_latched(self, raw: Json) -> bool:
+        """Whether its guard says so, and the status does not yet."""
+        reading = self._guards.reading(raw["metadata"]["uid"])
+        return reading is not None and reading.verdict is not None and reading.verdict.stop
 
     def _crd_is_new_enough(self) -> bool:
         """Whether it lacks nothing, or nothing is known of it for so long that it is waited for no longer."""
@@ -193,12 +212,12 @@ class _Caches:
         scopes: Iterable[str | None],
         config: OperatorConfig,
         queue: WorkQueue[Key],
-        beats: HeartbeatClock,
+        guards: GuardPolls,
         memory: RunMemory,
         timing: Timing,
     ) -> None:
         self._queue = queue
-        self._beats = beats
+        self._guards = guards
         self._memory = memory
         self._scopes = tuple(scopes)
         self._started = time.monotonic()
@@ -264,6 +283,10 @@ class _Caches:
     def synced(self, namespace: str | None) -> bool:
         """Whether every cache of this namespace has its first list."""
         return _are_synced(self.reflectors, namespace)
+
+    def all_synced(self) -> bool:
+        """Whether every job there is, is known."""
+        return all(one.synced for one in self._jobs)
 
     def unlisted(self, raw: Json) -> list[str]:
         """The kinds by which this job is decided and that have not been listed yet.
@@ -369,12 +392,9 @@ class _Caches:
         if new is None:
             self._memory.forget(uid)
         if new is None or is_over(new):
-            self._beats.forget(uid)
+            self._guards.forget(uid)
             for reflector in self._pods:
                 reflector.sort_out(uid)
-        elif (beat := heartbeat(new)) is not None:
-            with suppress(ValueError):  # not as the CRD has it
-                self._beats.heard(uid, datetime.fromisoformat(beat))
         if is_only_a_report(old, new):
             return
         urgent = new is not None and is_latched(new) and "stop" not in (new.get("status") or {})

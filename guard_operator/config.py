@@ -21,9 +21,8 @@ class OperatorConfig:
     `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `relaxed_host_paths` are
     directories whose contents a template may mount under `isolation: Relaxed`; None: nobody has read the
     operator's. `no_host_network`: nor may a template have the node's network. What is of guards is for jobs
-    that do not say it themselves; without a pull policy it is that of Kubernetes. `scrapers` are
-    NetworkPolicyPeers that may read the metrics of a guard in a pod of its own; nobody if empty. `kueue`:
-    the Workloads of Kueue are read, and taken out of their queue by a stop.
+    that do not say it themselves; without a pull policy it is that of Kubernetes. `kueue`: the
+    Workloads of Kueue are read, and taken out of their queue by a stop.
     """
 
     guard_image: str
@@ -33,5 +32,4 @@ class OperatorConfig:
     no_host_network: bool = False
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None
-    scrapers: tuple[Json, ...] = ()
     kueue: bool = False

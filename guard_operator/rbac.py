@@ -1,6 +1,6 @@
 """What the operator may do: the least that its requests need. Generated into k8s/rbac and the chart.
 
-Support objects are only ever created, never read: the operator cannot read a Secret of a cluster.
+In the namespaces of jobs it creates Secrets and never reads one. What it keeps is in its own namespace.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ def common_rules() -> list[dict[str, Any]]:
     """Those that no kind of workload has to do with."""
     return [
         _rule(names.GROUP, [names.PLURAL], ["get", "list", names.OPERATOR_VERB, "watch"]),
-        # It can grant a guard no more than it may do itself.
         _rule(names.GROUP, [f"{names.PLURAL}/status"], ["get", "patch"]),
         _rule("", ["pods"], ["delete", "get", "list", "watch"]),
         _rule("", ["pods/log"], ["get"]),
         _rule("", ["persistentvolumeclaims"], ["get"]),
-        _rule("", ["configmaps", "secrets", "serviceaccounts"], ["create"]),
+        _rule("", ["configmaps", "secrets"], ["create"]),
         # It tells why a pod does not come: what keeps it is in Events alone.
         _rule("", ["events"], ["create", "list"]),
         # Guards in pods of their own.
         _rule("", ["services"], ["create"]),
         _rule("apps", ["statefulsets"], ["create", "delete", "list", "watch"]),
-        _rule("networking.k8s.io", ["networkpolicies"], ["create"]),
-        _rule("rbac.authorization.k8s.io", ["rolebindings", "roles"], ["create"]),
     ]
 
 
@@ -65,9 +62,12 @@ def queue_rules() -> list[dict[str, Any]]:
     return [_rule(KUEUE_WORKLOADS.group, [KUEUE_WORKLOADS.plural], ["list", "watch"])]
 
 
-def lease_rules() -> list[dict[str, Any]]:
-    """PolicyRules for the namespace in which the operator runs."""
-    return [_rule("coordination.k8s.io", ["leases"], ["create", "get", "update"])]
+def own_namespace_rules() -> list[dict[str, Any]]:
+    """PolicyRules for the namespace in which the operator runs: its Lease, and Secrets with runs' state."""
+    return [
+        _rule("coordination.k8s.io", ["leases"], ["create", "get", "update"]),
+        _rule("", ["secrets"], ["create", "delete", "get", "list", "patch", "update", "watch"]),
+    ]
 
 
 def cluster_role() -> dict[str, Any]:
@@ -80,13 +80,13 @@ def cluster_role() -> dict[str, Any]:
     }
 
 
-def lease_role() -> dict[str, Any]:
-    """The Role for leader election; it belongs in the operator's namespace."""
+def own_namespace_role() -> dict[str, Any]:
+    """The Role in the operator's own namespace."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": {"name": f"{names.OPERATOR_MANAGER}-lease"},
-        "rules": lease_rules(),
+        "metadata": {"name": f"{names.OPERATOR_MANAGER}-own-namespace"},
+        "rules": own_namespace_rules(),
     }
 
 

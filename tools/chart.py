@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from guard_core import __version__
@@ -34,8 +33,7 @@ from guard_operator.api.types import GuardPod, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import isolation as decided
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.digest import ADDED_ENV, ADDED_MOUNTS
-from guard_operator.reconcile.guard_pod import HOST_ENV, guard_objects
+from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Says
 from guard_operator.reconcile.leaks import SHARED
@@ -64,7 +62,7 @@ def outputs() -> dict[Path, str]:
                 "kinds": {one.resource.kind: rbac.workload_rules(one) for one in ADAPTERS},
                 "shared": {one.resource.kind: found for one in ADAPTERS if (found := rbac.shared_rules(one))},
                 "kueue": rbac.queue_rules(),
-                "leaseRules": rbac.lease_rules(),
+                "ownNamespaceRules": rbac.own_namespace_rules(),
             },
             "guard_operator/rbac.py",
         ),
@@ -121,13 +119,9 @@ def isolation_values() -> dict[str, Any]:
         "sharedDirectory": layout.TMP_DIR,
         "guardVolumes": volumes,
         "heldoutVolume": "rlguard-heldout",
-        "tokenVolume": "rlguard-token",
-        "socketVolume": layout.SOCKET_VOLUME,
-        "socketDirectory": layout.SOCKET_DIR,
         "heldoutDirectory": layout.HELDOUT_DIR,
         "claimVolume": layout.CHECKPOINTS_VOLUME,
         "claimDirectory": layout.CHECKPOINTS_DIR,
-        "metricsPort": layout.METRICS_PORT_NAME,
         "trainerEnv": list(layout.TRAINER_ENV),
         "sharedKeys": dict(SHARED),
         "partLabel": PART_LABEL,
@@ -135,7 +129,6 @@ def isolation_values() -> dict[str, Any]:
         "placementLabel": PLACEMENT_LABEL,
         "inAPod": IN_A_POD,
         "guardNameLength": MAX_GUARD_NAME - 9,
-        "hostEnv": HOST_ENV,
         "hostCapabilities": sorted(HOST_CAPABILITIES),
         "guardMounts": {m["name"]: m["mountPath"] for m in guard["volumeMounts"] if m["name"] in volumes},
         # What is the same in the guards of two jobs that have nothing in common.
@@ -147,8 +140,6 @@ def isolation_values() -> dict[str, Any]:
         "stateVolume": layout.STATE_VOLUME,
         "indexEnv": layout.REPLICA_INDEX_ENV,
         "indexFields": sorted({job_adapter.INDEX_FIELD, jobset.JOB_FIELD, pytorchjob.INDEX_FIELD}),
-        "addedEnv": list(ADDED_ENV),
-        "addedMounts": list(ADDED_MOUNTS),
         "strict": {name: sorted({*_names(table, *_OPEN), *more}) for name, (table, more) in FIELDS.items()},
         # What may be set, too, in the pods of a template whose guard is in another one.
         "apart": {name: sorted(_opened(table)) for name, (table, _) in FIELDS.items() if _opened(table)},
@@ -157,7 +148,6 @@ def isolation_values() -> dict[str, Any]:
             for name, (table, more) in FIELDS.items()
         },
         "operatorVerb": OPERATOR_VERB,
-        "statusFields": sorted(set(_fields_of(Status)) - {"guard"}),
         "workloads": [
             {"group": resource.group, "plural": resource.plural}
             for adapter in ADAPTERS
@@ -208,10 +198,6 @@ def _opened(table: Decisions) -> list[str]:
     ]
 
 
-def _fields_of(model: type[BaseModel]) -> list[str]:
-    return [str(field.alias) for field in model.model_fields.values()]
-
-
 def _values(container: dict[str, Any]) -> dict[str, str]:
     return {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
 
@@ -232,11 +218,10 @@ def built_pods() -> tuple[dict[str, Any], dict[str, Any]]:
             "spec": {"completionMode": "Indexed", "template": {"spec": pod}},
         },
         "guard": {
-            "heldout": {"volume": {"secretName": "other"}, "split": "other", "evaluator": {"vllm": {}}},
+            "heldout": {"volume": {"secretName": "other"}, "split": "other", "evaluator": {"hf": {}}},
             "checkpoints": {"volume": "other"},
             "state": {"claimName": "other"},
             "port": 1025,
-            "metricsPort": 1026,
             "metrics": {"follow": {"path": "other.jsonl", "format": "verl"}},
         },
     }

@@ -213,7 +213,6 @@ class MetricsValues(ValuesSection):
     """What Prometheus and Grafana get."""
 
     service_monitor: Monitor = section(Monitor, "ServiceMonitor of the operator.")
-    pod_monitor: Monitor = section(Monitor, "PodMonitor of the guards' port rlguard-metrics.")
     prometheus_rule: PrometheusRule = section(PrometheusRule, "PrometheusRule with alerts.")
     dashboard: Dashboard = section(Dashboard, "Grafana dashboard.")
 
@@ -234,13 +233,36 @@ class NetworkPolicy(ValuesSection):
     enabled: bool = Field(False, description="Create it; needs a network plug-in that enforces it.")
     metrics_from: list[Raw] = Field(
         default_factory=list,
-        description="NetworkPolicyPeers that may read the metrics, and those of guards in pods of their own "
-        "(also with `enabled: false`). If empty: everybody; those of guards only the pods of the cluster "
-        "where there is a PodMonitor of them, else nobody. A podSelector alone: of the release's namespace.",
+        description="NetworkPolicyPeers that may read the metrics. Empty: everybody.",
         examples=[[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]],
     )
     api_server_ports: list[PortNumber] = Field(
         default_factory=lambda: [443, 6443], min_length=1, description="Ports of the API server."
+    )
+
+
+class GuardNetworkPolicy(ValuesSection):
+    """NetworkPolicies that let the operator and the trainers reach guards."""
+
+    create: bool = Field(
+        False,
+        description="Create two in each of these namespaces: the operator may reach the pods of runs, and "
+        "these may reach guards with placement Pod. Only for namespaces whose own policies deny "
+        "incoming traffic: elsewhere the first would cut the ranks of a run off from each other.",
+    )
+    namespaces: list[Namespace] = Field(
+        default_factory=list,
+        description="Where to create them; watchNamespaces if empty.",
+        json_schema_extra={"uniqueItems": True},
+    )
+
+
+class Guards(ValuesSection):
+    """Guards."""
+
+    network_policy: GuardNetworkPolicy = section(
+        GuardNetworkPolicy,
+        "What may reach guards. Without a way to its guard the operator starts no run, and the job says so.",
     )
 
 
@@ -301,7 +323,7 @@ class Values(ValuesSection):
     admission_policy: AdmissionPolicy = section(
         AdmissionPolicy,
         "ValidatingAdmissionPolicies: the operator's own refusals for pods; the guard as its job says; who "
-        "writes the status, and who may create jobs.",
+        "may create jobs, and what the operator may create.",
     )
     crds: Crds = section(Crds, "The CustomResourceDefinition.")
     service_account: ServiceAccount = section(ServiceAccount, "The operator's service account.")
@@ -393,6 +415,7 @@ class Values(ValuesSection):
     network_policy: NetworkPolicy = section(
         NetworkPolicy, "What may talk to the operator, and to whom it may talk."
     )
+    guards: Guards = section(Guards, "Guards, in the namespaces of the jobs.")
     extra_objects: list[Raw | str] = Field(
         default_factory=list,
         description="Further objects of the release, as manifests or as templates of manifests.",

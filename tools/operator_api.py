@@ -8,7 +8,7 @@ from pathlib import Path
 from guard_operator.api.names import API_VERSION, GROUP, KIND, PLURAL
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.schema import PRINTER_COLUMNS, WIDE_COLUMNS, crd, root_schema
-from guard_operator.rbac import cluster_role, lease_role
+from guard_operator.rbac import cluster_role, own_namespace_role
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from tools.as_yaml import to_yaml
@@ -26,7 +26,7 @@ def outputs() -> dict[Path, str]:
         Path("charts/rlguard/files/crds") / name: definition,
         Path("charts/rlguard-crds/files") / name: definition,
         Path("k8s/rbac/rlguard-operator.yaml"): HEADER
-        + "---\n".join(map(to_yaml, (cluster_role(), lease_role()))),
+        + "---\n".join(map(to_yaml, (cluster_role(), own_namespace_role()))),
         Path("docs/reference/guardedtrainingjob.md"): reference(),
         Path("docs/reference/operator-metrics.md"): metrics_reference(),
     }

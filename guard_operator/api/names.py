@@ -9,9 +9,8 @@ VERSION = job_api.VERSION
 KIND = job_api.KIND
 PLURAL = job_api.PLURAL
 API_VERSION = job_api.API_VERSION
-GUARD_MANAGER = job_api.GUARD_MANAGER
 
-#: Field manager of everything the operator applies. The guard writes `status.guard` as `GUARD_MANAGER`.
+#: Field manager of everything the operator applies.
 OPERATOR_MANAGER = "rlguard-operator"
 
 #: A permission that only operators have; no request needs it. The chart's admission policy knows them by it.
@@ -23,14 +22,14 @@ OWN_LABELS = "rlguard.dev/"
 JOB_LABEL = "rlguard.dev/job"
 UID_LABEL = "rlguard.dev/job-uid"
 
-#: On a guard's own pod, and on no other of its job: by it the Service and the NetworkPolicy know that pod.
+#: On what is kept of a run in the operator's own namespace: that of its job.
+NAMESPACE_LABEL = "rlguard.dev/namespace"
+
+#: On a guard's own pod, and on no other of its job: by it the Service knows that pod.
 PART_LABEL, GUARD_PART = "rlguard.dev/part", "guard"
 
 #: On all pods of a job whose guard has a pod of its own, so that nobody looks for it beside the trainer.
 PLACEMENT_LABEL, IN_A_POD = "rlguard.dev/placement", "Pod"
-
-#: On the pods of a guarded template: `reconcile.digest` of what the operator added to them.
-DIGEST_ANNOTATION = "rlguard.dev/guard-digest"
 
 #: Containers and volumes that start with this belong to the operator.
 RESERVED_PREFIX = "rlguard-"

@@ -37,7 +37,7 @@ _TYPES = {
     ConditionType.FIRED: "A rule of the guard fired; the reason says what it found. It stays True.",
     ConditionType.HALTED: "The run must stop although no rule fired: an action says so. It stays True.",
     ConditionType.STOPPED: "The operator deleted the run: neither the workload nor a pod of it is left.",
-    ConditionType.GUARD_SILENT: "The guard has not reported for longer than `spec.onSilence.afterSeconds`.",
+    ConditionType.GUARD_SILENT: "The guard could not be heard for longer than `spec.onSilence.afterSeconds`.",
     ConditionType.WAITING: "A pod of the run, or its guard, cannot start, a queue holds the run back, or the "
     "workload to be guarded is not there.",
     ConditionType.SUCCEEDED: "The trainer finished by itself; the reason says whether all of it was judged.",
@@ -65,7 +65,7 @@ class Reason(StrEnum):
     SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
-    GUARD_CHANGED = "GuardChanged"
+    GUARD_UNREACHABLE = "GuardUnreachable"
     # Isolated
     STRICT_ISOLATION = "StrictIsolation"
     RELAXED_ISOLATION = "RelaxedIsolation"
@@ -84,6 +84,7 @@ class Reason(StrEnum):
     OTHER_RULE = "OtherRule"
     # Halted and GuardSilent
     GUARD_HALT = "GuardHalt"
+    PAST_UNKNOWN = "PastUnknown"
     GUARD_SILENT = "GuardSilent"
     MOST_SILENT = "MostGuardsSilent"
     GUARD_NOT_READY = "GuardNotReady"
@@ -147,26 +148,28 @@ _REASONS = {
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
     "silent guard from its start.",
-    Reason.GUARD_CHANGED: "The guard of rank 0 differs from what was injected, by its digest: a webhook of "
-    "the cluster may have added to it, or somebody changed it. It counts by what it reports.",
+    Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the "
+    "network between them is at fault, such as a NetworkPolicy. The message says where. It stops no run.",
     Reason.STRICT_ISOLATION: "No exception was admitted.",
     Reason.RELAXED_ISOLATION: "`isolation: Relaxed` admitted exceptions; the message says what they cost.",
     Reason.ATTACHED: "The workload was made by others, who check its pods; the message says what is not "
     "protected.",
     Reason.GUARD_DATA_EXPOSED: "The same, and a pod of the workload has what only the guard may have; the "
     "message names it. If that is the held-out split, it is held out no more.",
-    Reason.NO_VERDICT_YET: "The guard has not reported yet.",
-    Reason.NOT_FIRED: "The guard reports and has not fired.",
+    Reason.NO_VERDICT_YET: "The guard was not heard yet.",
+    Reason.NOT_FIRED: "The guard is heard and has not fired.",
     Reason.OTHER_RULE: "A rule fired that this version of the operator does not know by name.",
     Reason.GUARD_HALT: "A condition in the guard whose action is `Stop` held.",
-    Reason.GUARD_SILENT: "No heartbeat of the guard for longer than the limit.",
-    Reason.MOST_SILENT: "The same, and most other guards fell silent at once: the fault is between them and "
-    "the API server, and no run is stopped for it.",
+    Reason.PAST_UNKNOWN: "Nobody knows how the run was judged before this guard: the one before it "
+    "left no last word, and was not heard until it ended. It counts as a silent guard.",
+    Reason.GUARD_SILENT: "The guard was not heard for longer than the limit.",
+    Reason.MOST_SILENT: "The same, and more than half of all guards cannot be reached: the fault is the "
+    "operator's or the network's, and no run is stopped for it.",
     Reason.GUARD_NOT_READY: "Rank 0 waited for a guard in a pod of its own for as long as `pod.readySeconds` "
     "says, and made no step. For Waiting: with `onSilence.action: Warn` it waits once more.",
-    Reason.GUARD_REPORTS: "The guard's heartbeat is recent.",
-    Reason.GUARD_NOT_RUNNING: "No guard runs that has reported, so there is no verdict now; the message has "
-    "the last one. For GuardSilent: the rank-0 pod is not running, so no heartbeat is expected.",
+    Reason.GUARD_REPORTS: "The guard is heard.",
+    Reason.GUARD_NOT_RUNNING: "No guard runs that was heard, so there is no verdict now; the message has "
+    "the last one. For GuardSilent: the rank-0 pod is not running, so nothing is expected of its guard.",
     Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
     "cannot tell who is silent.",
     Reason.KIND_UNREAD: "What the run is made of cannot be listed, so nobody knows "

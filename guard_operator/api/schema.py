@@ -31,7 +31,7 @@ PRINTER_COLUMNS = (
 WIDE_COLUMNS = (
     ("Level", ".status.guard.level", "string", "Level of the guard's last verdict."),
     ("Reason", ".status.guard.code", "string", "The most severe condition of that verdict."),
-    ("Heartbeat", ".status.guard.heartbeat", "date", "Age of the guard's last report."),
+    ("Read", ".status.guard.readAt", "date", "When that verdict was read."),
 )
 
 _KEPT = (

@@ -25,7 +25,6 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from guard_core.evaluation import HfEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import KlPolicy, Policy
-from guard_core.thinning import MAX_KEPT_STEPS, MAX_ROUNDS, NEWEST_ROUNDS
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.runtime.decoding import depth_of
 
@@ -320,8 +319,8 @@ class GuardState(ApiModel):
     claim_name: ObjectName | None = Field(
         None,
         description="A PersistentVolumeClaim in the job's namespace, which only guards may mount. Each job "
-        "has a folder of its own in it, named by its UID. Without it what the guard knows goes with the pod, "
-        "but for what the status holds: the calibrated detector then starts from nothing.",
+        "has a folder of its own in it, named by its UID. Without it the log goes with the pod, and a new "
+        "pod starts from the run's compact state, which the operator keeps.",
     )
     keep_best: bool = Field(
         False,
@@ -357,8 +356,8 @@ class GuardPod(ApiModel):
 
     service_account_name: ObjectName | None = Field(
         None,
-        description="A ServiceAccount that the template must not use, such as one with a cloud role; one is "
-        "made for the job if absent.",
+        description="ServiceAccount of the guard's pod, such as one with a cloud role or with pull secrets. "
+        "The template must not use it. The guard needs none.",
     )
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of the guard's node.")
     tolerations: list[Toleration] = Field(
@@ -381,12 +380,18 @@ class Isolation(StrEnum):
     RELAXED = "Relaxed"
 
 
+#: Containers of a pod share the loopback interface.
+VLLM_NEEDS_POD = (
+    "the evaluator vllm needs placement: Pod: it opens local sockets, which other containers of the guard's "
+    "pod could reach"
+)
+
+
 class GuardSpec(ApiModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
     model_config = ConfigDict(
         json_schema_extra=cel(
-            ("self.port != self.metricsPort", "port and metricsPort must differ"),
             (
                 "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
                 "self.state.claimName != self.heldout.volume.claimName",
@@ -397,11 +402,7 @@ class GuardSpec(ApiModel):
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
             ),
             ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
-            (
-                "self.placement != 'Pod' || (has(self.state) && has(self.state.claimName))",
-                "placement Pod needs state.claimName: a guard that is moved to another node has no other "
-                "memory of its run",
-            ),
+            ("self.placement == 'Pod' || !has(self.heldout.evaluator.vllm)", VLLM_NEEDS_POD),
         )
     )
 
@@ -418,8 +419,8 @@ class GuardSpec(ApiModel):
     placement: Literal["Sidecar", "Pod"] = Field(
         "Sidecar",
         description="Where the guard runs: as a native sidecar of the rank-0 pod, or in a pod of its own, "
-        "with its own node, GPU and ServiceAccount. Pod needs state.claimName, and checkpoints on a claim "
-        "with ReadWriteMany.",
+        "with its own node and GPU. Pod needs checkpoints on a claim with ReadWriteMany, and is needed for "
+        "hostNetwork and for the evaluator vllm.",
     )
     pod: GuardPod | None = Field(None, description="The guard's own pod, with placement Pod.")
     isolation: Isolation = Field(
@@ -438,15 +439,7 @@ class GuardSpec(ApiModel):
         8470,
         ge=1024,
         le=65535,
-        description="Loopback port of the guard, for readers: its trainer reports through a socket. Change "
-        "it where hostNetwork jobs share a node.",
-    )
-    metrics_port: int = Field(
-        8471,
-        ge=1024,
-        le=65535,
-        description="Port of the pod on which the guard serves its metrics, without a token. Change it, too, "
-        "where hostNetwork jobs share a node.",
+        description="Port of the guard, over TLS. Change it where the template uses it.",
     )
     heldout: Heldout = Field(
         description="The held-out split, which the trainer cannot read, and how the policy is scored on it."
@@ -471,7 +464,7 @@ class GuardSpec(ApiModel):
     )
 
     @model_validator(mode="after")
-    def _state_has_its_place(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.state.claim_name is not None and self.state.claim_name == self.heldout.volume.claim_name:
             raise ValueError(
                 "state.claimName must not be the claim of the held-out split, which is mounted read-only"
@@ -480,6 +473,8 @@ class GuardSpec(ApiModel):
             raise ValueError(
                 "state.keepBest needs state.claimName: without a claim the copy would go with the pod"
             )
+        if self.placement != "Pod" and self.heldout.evaluator.vllm is not None:
+            raise ValueError(VLLM_NEEDS_POD)
         return self
 
     @property
@@ -505,7 +500,7 @@ class OnFire(StrEnum):
 
 
 class OnSilence(ApiModel):
-    """What to do when the guard itself stops reporting."""
+    """What to do when the guard itself cannot be heard."""
 
     # Twice the longest wait of a kubelet before it starts a container again (5 minutes): a guard that is only
     # being restarted is not silent. And it stops: a warning is no guard for a run whose guard is gone.
@@ -513,7 +508,7 @@ class OnSilence(ApiModel):
         600,
         ge=30,
         le=86400,
-        description="Seconds without a heartbeat, while the rank-0 pod runs, before GuardSilent is True.",
+        description="Seconds for which the guard of a running rank 0 is not heard before GuardSilent holds.",
     )
     action: Literal["Warn", "Stop"] = Field("Stop", description="Whether that only warns or stops the run.")
 
@@ -740,33 +735,10 @@ class EvaluationStatus(StatusModel):
     sampling: SamplingStatus | None = Field(None, description="How the completions were sampled.")
 
 
-class HistoryRound(StatusModel):
-    """One evaluation round."""
-
-    attempt: int = Field(description="Attempt of the trainer.")
-    step: int = Field(description="Step of the checkpoint.")
-    reward: float = Field(description="Mean in-loop reward since the round before, reward units.")
-    heldout: float = Field(description="Held-out score, in [0, 1].")
-    kl: float | None = Field(None, description="Median KL to the reference in that window, nats/token.")
-
-
-class RolloutStatus(StatusModel):
-    """What the policy wrote at one moment of a run that latched: text of the policy, on a training prompt."""
-
-    moments: list[Annotated[str, Field(max_length=63)]] = Field(
-        max_length=3, description="start, last_good, and fire or halt: what this step is in the run."
-    )
-    attempt: int = Field(description="Attempt of the trainer.")
-    step: int = Field(description="Step after which it was written.")
-    prompt: str = Field(max_length=300, description="The training prompt; a long one is shortened.")
-    completion: str = Field(max_length=1000, description="What the policy wrote; a long one is shortened.")
-    reward: float = Field(description="What the training's reward paid for it, reward units.")
-
-
 class GuardStatus(StatusModel):
-    """What the guard reports. Owned by the guard's field manager; the operator only reads it."""
+    """What the guard says, as the operator read it when something of it had changed."""
 
-    heartbeat: Timestamp | None = Field(None, description="When the guard last wrote this.")
+    read_at: Timestamp | None = Field(None, description="When this was read.")
     level: str | None = Field(None, max_length=63, description="healthy, unknown, warning or fired.")
     code: str | None = Field(None, max_length=63, description="The most severe condition's code.")
     reason: Text | None = Field(None, description="The most severe condition in words.")
@@ -819,29 +791,6 @@ class GuardStatus(StatusModel):
     last_evaluation_time: Timestamp | None = Field(None, description="When it finished.")
     best_checkpoint: EvaluationStatus | None = Field(
         None, description="Highest held-out score so far: the last good checkpoint."
-    )
-    history_tail: list[HistoryRound] = Field(
-        default_factory=list,
-        max_length=MAX_ROUNDS,
-        description="Evaluation rounds, in order: of more than there is room for the first, the best, the "
-        f"newest {NEWEST_ROUNDS}, and evenly chosen ones between. Once a latch has closed, those before it.",
-    )
-    rollouts: list[RolloutStatus] = Field(
-        default_factory=list,
-        max_length=3,
-        description="Once a latch has closed: the best-rewarded completion of the start, of the last good "
-        "checkpoint and of the latch, where the trainer reports rollouts. Nothing is judged by them.",
-    )
-    kept_steps: str | None = Field(
-        None,
-        max_length=MAX_KEPT_STEPS,
-        description="Once a latch has closed or the run has ended: a part of the steps, and the symptoms "
-        "that were seen in all of them, as lines of JSON for `rlguard report`.",
-    )
-    detector_state: str | None = Field(
-        None,
-        max_length=262144,
-        description="Opaque state from which a guard that comes back resumes.",
     )
 
 
@@ -931,7 +880,7 @@ class Status(StatusModel):
         description="One meaning each.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    guard: GuardStatus | None = Field(None, description="What the guard reports; it alone writes here.")
+    guard: GuardStatus | None = Field(None, description="What the guard says.")
     workload_ref: WorkloadRef | None = Field(
         None, description="The workload that was created, or to which the job is attached."
     )

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from guard_core.policy import Policy
 from guard_operator.adapters import TemplateError, WorkloadAdapter, find_adapter
@@ -20,7 +19,7 @@ from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ApiModel, ConditionStatus, Status
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.certificate import own_certificate
+from guard_operator.guards.keeper import Keeper
 from guard_operator.reconcile.conditions import Conditions
 from guard_operator.reconcile.decision import (
     Action,
@@ -29,21 +28,17 @@ from guard_operator.reconcile.decision import (
     Decision,
     Delete,
     Doomed,
-    RecordFire,
     Report,
+    RestoreSupport,
     StartGuard,
 )
 from guard_operator.reconcile.events import EventRecorder, Transition, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.guard_pod import guard_objects, host_of
-from guard_operator.reconcile.inject import (
-    build_workload,
-    created_for,
-    guard_service_account,
-    support_objects,
-)
+from guard_operator.reconcile.guard_pod import guard_objects
+from guard_operator.reconcile.inject import build_workload, created_for
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
-from guard_operator.reconcile.snapshot import Job, Snapshot, guard_of, must_stop, with_conditions
+from guard_operator.reconcile.snapshot import Job, Snapshot, Unsaid, guard_of, must_stop, with_conditions
+from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
 
@@ -52,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: How long one look may take to delete pods: meanwhile a worker is busy.
 PODS_TIME = timedelta(seconds=5.0)
+#: How long figures of a guard wait until they are written.
+FIGURES_TIME = timedelta(seconds=10.0)
 #: What is refused of these is said in the status: nobody would know else why there is no guard.
 _MAKES = (CreateWorkload, StartGuard)
 
@@ -87,6 +84,7 @@ class Actuator:
         observer: Observer,
         evidence: EvidenceCollector,
         events: EventRecorder,
+        keeper: Keeper,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -94,7 +92,9 @@ class Actuator:
         self._observer = observer
         self._evidence = evidence
         self._events = events
+        self._keeper = keeper
         self._clock = clock
+        self._figures: dict[str, datetime] = {}  # by UID of the job: when figures were written last
 
     def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
@@ -125,12 +125,10 @@ class Actuator:
         report, extra, version = decision.report, list[Transition](), snapshot.job.resource_version
         trouble: ClusterError | None = None
         for action in decision.actions:
-            if isinstance(action, RecordFire):
-                version = self._record(snapshot.job, action, version)
-            elif isinstance(action, CaptureEvidence):
+            if isinstance(action, CaptureEvidence):
                 report, happened = self._capture(snapshot, action, report)
                 extra += happened
-            elif isinstance(action, CreateWorkload | StartGuard):
+            elif isinstance(action, CreateWorkload | RestoreSupport | StartGuard):
                 try:
                     self._make(snapshot.job, action)
                 except ApiError as error:
@@ -144,27 +142,16 @@ class Actuator:
 
     def say(self, raw: Json, report: Report) -> None:
         """Write the status of a job of which nothing more is decided."""
-        metadata = raw["metadata"]
-        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
-
-    def _record(self, job: Job, action: RecordFire, version: str) -> str:
-        """Write the fire down; the resourceVersion then. What the API server refuses holds up no stop."""
-        fence = {"uid": job.uid, "resourceVersion": version}
-        patch = {"metadata": fence, "status": {"guard": {"fire": _dump(action.fire)}}}
-        try:
-            raw = self._client.merge(
-                JOBS, job.namespace, job.name, patch, names.OPERATOR_MANAGER, sub="status"
-            )
-        except ClusterError as error:
-            log.error("%s/%s: the fire that its guard left: %s", job.namespace, job.name, error)
-            return version
-        return str(raw["metadata"]["resourceVersion"])
+        metadata, guard = raw["metadata"], (raw.get("status") or {}).get("guard") or {}
+        self._client.apply(JOBS, status_patch(metadata, report, guard), names.OPERATOR_MANAGER, sub="status")
 
     # -- create ------------------------------------------------------------------------------------------
 
-    def _make(self, job: Job, action: CreateWorkload | StartGuard) -> None:
+    def _make(self, job: Job, action: CreateWorkload | RestoreSupport | StartGuard) -> None:
         if isinstance(action, CreateWorkload):
             self._create(job)
+        elif isinstance(action, RestoreSupport):
+            self._restore_support(job)
         else:
             self._start_guard(job)
 
@@ -183,33 +170,33 @@ class Actuator:
             self._client.apply(resource, body, names.OPERATOR_MANAGER)
 
     def _create_support(self, job: Job, policy: Policy) -> None:
-        """What the guard needs beside the workload."""
-        tokens = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        own = job.spec.guard.own_pod
-        certificate = None if own is None else own_certificate(host_of(job), self._clock())
-        account = guard_service_account(job, _adapter(job))
-        for resource, body in support_objects(job, policy, account, tokens, certificate):
+        """What the guard mounts beside its volumes: its key and tokens, and its policy."""
+        secret = self._keeper.credentials(job.namespace, job.uid, lambda: new_credentials(job, self._clock()))
+        for resource, body in support_objects(job, policy, secret):
             self._create_once(resource, job, body)
 
     def _start_guard(self, job: Job) -> None:
         own = job.spec.guard.own_pod
         assert own is not None, "only a guard in a pod of its own is started"
-        if job.spec.target_ref is not None:  # else it was made with the workload
-            raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-            if raw is None:
-                return
-            policy = read_policy(raw)
-            if policy is None:  # of a run that goes on: its guard is silent, which stops it
-                log.error("%s/%s: its policy cannot be read, so it gets no guard", job.namespace, job.name)
-                return
-            self._create_support(job, policy)
+        if job.spec.target_ref is not None and not self._restore_support(job):  # else made with the workload
+            return
         try:
-            objects = [*guard_objects(job, own, _adapter(job), self._config, self._config.scrapers)]
+            objects = [*guard_objects(job, own, _adapter(job), self._config)]
         except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
             log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
             return
         for resource, body in objects:
             self._create_once(resource, job, body)
+
+    def _restore_support(self, job: Job) -> bool:
+        """Make what the guard mounts, unless it is there; whether the policy could be read for it."""
+        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        policy = None if raw is None else read_policy(raw)
+        if policy is None:  # of a run that goes on: its guard is silent, which stops it
+            log.error("%s/%s: its policy cannot be read, so it gets no guard", job.namespace, job.name)
+            return False
+        self._create_support(job, policy)
+        return True
 
     def _create_once(self, resource: Resource, job: Job, body: Json) -> None:
         """Create it unless it exists; the names carry the job's UID, so what exists is this job's.
@@ -220,7 +207,7 @@ class Actuator:
         try:
             self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
-            existed = guard_of(job).heartbeat is not None and resource is not STATEFUL_SETS
+            existed = guard_of(job).level is not None and resource is not STATEFUL_SETS
             if error.status != 409 and not (error.refused and existed):
                 raise
 
@@ -264,7 +251,7 @@ class Actuator:
     # -- status and Events -------------------------------------------------------------------------------
 
     def _write(self, job: Job, report: Report, extra: list[Transition], version: str) -> None:
-        if _says(job.status) == _sayable(report):
+        if _says(job.status) == _sayable(report) and not self._is_due(job):
             return
         try:
             self._apply(job, report, version)
@@ -281,6 +268,16 @@ class Actuator:
                 self._events.record(one, transition, self._clock())
         self._measure(job, report)
 
+    def _is_due(self, job: Job) -> bool:
+        """Whether what was read of the guard is to be written now; figures wait for a few seconds."""
+        now, last = self._clock(), self._figures.get(job.uid)
+        if job.unsaid is Unsaid.NOTHING:
+            return False
+        if job.unsaid is Unsaid.FIGURES and last is not None and now - last < FIGURES_TIME:
+            return False
+        self._figures[job.uid] = now
+        return True
+
     def _apply(self, job: Job, report: Report, version: str) -> None:
         metadata = {
             "name": job.name,
@@ -289,7 +286,9 @@ class Actuator:
             "resourceVersion": version,
             "generation": job.generation,
         }
-        self._client.apply(JOBS, status_patch(metadata, report), names.OPERATOR_MANAGER, sub="status")
+        self._client.apply(
+            JOBS, status_patch(metadata, report, job.guard), names.OPERATOR_MANAGER, sub="status"
+        )
 
     def _same_but_newer(self, job: Job) -> str | None:
         """The newest resourceVersion, if the run must stop and only others than operators have written since.
@@ -352,12 +351,12 @@ def _was_stopped(job: Job) -> bool:
 
 def _says(status: Status) -> object:
     """The operator's part of the status as it is; comparable with `_sayable`."""
-    noted = status.workload_ref, status.guard_digest, status.stop, status.evidence
+    noted = status.workload_ref, status.stop, status.evidence
     return status.phase, _sorted(status.conditions), *noted
 
 
 def _sayable(report: Report) -> object:
-    noted = report.workload_ref, report.guard_digest, report.stop, report.evidence
+    noted = report.workload_ref, report.stop, report.evidence
     return report.phase, _sorted(report.conditions), *noted
 
 
@@ -375,8 +374,8 @@ def _sorted(conditions: Iterable[ConditionStatus]) -> list[ConditionStatus]:
     return sorted(conditions, key=lambda condition: condition.type)
 
 
-def status_patch(metadata: Json, report: Report) -> Json:
-    """The operator's part of the status, for server-side apply, fenced by UID and resourceVersion."""
+def status_patch(metadata: Json, report: Report, guard: Mapping[str, Any]) -> Json:
+    """The status for server-side apply, fenced by UID and resourceVersion; `guard`: what its guard says."""
     status: Json = {
         "observedGeneration": metadata.get("generation", 0),
         "phase": report.phase,
@@ -384,8 +383,8 @@ def status_patch(metadata: Json, report: Report) -> Json:
     }
     if report.workload_ref is not None:
         status["workloadRef"] = _dump(report.workload_ref)
-    if report.guard_digest is not None:
-        status["guardDigest"] = report.guard_digest
+    if guard:
+        status["guard"] = dict(guard)
     if report.stop is not None:
         status["stop"] = _dump(report.stop)
     if report.evidence is not None:

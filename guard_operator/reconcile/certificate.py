@@ -1,11 +1,12 @@
-"""The certificate of a guard that its trainer reaches over the network, made anew for each job.
+"""The certificate of a guard, made anew for each job.
 
-It is its own authority and can sign nothing else: who trusts it trusts this one guard.
+It is self-signed and can sign nothing else: whoever trusts it trusts this one guard.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from ipaddress import IPv4Address
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -18,13 +19,14 @@ BEFORE = timedelta(days=1)
 
 
 def own_certificate(host: str, now: datetime) -> tuple[str, str]:
-    """A certificate for this host name alone, and its private key; both PEM.
+    """Make a certificate for this host name and for 127.0.0.1, and its private key; both PEM.
 
     `now`: the time, UTC.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rlguard-guard")])
+    hosts = x509.SubjectAlternativeName([x509.DNSName(host), x509.IPAddress(IPv4Address("127.0.0.1"))])
     identifier = x509.SubjectKeyIdentifier.from_public_key(public)
     certificate = (
         x509.CertificateBuilder()
@@ -34,7 +36,7 @@ def own_certificate(host: str, now: datetime) -> tuple[str, str]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - BEFORE)
         .not_valid_after(now + VALID)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(hosts, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(identifier, critical=False)

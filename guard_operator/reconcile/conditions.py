@@ -17,9 +17,7 @@ from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
-    is_running,
     is_silent,
-    left_fire,
     silence_message,
     unguarded_pod,
     without_guard,
@@ -36,11 +34,11 @@ from guard_operator.reconcile.snapshot import (
 )
 from guard_operator.reconcile.targets import UNPROTECTED
 
-_NO_RANK0 = "the rank-0 pod is not running, so no heartbeat is expected"
+_NO_RANK0 = "the rank-0 pod is not running, so nothing is expected of its guard"
 #: Why there is no verdict now.
 _AWAY = {
     Reason.GUARD_SILENT: "the guard is silent",
-    Reason.GUARD_NOT_RUNNING: "no guard runs that has reported",
+    Reason.GUARD_NOT_RUNNING: "no guard runs that was heard",
 }
 
 
@@ -97,18 +95,18 @@ class Conditions:
 
         No verdict is told while no guard runs, or while it is silent: the last one is history.
         """
-        fire = guard_of(self._job).fire or left_fire(self._snapshot)
+        fire = guard_of(self._job).fire
         before = condition_of(self._job.status, ConditionType.FIRED)
         if fire is not None:
             return self.fired_by(fire)
         if before is not None and before.status == "True":
             return before
-        if guard_of(self._job).heartbeat is None:
+        if guard_of(self._job).level is None:
             return self.make(
                 ConditionType.FIRED, "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
             )
         if over:
-            message = f"the guard had not fired when it reported last; {last_verdict(guard_of(self._job))}"
+            message = f"the guard had not fired when it was heard last; {last_verdict(guard_of(self._job))}"
             return self.make(ConditionType.FIRED, "False", Reason.NOT_FIRED, message)
         if is_silent(self._snapshot):
             away = Reason.GUARD_SILENT
@@ -125,9 +123,11 @@ class Conditions:
             status, message = "True", silence_message(snapshot)
         elif snapshot.deaf:
             status, reason, message = "Unknown", Reason.WATCH_INTERRUPTED, Reason.WATCH_INTERRUPTED.meaning
-        elif snapshot.heartbeat_age is None:
+        elif snapshot.silent_for is None:
             status, reason, message = "Unknown", Reason.GUARD_NOT_RUNNING, _NO_RANK0
-        elif guard_of(self._job).heartbeat is None:
+        elif snapshot.unreached:
+            status, reason, message = "Unknown", Reason.GUARD_UNREACHABLE, snapshot.unreached
+        elif guard_of(self._job).level is None:
             status, reason, message = "Unknown", Reason.NO_VERDICT_YET, Reason.NO_VERDICT_YET.meaning
         else:
             status, reason, message = "False", Reason.GUARD_REPORTS, Reason.GUARD_REPORTS.meaning
@@ -160,13 +160,13 @@ class Conditions:
 
 def last_verdict(last: GuardStatus) -> str:
     """The last verdict, as history."""
-    at = f"{last.heartbeat:%Y-%m-%dT%H:%M:%SZ}" if last.heartbeat else "an unknown time"
-    return f"its last verdict, of {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
+    at = f"{last.read_at:%Y-%m-%dT%H:%M:%SZ}" if last.read_at else "an unknown time"
+    return f"its last verdict, read at {at}: {last.level} ({last.code}) at step {last.step}: {last.reason}"
 
 
 def as_it_is(status: Status) -> Report:
     """What the operator has said of the job."""
-    noted = status.workload_ref, status.stop, status.evidence, status.guard_digest
+    noted = status.workload_ref, status.stop, status.evidence
     return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
 
 
@@ -194,10 +194,8 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
-    changed = next((pod for pod in snapshot.pods if pod.guarded and pod.changed and is_running(pod)), None)
-    if changed is not None:
-        message = f"the guard in pod {changed.name} is not as it was injected: something changed it since"
-        return says.make(ConditionType.GUARDED, "False", Reason.GUARD_CHANGED, message)
+    if snapshot.unreached:
+        return says.make(ConditionType.GUARDED, "Unknown", Reason.GUARD_UNREACHABLE, snapshot.unreached)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)
     if before is not None and before.reason == Reason.CLAIM_OWNED:
         return says.make(ConditionType.GUARDED, "True", Reason.CLAIM_OWNED, before.message)
@@ -206,10 +204,9 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
 
 
 def _is_watched(snapshot: Snapshot) -> bool:
-    """Whether a guard runs now that has reported. Heartbeat and start are by the clock of the same node."""
-    beat = guard_of(snapshot.job).heartbeat
-    starts = [pod.guard_since for pod in snapshot.pods if pod.guarded and pod.phase == "Running"]
-    return beat is not None and any(since is not None and since <= beat for since in starts)
+    """Whether a guard runs now that was heard."""
+    heard = None if snapshot.reading is None or snapshot.reading.verdict is None else snapshot.reading.pod
+    return any(pod.uid == heard for pod in snapshot.pods if pod.guarded and pod.phase == "Running")
 
 
 def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:

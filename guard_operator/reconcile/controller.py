@@ -14,17 +14,21 @@ from guard_operator.api.fields import in_words
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
-from guard_operator.reconcile.actuate import Actuator, Unwritten
+from guard_operator.guards.polls import GuardPolls
+from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator, Unwritten
 from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
 from guard_operator.reconcile.decide import decide, decide_latched
 from guard_operator.reconcile.decision import Decision, Report
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import parse_job, read_status
-from guard_operator.reconcile.snapshot import OVER, Snapshot, condition_of, is_true
+from guard_operator.reconcile.snapshot import OVER, Snapshot, Unsaid, condition_of, is_true
+from guard_operator.reconcile.whom_to_ask import guard_to_ask
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
+
+FIGURES_SECONDS = FIGURES_TIME.total_seconds()
 
 
 class Controller:
@@ -35,12 +39,14 @@ class Controller:
         gatherer: Gatherer,
         actuator: Actuator,
         memory: RunMemory,
+        guards: GuardPolls,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
         self._clock = clock
         self._memory = memory
+        self._guards = guards
 
     def reconcile(self, raw: Json | None) -> float | None:
         """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
@@ -58,7 +64,7 @@ class Controller:
         if raw is None:
             return None
         try:
-            job = parse_job(raw)
+            job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
         except ValidationError as error:
             self._refuse(raw, error)
             return None
@@ -66,13 +72,25 @@ class Controller:
         snapshot = self._gatherer.gather(job, known)
         if snapshot is None:
             return None
+        self._follow(snapshot)
         decision = decide(snapshot, self._clock())
         under_way = decision.report.phase is Phase.STOPPING
         self._memory.note(snapshot, decision.report.stop if under_way else None, known)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._act(snapshot, decision)
-        return decision.look_again
+        if snapshot.job.unsaid is Unsaid.NOTHING:
+            return decision.look_again
+        return min(decision.look_again or FIGURES_SECONDS, FIGURES_SECONDS)
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Have the guard of this run asked, wherever it runs now; where none does, nobody is asked."""
+        job = snapshot.job
+        guard = guard_to_ask(snapshot, self._guards.reading(job.uid))
+        if guard is not None:
+            self._guards.follow(guard)
+        elif not any(pod.guarded and pod.address for pod in snapshot.pods):
+            self._guards.leave(job.uid)
 
     def _act(self, snapshot: Snapshot, decision: Decision) -> None:
         """Carry it out, and remember what was refused: the next look says so."""
@@ -124,7 +142,8 @@ class Controller:
     def _take_last_word(self, raw: Json) -> bool:
         """Have a latch written down that a guard left when it ended; whether there is one."""
         with suppress(ValidationError):
-            snapshot, now = self._gatherer.last_words(parse_job(raw)), self._clock()
+            reading = self._guards.reading(raw["metadata"]["uid"])
+            snapshot, now = self._gatherer.last_words(parse_job(raw, reading)), self._clock()
             if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is not None:
                 self._act(snapshot, decision)
                 return True

@@ -30,13 +30,13 @@ from guard_operator.reconcile.decision import (
     Action,
     CreateWorkload,
     Decision,
-    RecordFire,
     Report,
+    RestoreSupport,
     StartGuard,
     delete_makers,
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
-from guard_operator.reconcile.halts import gave_up, halt_due, held_back, is_silent, left_fire, left_halt
+from guard_operator.reconcile.halts import gave_up, halt_due, held_back, is_silent
 from guard_operator.reconcile.queues import waits_in
 from guard_operator.reconcile.snapshot import (
     Preparation,
@@ -85,24 +85,15 @@ def decide_latched(snapshot: Snapshot, says: Conditions, now: datetime) -> Decis
 
 
 def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
-    """The digest of a guard is noted before the guard is made: what anybody changes later is known by it.
-
-    Whatever else is said, what was noted stays, and evidence that was written.
-    """
-    status = snapshot.job.status
-    digest = snapshot.guard_digest or status.guard_digest
-    report = replace(decision.report, evidence=status.evidence, guard_digest=digest)
-    if digest == status.guard_digest:
-        return replace(decision, report=report)
-    actions = tuple(one for one in decision.actions if not isinstance(one, CreateWorkload | StartGuard))
-    return Decision(report, actions, STOPPING_SECONDS)
+    """Evidence that was written stays in the status, whatever else is decided."""
+    return replace(decision, report=replace(decision.report, evidence=snapshot.job.status.evidence))
 
 
 def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """An action halts the run: that is written down, and acted on once it stands in the status."""
     if must_stop(snapshot.job) or halt_due(snapshot) is None:
         return None
-    if not snapshot.live and left_halt(snapshot) is None:
+    if not snapshot.live and guard_of(snapshot.job).halt is None:
         return Decision(as_it_is(snapshot.job.status), look_again=STOPPING_SECONDS)
     status = snapshot.job.status
     conditions = says(condition_of(status, ConditionType.GUARDED))
@@ -111,14 +102,14 @@ def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
 
 
 def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
-    """Write down a fire that stops nothing (`onFire: Report`) and that only the guard's last words tell."""
-    fire, status = left_fire(snapshot), snapshot.job.status
+    """Write down a fire that stops nothing (`onFire: Report`), also of a run that is over."""
+    fire, status = guard_of(snapshot.job).fire, snapshot.job.status
     if fire is None or is_true(status, ConditionType.FIRED):
         return None
     others = tuple(one for one in status.conditions if one.type != ConditionType.FIRED)
     conditions = tuple(sorted((*others, says.fired_by(fire)), key=lambda one: one.type))
     report = replace(as_it_is(status), conditions=conditions)
-    return Decision(report, (RecordFire(fire),), STOPPING_SECONDS)
+    return Decision(report, (), STOPPING_SECONDS)
 
 
 def _deleting(snapshot: Snapshot) -> Decision | None:
@@ -217,7 +208,9 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
         again = min(again or NAME_TAKEN_SECONDS, NAME_TAKEN_SECONDS)
     if is_attached(job):  # no event tells of its pods
         again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
-    return Decision(report, _of_own_guard(snapshot, workload.state), again)
+    # What a pod that does not start may lack is made again, if somebody removed it.
+    restore: tuple[Action, ...] = (RestoreSupport(),) if snapshot.overdue and snapshot.job.guard_known else ()
+    return Decision(report, (*restore, *_of_own_guard(snapshot, workload.state)), again)
 
 
 def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...]:
@@ -262,9 +255,9 @@ def _until_silence(snapshot: Snapshot) -> float | None:
     """When the guard would be called silent, if it is to report and nothing happens before; seconds."""
     if snapshot.deaf:
         return DEAF_SECONDS
-    if snapshot.heartbeat_age is None:
+    if snapshot.silent_for is None:
         return None
     if is_silent(snapshot) and held_back(snapshot):
         return HELD_BACK_SECONDS
-    left = snapshot.job.spec.on_silence.after_seconds - snapshot.heartbeat_age
+    left = snapshot.job.spec.on_silence.after_seconds - snapshot.silent_for
     return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from guard_operator.api.types import ConditionStatus, Latched, Phase, StopStatus, WorkloadRef
+from guard_operator.api.types import ConditionStatus, Phase, StopStatus, WorkloadRef
 from guard_operator.reconcile.snapshot import Between
 from guard_operator.runtime.client import Resource
 
@@ -22,19 +22,16 @@ class Report:
     workload_ref: WorkloadRef | None = None
     stop: StopStatus | None = None
     evidence: str | None = None
-    guard_digest: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordFire:
-    """Put into `status.guard` a fire that the guard left when it ended before the API server took it."""
-
-    fire: Latched
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkload:
     """Create what the guard needs, then the workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSupport:
+    """Make again what the guard mounts, with the same bytes, where somebody removed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def delete_makers(makers: Iterable[Between]) -> Delete:
     return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
 
 
-Action = RecordFire | CreateWorkload | StartGuard | CaptureEvidence | Delete
+Action = CreateWorkload | RestoreSupport | StartGuard | CaptureEvidence | Delete
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,17 +100,17 @@ def ended_by_itself(snapshot: Snapshot, says: Conditions) -> Decision | None:
 def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Decision | None:
     """The trainer has finished, and a guard in a pod of its own judges what is left: no GPU waits for that.
 
-    Since when is in the condition, and which report was the last one then. It ends once a later one says
+    Since when is in the condition. It ends once the guard was heard since and says
     that nothing waits, or nothing more is to be expected.
     """
     if end.type != ConditionType.SUCCEEDED or not guard_maker(snapshot) or is_silent(snapshot):
         return None
     noted = _noted_end(snapshot.job)
-    message = f"{_LEFT_TO_JUDGE}; {_reported(snapshot.job)}" if noted is None else noted.message
+    message = _LEFT_TO_JUDGE if noted is None else noted.message
     open_ = says.make(ConditionType.SUCCEEDED, "Unknown", Reason.GUARD_JUDGES, message)
     last, lasted = guard_of(snapshot.job), (says.now - open_.last_transition_time).total_seconds()
     quiet = HEARD_SECONDS if snapshot.job.spec.guard.metrics is None else FOLLOWED_SECONDS
-    heard = _has_reported_since(snapshot.job) and (last.ended is not None or lasted >= quiet)
+    heard = _was_heard_since(snapshot) and (last.ended is not None or lasted >= quiet)
     if lasted >= judged_seconds(snapshot.job) or (heard and not last.waiting):
         return None
     report = Report(
@@ -139,19 +139,14 @@ def _noted_end(job: Job) -> ConditionStatus | None:
     return noted if noted is not None and noted.reason == Reason.GUARD_JUDGES else None
 
 
-def _reported(job: Job) -> str:
-    """Which report of the guard is its last one: no other has the same time."""
-    beat = guard_of(job).heartbeat
-    return "it has not reported yet" if beat is None else f"its last report then: {beat.isoformat()}"
+def _was_heard_since(snapshot: Snapshot) -> bool:
+    """Whether the guard was heard since its trainer was seen to have finished.
 
-
-def _has_reported_since(job: Job) -> bool:
-    """Whether the guard has reported since its trainer was seen to have finished.
-
-    An older report does not know of what was announced last. No clocks are compared: it is another report.
+    An older verdict does not know of what was announced last. Both times are of the operator's clock.
     """
-    noted = _noted_end(job)
-    return noted is not None and not noted.message.endswith(_reported(job))
+    noted, reading = _noted_end(snapshot.job), snapshot.reading
+    heard_at = None if reading is None else reading.heard_at
+    return noted is not None and heard_at is not None and heard_at > noted.last_transition_time
 
 
 def _gone(job: Job, snapshot: Snapshot, says: Conditions) -> ConditionStatus:
@@ -212,8 +207,8 @@ def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionS
     silent = ""
     if is_true(snapshot.job.status, ConditionType.GUARD_SILENT) or is_silent(snapshot):
         silent = "the guard was silent when the trainer ended"
-    elif apart and not _has_reported_since(snapshot.job):
-        silent = "the guard has not reported since the trainer ended"
+    elif apart and not _was_heard_since(snapshot):
+        silent = "the guard was not heard since the trainer ended"
     missing = "; ".join(filter(None, (silent, missing)))
     if not missing:
         message = "; ".join(filter(None, (message, steps_after(last))))

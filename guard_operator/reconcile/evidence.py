@@ -2,11 +2,11 @@
 
 The job owns it, unless `spec.keepEvidence` says that it stays without the job.
 
-It holds the verdict, the job's conditions, by which it ended, the evaluation rounds of the status, the policy
-of the run, the last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the
-guard, and a part of the steps, which takes the room that all else leaves; `rlguard report` turns it into a
-page. The object is written once; a later attempt finds it and leaves it. It is collected beside the
-reconciles: a log that cannot be had delays no stop, and what goes wrong here is no error of a reconcile.
+It holds the verdict, the job's conditions, by which it ended, the evaluation rounds, the policy of the run,
+the last good checkpoint, what the model wrote, the ends of the logs of the trainer and of the guard, and a
+part of the steps, which takes the room that all else leaves; `rlguard report` turns it into a page. It is
+written once; a later attempt finds it and leaves it. It is collected beside the reconciles: a log that cannot
+be had delays no stop, and what goes wrong here is no error of a reconcile.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 from guard_core.policy import Policy
 from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
-from guard_operator.api.types import ApiModel, GuardStatus, StatusModel
+from guard_operator.api.types import ApiModel, StatusModel
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.inject import policy_file
 from guard_operator.reconcile.owned import owner_reference
-from guard_operator.reconcile.parse import JOBS, parse_job, read_policy
-from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of, with_conditions
+from guard_operator.reconcile.parse import JOBS, read_policy
+from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of
+from guard_operator.reconcile.support import policy_file
 from guard_operator.runtime.client import CONFIG_MAPS, Client, Json, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
@@ -45,7 +45,7 @@ LOG_SECONDS, MOST_LOG_SECONDS = 3.0, 8.0
 #: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB; the
 #: steps have what is left of `EVIDENCE_BYTES`.
 LOG_BYTES = 64 * 1024
-HISTORY_BYTES = 32 * 1024
+HISTORY_BYTES, ROLLOUTS_BYTES = 32 * 1024, 16 * 1024
 #: Bytes kept of the message of one condition.
 CONDITION_BYTES = 1024
 EVIDENCE_BYTES = 248 * 1024
@@ -56,30 +56,31 @@ def evidence_name(job: Job) -> str:
     return f"{names.support_name(job.name, job.uid)}-evidence"
 
 
-def build_evidence(job: Job, policy: Policy | None, logs: Mapping[str, str], now: datetime) -> Json:
+def build_evidence(
+    job: Job, policy: Policy | None, told: Mapping[str, str], logs: Mapping[str, str], now: datetime
+) -> Json:
     """The ConfigMap.
 
     Args:
         job: the job that is being stopped, or has ended, with the conditions that say so.
         policy: that of the run; None if it is not known.
+        told: what its guard told for the evidence, by file name; empty where it did not.
         logs: log tails by file name.
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    apart = {"detector_state", "history_tail", "best_checkpoint", "rollouts", "kept_steps"}
-    verdict = _json(guard, exclude=apart)
-    rounds = "\n".join(json.dumps(_json(one)) for one in guard.history_tail)
+    verdict = _json(guard, exclude={"best_checkpoint"})
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
         "conditions.json": _conditions(job),
-        "history.jsonl": _tail(rounds, HISTORY_BYTES),
+        "history.jsonl": _tail(told.get("history.jsonl", ""), HISTORY_BYTES),
         **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
-        **({"rollouts.json": _rollouts(guard)} if guard.rollouts else {}),
+        **({"rollouts.json": rollouts} if (rollouts := _whole(told.get("rollouts.json", ""))) else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
-    steps = fewer_lines(guard.kept_steps or "", EVIDENCE_BYTES - size(*data.values()))
+    steps = fewer_lines(told.get("steps.jsonl", ""), EVIDENCE_BYTES - size(*data.values()))
     data |= {"steps.jsonl": steps} if steps else {}
     metadata = {
         "name": evidence_name(job),
@@ -110,9 +111,9 @@ def _conditions(job: Job) -> str:
     return json.dumps(conditions, indent=2, ensure_ascii=False)
 
 
-def _rollouts(guard: GuardStatus) -> str:
-    """What the policy wrote, for people: as JSON, so that no text of it can look like another field."""
-    return json.dumps([_json(one) for one in guard.rollouts], indent=2, ensure_ascii=False)
+def _whole(text: str) -> str:
+    """This file, unless it is larger than any guard's: half of it would be no JSON."""
+    return text if len(text.encode("utf-8", "replace")) <= ROLLOUTS_BYTES else ""
 
 
 def _head(message: str) -> str:
@@ -125,15 +126,18 @@ def _tail(text: str, limit: int) -> str:
 
 
 class EvidenceCollector:
-    """See the module. `collected` is called with (namespace, name) of a job whose evidence was written."""
+    """See the module. `told` gives what the guard of a run, by UID, told
+    for it. `collected` is called with (namespace, name) of a job whose evidence was written."""
 
     def __init__(
         self,
         client: Client,
+        told: Callable[[str], Mapping[str, str]] = lambda _uid: {},
         collected: Callable[[tuple[str, str]], None] = lambda _key: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
+        self._told = told
         self._collected = collected
         self._clock = clock
         self._lock = threading.Lock()
@@ -175,7 +179,7 @@ class EvidenceCollector:
 
     def _write(self, snapshot: Snapshot, final: bool, seconds: float) -> str | None:
         """Write it once; its name, or None if the trainer's log cannot be had now and may be had later."""
-        job, policy = self._whole(snapshot.job)
+        job, policy = snapshot.job, self._policy(snapshot.job)
         logs = self._logs(snapshot, seconds)
         if isinstance(logs["trainer.log"], ClusterError) and not final:
             return None
@@ -183,7 +187,7 @@ class EvidenceCollector:
             name: f"not available: {text}" if isinstance(text, ClusterError) else text
             for name, text in logs.items()
         }
-        body = build_evidence(job, policy, said, self._clock())
+        body = build_evidence(job, policy, self._told(job.uid), said, self._clock())
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
@@ -191,15 +195,10 @@ class EvidenceCollector:
                 raise
         return evidence_name(job)
 
-    def _whole(self, job: Job) -> tuple[Job, Policy | None]:
-        """The job with its history, which no cache has, and its policy; as it is known if it is gone.
-
-        Its conditions are those that came with it: they may not have been written yet.
-        """
+    def _policy(self, job: Job) -> Policy | None:
+        """The policy of the run, which no snapshot has; None if the job is gone, or it cannot be read."""
         raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        if raw is None:
-            return job, None
-        return with_conditions(parse_job(raw), job.status.conditions), read_policy(raw)
+        return None if raw is None else read_policy(raw)
 
     def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str | ClusterError]:
         """Ends of the logs of trainer and guard, or why one cannot be read now."""

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
-
-from pydantic import ValidationError
 
 from guard_operator.adapters import (
     ComposedAdapter,
@@ -29,18 +26,16 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import GuardStatus
 from guard_operator.config import OperatorConfig
+from guard_operator.guards.reading import LastWord, Reading, last_word
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.reconcile.glance import is_latched
-from guard_operator.reconcile.guard_pod import own_service_account, why_not_shared
+from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.heartbeats import UNHEARD, HeartbeatClock
-from guard_operator.reconcile.inject import created_for, guard_digest, made_for_the_guard, own_sources
+from guard_operator.reconcile.inject import created_for, made_for_the_guard
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
-from guard_operator.reconcile.parse import JOBS, parse_job
+from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
 from guard_operator.reconcile.refusals import copies, find_violations, pod_spec, template_claims
 from guard_operator.reconcile.review import review
@@ -61,6 +56,7 @@ from guard_operator.reconcile.snapshot import (
     must_stop,
     with_spec,
 )
+from guard_operator.reconcile.support import own_sources
 from guard_operator.reconcile.targets import (
     Belongings,
     attached_trainer,
@@ -102,6 +98,8 @@ DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints."
 CLAIM_SECONDS = 5.0
 SOURCE_SECONDS = 15.0
+#: For how long a guard that is ready cannot be reached before that is said.
+UNREACHED_SECONDS = 30.0
 #: How often a workload is looked for that does not exist, or cannot be guarded as it is.
 TARGET_SECONDS = 10.0
 FORBIDDEN_SECONDS = 30.0
@@ -151,6 +149,19 @@ class Caches(Protocol):
         """What is cached of queues and says that it is for the workload of this UID."""
 
 
+class Guards(Protocol):
+    """What is read of the guards."""
+
+    def reading(self, uid: str) -> Reading | None:
+        """Of the guard of this job."""
+
+    def silent_for(self, uid: str, pod: str) -> float:
+        """For how long the guard that is to be in this pod could not be heard, seconds."""
+
+    def most_are_unreached(self) -> bool:
+        """Whether more than half of all guards cannot be reached."""
+
+
 class _Missing(TemplateError):
     """What a template names is not there."""
 
@@ -163,13 +174,13 @@ class Gatherer:
         client: Client,
         config: OperatorConfig,
         caches: Caches,
-        beats: HeartbeatClock,
+        guards: Guards,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._config = config
         self._caches = caches
-        self._beats = beats
+        self._guards = guards
         self._clock = clock
 
     def read_again(self, cached: Json) -> Json | None:
@@ -194,9 +205,10 @@ class Gatherer:
         guard = _uid_of_guard(self._own_guard(job, None, live=False))
         between = () if adapter is None else self._between(adapter, job, uid, live=False)
         owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
-        pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
+        raw_pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
+        pods = tuple(_pod(adapter, raw, owner) for raw in raw_pods)
         workload = None if uid is None else Workload(uid, True, WorkloadState.RUNNING, unread=True)
-        return Snapshot(job, workload, tuple(_pod(adapter, raw, owner) for raw in pods))
+        return Snapshot(self._with_last_words(job, pods), workload, pods)
 
     def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
@@ -219,7 +231,8 @@ class Gatherer:
             return self._look(job, known, live=False, deaf=deaf)
         if raw is None:
             return None
-        return self._look(parse_job(raw), known, live=True, deaf=deaf)
+        again = parse_job(raw, self._guards.reading(job.uid))
+        return self._look(again, known, live=True, deaf=deaf)
 
     def _look(self, job: Job, known: Remembered, live: bool, deaf: bool = False) -> Snapshot:
         """The snapshot; with `live` nothing in it is from a cache."""
@@ -244,9 +257,13 @@ class Gatherer:
         between = (*target.between, *self._between(adapter, job, uid, uncached))
         own_guard = self._own_guard(job, None if stopping else workload, uncached)
         guard = _uid_of_guard(own_guard)
-        spec, noted = _spec(job, raw_workload, uid), job.status.guard_digest
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard, noted)
+        spec = _spec(job, raw_workload, uid)
+        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
         pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
+        told = self._with_last_words(job, pods)
+        if must_stop(told) != must_stop(job) or guard_of(told).halt != guard_of(job).halt:
+            return self._look(told, known, live, deaf)
+        job = told
         to_look = not (unread or first_stop) and (uncached or not stopping)
         if to_look and uid is not None and _may_hide_pods(job, workload, pods):
             hidden = read_unlabelled(self._client, adapter, job, raw_workload, uid)
@@ -260,11 +277,10 @@ class Gatherer:
         not_now = made_or_taken or stopping or job.deleting or _was_created(job)
         job, missing = self._composed(adapter, job, not_now, uncached)
         spec = _spec(job, raw_workload, uid)
-        age, most_silent = self._silence(job, pods, deaf, workload, own_guard)
+        silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
-        is_made = preparation == Preparation() or (not stopping and _is_missing(own_guard, workload))
         return Snapshot(
             job=job,
             workload=workload,
@@ -281,26 +297,27 @@ class Gatherer:
             costs=_costs(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw)),
             trainer=attached_trainer(adapter, spec),
-            heartbeat_age=age,
-            most_silent=most_silent,
+            reading=self._guards.reading(job.uid),
+            silent_for=silent_for,
+            unreached=unreached,
+            most_silent=bool(silent_for) and self._guards.most_are_unreached(),
             deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
-            guard_digest=self._digest(adapter, job) if is_made else None,
             late=bool(late),
+            overdue=any(one.is_due(self._clock()) for one in late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
 
+    def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
+        """The job with what its guards left when they ended, where nobody had heard it."""
+        for pod in pods:
+            if pod.guarded and pod.last_word is not None:
+                job = with_last_word(job, pod.last_word, self._clock())
+        return job
+
     def _adapter(self, job: Job) -> WorkloadAdapter | None:
         return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
-
-    def _digest(self, adapter: WorkloadAdapter, job: Job) -> str | None:
-        """Of the guard that is made for the job; None: it cannot be, as the one who tries says."""
-        if not job.guard_known:
-            return None
-        with suppress(TemplateError):
-            return guard_digest(job, adapter, self._config)
-        return None
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -500,27 +517,31 @@ class Gatherer:
         deaf: bool,
         workload: Workload | None,
         own_guard: OwnGuard | None,
-    ) -> tuple[float | None, bool]:
-        """How long the guard has been silent, and whether too long with most others.
+    ) -> tuple[float | None, str]:
+        """For how long the guard could not be heard; and why not, if the kubelet calls it ready.
 
-        Nothing is counted while it need not report, or could not be heard. A rank 0 without its guard is
-        silent from its start, whatever others are. A guard in a pod of its own has to report after its
-        trainer's end, too.
+        Nothing is counted while nothing is expected of it. A rank 0 without its guard is silent from its
+        start. A guard in a pod of its own is to be heard after its trainer's end, too.
         """
         ours = workload is not None and workload.ours
         succeeded = workload is not None and workload.state is WorkloadState.SUCCEEDED
         ended = own_guard is not None and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
-        running = running or [pod for pod in pods if ended and pod.guarded and not pod.terminating]
-        if deaf or not running:
-            self._beats.forget(job.uid)
-            return None, False
-        unguarded = next((pod for pod in running if not pod.guarded and own_guard is None), None)
-        if unguarded is not None:
-            return self._beats.age(job.uid, UNHEARD, unguarded.uid), False
-        age = self._beats.age(job.uid, guard_of(job).heartbeat, running[0].uid)
-        limit = job.spec.on_silence.after_seconds
-        return age, age > limit and self._beats.with_most(job.uid, limit)
+        guards = [pod for pod in pods if pod.guarded and pod.address and not pod.terminating]
+        if deaf or not (running or (ended and guards)):
+            return None, ""
+        guard = guards[-1] if guards else None
+        silent_for = self._guards.silent_for(job.uid, (guard or running[0]).uid)
+        if guard is None or not guard.ready or not silent_for:
+            return silent_for, ""
+        reading = self._guards.reading(job.uid)
+        target, error = ("", "") if reading is None else (reading.target, reading.error)
+        if silent_for < UNREACHED_SECONDS or not error:
+            return 0.0, ""
+        return 0.0, (
+            f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; "
+            "does a NetworkPolicy keep the operator out?"
+        )
 
     def _prepare(
         self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
@@ -659,11 +680,6 @@ def _uid_of_guard(own: OwnGuard | None) -> str | None:
     return None if own is None or own.made is None else own.made.uid
 
 
-def _is_missing(own: OwnGuard | None, workload: Workload | None) -> bool:
-    """Whether a guard in a pod of its own is to be made, first or again."""
-    return own == OwnGuard() and _has_guard(workload)
-
-
 def _late(
     workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
 ) -> tuple[Late, ...]:
@@ -759,7 +775,7 @@ def _costs(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[
 def _exposed(job: Job, pod: Json) -> Iterable[str]:
     """What this pod of a workload that the job is attached to has of the guard's."""
     own = job.spec.guard.own_pod
-    account = "" if own is None else own_service_account(job, own)
+    account = None if own is None else own.service_account_name
     return exposures(pod, own_sources(job), account)
 
 
@@ -772,14 +788,13 @@ def _age(raw: Json) -> tuple[str, str]:
 class _Owner:
     """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
 
-    `guard`: UID of the StatefulSet of a guard in a pod of its own. `digest`: of the guard, as it was noted.
+    `guard`: UID of the StatefulSet of a guard in a pod of its own.
     """
 
     uid: str | None = None
     spec: Mapping[str, Any] | None = None
     between: frozenset[str] = frozenset()
     guard: str | None = None
-    digest: str | None = None
 
 
 def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
@@ -803,7 +818,7 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
     )
     if workload.guard is not None and controller_of(raw) == workload.guard:
         alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
-        return _with_guard(replace(bare, guarded=bool(alone)), raw, alone, workload)
+        return _with_guard(replace(bare, guarded=bool(alone)), raw)
     if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
@@ -818,21 +833,20 @@ def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
         gave_up=_gave_up(status) if rank0 else "",
         disruption=_disruption(status),
     )
-    return _with_guard(pod, raw, guards, workload)
+    return _with_guard(pod, raw)
 
 
-def _with_guard(pod: Pod, raw: Json, guards: list[Json], workload: _Owner) -> Pod:
-    """The pod, with what is known of its containers and of these guards in it."""
+def _with_guard(pod: Pod, raw: Json) -> Pod:
+    """The pod, with what is known of its containers and of the guard in it."""
     status = raw.get("status") or {}
-    last_word = _last_word(status)
     return replace(
         pod,
-        changed=bool(guards) and is_as_injected(raw, workload.digest) is False,
         cut_off=_cut_off(status),
         guard_since=_guard_since(status),
         waiting=_waiting(status),
-        fire=last_word.fire,
-        halt=last_word.halt,
+        ready=_is_ready(status),
+        address=str(status.get("podIP") or "") if _guard_since(status) is not None else "",
+        last_word=_last_word(status),
     )
 
 
@@ -881,14 +895,18 @@ def _last_line(ended: Mapping[str, Any]) -> str:
     return lines[-1][:LAST_WORDS] if lines else ""
 
 
-def _last_word(status: Mapping[str, Any]) -> GuardStatus:
-    """What the guard left in its termination message; empty if it did not end or left nothing of the kind."""
+def _last_word(status: Mapping[str, Any]) -> LastWord | None:
+    """What the guard left in its termination message; None if it did not end or left nothing of the kind."""
     for guard in _guards(status):
         for state in (guard.get("state") or {}, guard.get("lastState") or {}):
             if message := (state.get("terminated") or {}).get("message"):
-                with suppress(ValidationError):
-                    return GuardStatus.model_validate_json(message)
-    return GuardStatus()
+                return last_word(message)
+    return None
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet calls the guard ready."""
+    return any(bool(one.get("ready")) for one in _guards(status))
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:

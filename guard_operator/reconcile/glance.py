@@ -48,19 +48,13 @@ def is_over(raw: Json) -> bool:
 
 
 def is_only_a_report(old: Json | None, new: Json | None) -> bool:
-    """Whether nothing has changed but what the guard of a run that goes on well reports.
+    """Whether nothing has changed but what was read of the guard of a run that goes on well.
 
     No decision reads it, so nobody need look at the job.
     """
     if old is None or new is None or not (_goes_on_well(old) and _goes_on_well(new)):
         return False
     return _without_report(old) == _without_report(new)
-
-
-def heartbeat(raw: Json) -> str | None:
-    """The guard's last heartbeat, as it wrote it."""
-    beat = _guard(raw).get("heartbeat")
-    return beat if isinstance(beat, str) else None
 
 
 def _goes_on_well(raw: Json) -> bool:
@@ -71,7 +65,6 @@ def _goes_on_well(raw: Json) -> bool:
         status.get("phase") == Phase.RUNNING
         and not (is_latched(raw) or guard.get("fire"))
         and all(said.get(kind) == value for kind, value in _WELL.items())
-        and guard.get("heartbeat") is not None
         and guard.get("step") is not None
     )
 

@@ -1,13 +1,13 @@
-"""A guard in a pod of its own: StatefulSet, Service, NetworkPolicy, and what the trainer has of it. Pure.
+"""A guard in a pod of its own: StatefulSet, Service, and what the trainer's pod gets for it. Pure.
 
 A StatefulSet of one replica starts no second pod before the first has ended, also when a node is lost, so no
-two guards write one state. The trainer reaches it over TLS, with the certificate that was made for this job.
+two guards write one state.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
@@ -15,15 +15,14 @@ from guard_operator.api import names
 from guard_operator.api.types import GuardPod, GuardSpec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
-from guard_operator.reconcile.digest import injected_digest
 from guard_operator.reconcile.guard_container import (
-    from_secret,
+    guard_address,
     guard_container,
     guard_volumes,
-    own_address,
-    patience,
+    reporting_environment,
 )
-from guard_operator.reconcile.owned import job_labels, owned
+from guard_operator.reconcile.mesh import exclude_port
+from guard_operator.reconcile.owned import host_of, job_labels, owned
 from guard_operator.reconcile.refusals import (
     Violation,
     checkpoint_mount,
@@ -32,9 +31,8 @@ from guard_operator.reconcile.refusals import (
     trainer,
 )
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import NETWORK_POLICIES, SERVICES, STATEFUL_SETS, Json, Resource
+from guard_operator.runtime.client import SERVICES, STATEFUL_SETS, Json, Resource
 
-HOST_ENV = "RLGUARD_GUARD_HOST"
 WAITER = names.WAITING_CONTAINER
 NOBODY = 65534
 #: The guard's image has Python; a trainer's image is not asked for anything.
@@ -61,28 +59,18 @@ while True:
 """
 
 
-def host_of(job: Job) -> str:
-    """The name by which the trainer reaches the guard, and which its certificate has."""
-    return f"{names.guard_name(job.name, job.uid)}.{job.namespace}.svc"
-
-
 def guard_objects(
-    job: Job,
-    own: GuardPod,
-    adapter: WorkloadAdapter,
-    config: OperatorConfig,
-    scrapers: Sequence[Json] = (),
+    job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig
 ) -> Iterator[tuple[Resource, Json]]:
-    """What runs the guard. The template has passed `find_obstacles` and `refusals.find_violations`.
+    """Build what runs the guard. The template has passed `find_obstacles` and `refusals.find_violations`.
 
     Args:
         job: the job.
         own: what its author says of the guard's pod.
         adapter: of the workload.
         config: of the operator.
-        scrapers: NetworkPolicyPeers that may read the metrics; nobody if empty.
     """
-    name, port = names.guard_name(job.name, job.uid), job.spec.guard.port
+    name = names.guard_name(job.name, job.uid)
     labels = {names.UID_LABEL: job.uid, names.PART_LABEL: names.GUARD_PART}
     # Headless, so that the name leads to the pod itself; also while the guard is not ready. One that comes
     # back takes steps at once, and is ready minutes later where its base model is large.
@@ -90,42 +78,23 @@ def guard_objects(
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": labels,
-        "ports": [{"name": "ingest", "port": port}],
+        "ports": [{"name": "guard", "port": job.spec.guard.port}],
     }
     yield SERVICES, owned(job, SERVICES, name, spec=service)
-    reporters: Json = {"ports": [{"port": port}]}
-    if not _trainers(job, adapter).get("hostNetwork"):  # what uses a node's network is known by no label
-        reporters["from"] = [{"podSelector": {"matchLabels": {names.UID_LABEL: job.uid}}}]
-    readers = {"ports": [{"port": job.spec.guard.metrics_port}], "from": list(scrapers)}
-    who = {
-        "podSelector": {"matchLabels": labels},
-        "policyTypes": ["Ingress"],
-        "ingress": [reporters, *([readers] if scrapers else [])],  # a rule from nobody would be one from all
-    }
-    yield NETWORK_POLICIES, owned(job, NETWORK_POLICIES, name, spec=who)
-    pod = guard_pod(job, own, adapter, config)
-    metadata = {
-        "labels": labels | job_labels(job),
-        "annotations": {names.DIGEST_ANNOTATION: injected_digest(pod)},
-    }
+    metadata: Json = {"labels": labels | job_labels(job)}
+    exclude_port(metadata, job.spec.guard.port)
     of_one = {
         "replicas": 1,
         "serviceName": name,
         "selector": {"matchLabels": labels},
-        "template": {"metadata": metadata, "spec": pod},
+        "template": {"metadata": metadata, "spec": _pod(job, own, adapter, config)},
     }
     yield STATEFUL_SETS, owned(job, STATEFUL_SETS, name, spec=of_one)
 
 
-def guard_pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
-    """The spec of its pod."""
+def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
     checkpoints, claim_name = _checkpoints(job, adapter)
     support = names.support_name(job.name, job.uid)
-    environment: dict[str, Json] = {
-        HOST_ENV: own_address(),
-        "RLGUARD_GUARD_TLS_CERTIFICATE": {"value": f"{layout.SECRET_DIR}/{layout.CERTIFICATE_KEY}"},
-        "RLGUARD_GUARD_TLS_KEY": {"value": f"{layout.SECRET_DIR}/{layout.PRIVATE_KEY_KEY}"},
-    }
     # Read-only as a volume, too: so the kubelet gives nothing in it to the group of the guard.
     claim = {"claimName": claim_name, "readOnly": True}
     volume = {"name": checkpoints["name"], "persistentVolumeClaim": claim}
@@ -133,13 +102,12 @@ def guard_pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: Operato
         mode="json",
         by_alias=True,
         exclude_defaults=True,
-        include={"node_selector", "tolerations", "priority_class_name"},
+        include={"node_selector", "tolerations", "priority_class_name", "service_account_name"},
     )
     # With which the guard's image comes to a trainer, too.
     if pull_secrets := _trainers(job, adapter).get("imagePullSecrets"):
         placed["imagePullSecrets"] = copy.deepcopy(pull_secrets)
     return placed | {
-        "serviceAccountName": own_service_account(job, own),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -148,7 +116,7 @@ def guard_pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: Operato
             "fsGroupChangePolicy": "OnRootMismatch",
             **_groups(job, adapter),
         },
-        "containers": [guard_container(job, checkpoints, config, environment=environment)],
+        "containers": [guard_container(job, checkpoints, config)],
         "volumes": [volume, *guard_volumes(job.spec.guard, support)],
     }
 
@@ -186,22 +154,15 @@ def _groups(job: Job, adapter: WorkloadAdapter) -> Json:
     return {"supplementalGroups": groups} if groups else {}
 
 
-def own_service_account(job: Job, own: GuardPod) -> str:
-    """The guard's: the one that the job names, else the one made for it."""
-    return own.service_account_name or names.support_name(job.name, job.uid)
+def report_to_guard_pod(
+    job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig
+) -> None:
+    """Give a trainer's pod what it needs to report to a guard in another pod, and a start that waits for it.
 
-
-def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
-    """Give a trainer's pod what it needs to report: address, certificate and token, and a start that waits.
-
-    It waits in an init container, after those of the template, so that no step is made without a guard. One
-    that is followed only waits: it has nothing to report.
+    It waits in an init container, after those of the template, so that no step is made without a guard. A
+    trainer whose log is followed only waits: it has nothing to report.
     """
-    support = names.support_name(job.name, job.uid)
-    url = {"name": layout.URL_ENV, "value": f"https://{host_of(job)}:{job.spec.guard.port}"}
-    authority = {"name": layout.CA_ENV, **from_secret(support, layout.CERTIFICATE_KEY)}
-    token = {"name": layout.TOKEN_ENV, **from_secret(support, layout.INGEST_TOKEN_KEY)}
-    waiter = _waiter(job, own, [url, authority], config)
+    waiter = _waiter(job, own, config)
     mount = checkpoint_mount(pod, template, job.spec.guard.checkpoints.volume)
     if mount is not None and "subPath" in mount:
         # The kubelet makes the folder for it: for the guard it cannot, in a volume that is read-only.
@@ -212,15 +173,15 @@ def let_report(job: Job, own: GuardPod, template: PodTemplate, pod: Json, config
     for container in pod["containers"]:
         if container.get("name") == template.container and job.spec.guard.metrics is None:
             given = container.get("env", [])
-            container["env"] = [*given, url, authority, token, *patience(job, given)]
+            container["env"] = [*given, *reporting_environment(job, host_of(job), given)]
 
 
-def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorConfig) -> Json:
+def _waiter(job: Job, own: GuardPod, config: OperatorConfig) -> Json:
     container: Json = {
         "name": WAITER,
         "image": job.spec.guard.image or config.guard_image,
         "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds), str(layout.GAVE_UP)],
-        "env": copy.deepcopy(environment),
+        "env": guard_address(job, host_of(job)),
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -244,10 +205,7 @@ def _waiter(job: Job, own: GuardPod, environment: list[Json], config: OperatorCo
 def find_obstacles(
     adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, own: GuardPod
 ) -> Iterator[Violation]:
-    """What is refused of a template and a guard because they are in two pods."""
-    if guard.state.claim_name is None:
-        why = "must be set: a guard that is moved to another node has no other memory of its run"
-        yield Violation("spec.guard.state.claimName", why)
+    """Find what is refused of a template because its guard is in another pod."""
     for template in adapter.pod_templates(spec):
         pod, where = pod_spec(spec, template), field_of(template)
         if own.service_account_name in _accounts(pod):
@@ -275,7 +233,7 @@ def why_not_shared(claim: Mapping[str, Any]) -> str:
     found = ", ".join(map(str, modes)) or "none"
     return (
         f"its access modes are {found}, and a guard in a pod of its own reads the checkpoints on another "
-        "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or, of a template, placement "
+        "node: use storage with ReadWriteMany, such as EFS or FSx for Lustre, or, with a template, placement "
         "Sidecar"
     )
 

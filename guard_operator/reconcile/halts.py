@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Latched
 from guard_operator.reconcile.snapshot import (
     OVER,
     Job,
@@ -17,20 +16,6 @@ from guard_operator.reconcile.snapshot import (
     must_stop,
     own_end,
 )
-
-
-def left_fire(snapshot: Snapshot) -> Latched | None:
-    """A fire that a guard left in its termination message and that is not in the status."""
-    if guard_of(snapshot.job).fire is not None:
-        return None
-    return next((pod.fire for pod in snapshot.pods if pod.guarded and pod.fire is not None), None)
-
-
-def left_halt(snapshot: Snapshot) -> Latched | None:
-    """A halt that a guard left in its termination message and that is not in the status."""
-    if guard_of(snapshot.job).halt is not None:
-        return None
-    return next((pod.halt for pod in snapshot.pods if pod.guarded and pod.halt is not None), None)
 
 
 def must_be_live(snapshot: Snapshot) -> bool:
@@ -48,9 +33,11 @@ def must_be_live(snapshot: Snapshot) -> bool:
 
 def halt_due(snapshot: Snapshot) -> tuple[Reason, str] | None:
     """Which action halts the run now, and why; None: none does."""
-    if (halt := guard_of(snapshot.job).halt or left_halt(snapshot)) is not None:
+    if (halt := guard_of(snapshot.job).halt) is not None:
         return Reason.GUARD_HALT, f"{halt.code} at step {halt.step}: {halt.reason}"
     silence_counts = _stops_silence(snapshot) and not ended_before(snapshot.job)
+    if silence_counts and snapshot.reading is not None and snapshot.reading.lost:
+        return Reason.PAST_UNKNOWN, snapshot.reading.lost
     if is_silent(snapshot) and silence_counts and not held_back(snapshot):
         return Reason.GUARD_SILENT, silence_message(snapshot)
     if silence_counts and (pod := gave_up(snapshot)) is not None:
@@ -81,8 +68,8 @@ def ended_before(job: Job) -> bool:
 
 
 def is_silent(snapshot: Snapshot) -> bool:
-    """Whether the guard has not reported for longer than the job allows."""
-    age = snapshot.heartbeat_age
+    """Whether the guard could not be heard for longer than the job allows."""
+    age = snapshot.silent_for
     return age is not None and age > snapshot.job.spec.on_silence.after_seconds
 
 
@@ -95,12 +82,14 @@ def held_back(snapshot: Snapshot) -> str:
     if unguarded_pod(snapshot) is not None:
         return ""
     if is_at_once(snapshot):
-        return "most guards fell silent at once, so the fault is not this guard's and no run is stopped"
+        return (
+            "more than half of all guards cannot be reached: the fault is not theirs, and no run is stopped"
+        )
     # Of a guard elsewhere it is no excuse: its trainer goes on, and nobody judges it.
     trains = {pod.node for pod in snapshot.pods if pod.rank0 and is_running(pod)}
     here = (pod for pod in snapshot.pods if pod.guarded and is_running(pod) and pod.node in trains)
     if (lost := next((pod for pod in here if pod.cut_off), None)) is not None:
-        return f"node {lost.node} does not respond, so its guard cannot report and no run is stopped"
+        return f"node {lost.node} does not respond, so its guard cannot be heard and no run is stopped"
     return ""
 
 
@@ -114,7 +103,9 @@ def silence_message(snapshot: Snapshot) -> str:
     limit = snapshot.job.spec.on_silence.after_seconds
     if (unguarded := unguarded_pod(snapshot)) is not None:
         return f"{without_guard(unguarded)}, for more than {limit} s"
-    message = f"no heartbeat of the guard for more than {limit} s while its pod runs"
+    error = "" if snapshot.reading is None else snapshot.reading.error
+    said = f" ({error})" if error else ""
+    message = f"the guard could not be heard for more than {limit} s{said}, and is not ready"
     why = held_back(snapshot) if _stops_silence(snapshot) else ""
     return f"{message}; {why}" if why else message
 

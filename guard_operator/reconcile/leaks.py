@@ -14,8 +14,6 @@ from guard_operator.reconcile.layout import (
     CA_ENV,
     CERTIFICATE_KEY,
     INGEST_TOKEN_KEY,
-    SOCKET_DIR,
-    SOCKET_VOLUME,
     TOKEN_ENV,
 )
 from guard_operator.reconcile.refusals import MOUNTS, SourceRef
@@ -88,14 +86,8 @@ def _mounted(container: Mapping[str, Any], private: Mapping[str, Any]) -> Iterat
     for mount in (*mounts, *({"name": file.get("volumeName")} for file in files)):
         name = mount.get("name")
         # A name that is the guard's is refused, also where the pod has no such volume.
-        if name in private or (str(name).startswith(RESERVED_PREFIX) and not _is_the_way_in(mount)):
+        if name in private or str(name).startswith(RESERVED_PREFIX):
             yield f"the volume {name}"
-
-
-def _is_the_way_in(mount: Mapping[str, Any]) -> bool:
-    """The directory of the guard's socket, where a trainer may report and put no other in its place."""
-    there = mount.get("name") == SOCKET_VOLUME and mount.get("mountPath") == SOCKET_DIR
-    return there and mount.get("readOnly") is True
 
 
 def _referred(container: Mapping[str, Any], own: frozenset[SourceRef]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the operator makes for a job belongs to it, by owner and label. Pure."""
+"""Owner reference, labels and host name of what the operator makes for a job. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 from guard_operator.api import names
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import Json, Resource
+
+
+def host_of(job: Job) -> str:
+    """The DNS name in the certificate of the job's guard, and of the Service of a guard's own pod."""
+    return f"{names.guard_name(job.name, job.uid)}.{job.namespace}.svc"
 
 
 def owner_reference(job: Job) -> Json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -32,7 +33,8 @@ from guard_operator.api.types import (
     TargetRef,
     WorkloadTemplate,
 )
-from guard_operator.reconcile.snapshot import Job
+from guard_operator.guards.reading import LastWord, Reading, differs, differs_at_once, guard_status
+from guard_operator.reconcile.snapshot import Job, Unsaid
 from guard_operator.runtime.client import Json, Resource
 
 JOBS = Resource(names.GROUP, names.VERSION, names.PLURAL, names.KIND)
@@ -63,14 +65,15 @@ class _Stopping(ApiModel):
     on_silence: OnSilence = OnSilence()
 
 
-def parse_job(raw: Mapping[str, Any]) -> Job:
-    """The job of an object of the API server.
+def parse_job(raw: Mapping[str, Any], reading: Reading | None = None) -> Job:
+    """The job of an object of the API server, with what was read of its guard since.
 
     Raises:
         pydantic.ValidationError: there is no workload yet, and the spec does not validate.
     """
-    metadata = raw["metadata"]
-    status = read_status(raw)
+    metadata, former = raw["metadata"], _object(_object(raw.get("status")).get("guard"))
+    guard, unsaid = _told(former, reading)
+    status = read_status({"status": {**_object(raw.get("status")), "guard": guard}})
     return Job(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -82,7 +85,31 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         status=status,
         deleting="deletionTimestamp" in metadata,
         guard_known=status.workload_ref is None or _is_known(raw["spec"]),
+        guard=guard,
+        unsaid=unsaid,
     )
+
+
+def _told(former: Json, reading: Reading | None) -> tuple[Json, Unsaid]:
+    """`status.guard` with what was read since, and what of it the status lacks."""
+    if reading is None or reading.verdict is None or reading.heard_at is None:
+        return former, Unsaid.NOTHING
+    guard = guard_status(reading.verdict, former, reading.heard_at)
+    if not differs(guard, former):
+        return former, Unsaid.NOTHING
+    return guard, Unsaid.VERDICT if differs_at_once(guard, former) else Unsaid.FIGURES
+
+
+def with_last_word(job: Job, word: LastWord, at: datetime) -> Job:
+    """The job with what its guard left when it ended, `at` this time, where the status knows less."""
+    known, said = job.status.guard or GuardStatus(), word.verdict
+    counts = said.steps > (known.steps or 0) or said.evaluated > (known.evaluated or 0)
+    latched = (said.fire and known.fire is None) or (said.halt and known.halt is None)
+    if not (counts or latched or (said.ended and known.ended is None)):
+        return job
+    guard = {**job.guard, **guard_status(said, job.guard, at)}
+    status = job.status.model_copy(update={"guard": read_status({"status": {"guard": guard}}).guard})
+    return replace(job, status=status, guard=guard, unsaid=Unsaid.VERDICT)
 
 
 def salvage(model: type[M], value: Any) -> M | None:

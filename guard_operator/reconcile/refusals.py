@@ -24,7 +24,6 @@ from guard_operator.reconcile.isolation import HOST_CAPABILITIES, Decisions, Say
 from guard_operator.reconcile.layout import (
     GUARD_DIRECTORIES,
     GUARD_UID,
-    METRICS_PORT_NAME,
     TMP_DIR,
     TRAINER_ENV,
 )
@@ -423,18 +422,13 @@ def _capability_findings(added: Any, guard: GuardSpec) -> Iterator[Violation]:
 
 
 def _port_findings(container: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
-    """Containers of a pod share its ports; a name is one that Prometheus looks for in every pod of a job."""
+    """Containers of a pod share its ports."""
     for index, port in enumerate(_objects(container.get("ports"))):
-        if port.get("name") == METRICS_PORT_NAME:
-            yield Violation(f"ports[{index}].name", f"must not be {METRICS_PORT_NAME}: that is the guard's")
-        if guard.own_pod is not None:
-            continue
-        for field, number in (("port", guard.port), ("metricsPort", guard.metrics_port)):
-            if port.get("containerPort") == number:
-                yield Violation(
-                    f"ports[{index}].containerPort",
-                    f"must not be {number}: the guard listens there (spec.guard.{field})",
-                )
+        if guard.own_pod is None and port.get("containerPort") == guard.port:
+            yield Violation(
+                f"ports[{index}].containerPort",
+                f"must not be {guard.port}: the guard listens there (spec.guard.port)",
+            )
 
 
 def _env_findings(

@@ -10,8 +10,6 @@ from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.api.types import MAX_DIGEST
-from guard_operator.reconcile.digest import FOUND, annotated_digest, injected_digest
 from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.reconcile.snapshot import finalizers_of
@@ -28,12 +26,11 @@ _OF_A_WORKLOAD = (
     "name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp",
     "resourceVersion",
 )  # fmt: skip
-_OF_THE_GUARD = ("name", "started", "state", "lastState", "restartCount")
+_OF_THE_GUARD = ("name", "started", "ready", "state", "lastState", "restartCount")
 _OF_WHO_WAITS = ("name", "state", "lastState")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
 #: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
-_NOT_OF_A_REPORT = frozenset({"detectorState", "historyTail", "rollouts", "keptSteps"})
 
 
 def slim_pod(raw: Json) -> Json:
@@ -46,12 +43,11 @@ def slim_pod(raw: Json) -> Json:
         | {
             "labels": _kept(labels, _LABELS),
             "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
-            **(_annotations(raw) if sidecars or alone else {}),
             **({"finalizers": held} if (held := finalizers_of(metadata)) else {}),
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
         | {"initContainers": sidecars, **({"containers": alone} if alone else {})},
-        "status": _kept(status, ("phase", "reason"))
+        "status": _kept(status, ("phase", "reason", "podIP"))
         | {
             "conditions": [
                 _kept(one, _OF_A_CONDITION) for one in status.get("conditions") or [] if _tells(one)
@@ -59,18 +55,11 @@ def slim_pod(raw: Json) -> Json:
             "initContainerStatuses": _containers(status.get("initContainerStatuses") or []),
             "containerStatuses": _containers(status.get("containerStatuses") or []),
         },
-        **({FOUND: injected_digest(spec)} if sidecars or alone else {}),
     }
 
 
 def _guards(spec: Mapping[str, Any], key: str) -> list[Json]:
     return [{"name": one["name"]} for one in spec.get(key) or [] if one.get("name") == names.GUARD_CONTAINER]
-
-
-def _annotations(pod: Mapping[str, Any]) -> Json:
-    """The digest that was written; of what cannot be one, its beginning."""
-    written = annotated_digest(pod)
-    return {} if written is None else {"annotations": {names.DIGEST_ANNOTATION: str(written)[:MAX_DIGEST]}}
 
 
 def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
@@ -111,13 +100,11 @@ def slim_queued(raw: Json) -> Json:
 
 
 def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached: not the guard's detector state and history.
+    """The part of a job that is cached.
 
     Of a job that is over no spec is cached: it is only shown, and who must act on it after all reads it.
     """
     status = dict(raw.get("status") or {})
-    if "guard" in status:
-        status["guard"] = {k: v for k, v in status["guard"].items() if k not in _NOT_OF_A_REPORT}
     metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
     return {"metadata": metadata, **({} if is_over(raw) else {"spec": raw["spec"]}), "status": status}
 

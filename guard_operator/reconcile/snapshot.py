@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum, auto
 from typing import Any
@@ -16,13 +16,13 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
-    Latched,
     OnFire,
     Phase,
     Spec,
     Status,
     StopStatus,
 )
+from guard_operator.guards.reading import LastWord, Reading
 from guard_operator.runtime.client import Resource
 
 #: How many finalizers of a pod are named.
@@ -31,11 +31,20 @@ MAX_FINALIZERS = 4
 GRACE_SECONDS = 30
 
 
+class Unsaid(Enum):
+    """Whether the status lacks what was read of the guard. FIGURES: of what may wait for a few seconds."""
+
+    NOTHING = auto()
+    FIGURES = auto()
+    VERDICT = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A `GuardedTrainingJob` whose spec validates, or has a workload and is read as far as it can be.
 
     `deleting`: someone's finalizer alone still keeps it. `guard_known`: all of `spec.guard` could be read.
+    `guard`: `status.guard` as JSON, with what was read of the guard since; `unsaid`: what of that it lacks.
     """
 
     name: str
@@ -48,6 +57,8 @@ class Job:
     status: Status
     deleting: bool = False
     guard_known: bool = True
+    guard: Mapping[str, Any] = field(default_factory=dict)
+    unsaid: Unsaid = Unsaid.NOTHING
 
     @property
     def workload_name(self) -> str:
@@ -136,10 +147,11 @@ class Pod:
     """A pod that carries the job's UID, whoever made it: it must go when the run is stopped.
 
     Only a pod whose controller is the workload has anything to say: `rank0`, `guarded` (it holds rank 0 and
-    a guard), `changed` (that guard is not as it was injected), `guard_since` (since when it runs; None: it
-    does not), `failure` (how its trainer failed, in words) and `failed_at`, `gave_up` (what was said when it
-    had waited for a guard elsewhere as long as it may), `disruption`, `waiting`, and `fire` and `halt`, which
-    are what its guard left behind when it ended. `cut_off`: the control plane has lost its node.
+    a guard), `ready` (the kubelet calls that guard ready), `address` (of the pod, while its guard runs),
+    `guard_since` (since when it runs; None: it does not), `failure` (how its trainer failed, in words) and
+    `failed_at`, `gave_up` (what was said when it had waited for a guard elsewhere as long as it may),
+    `disruption`, `waiting`, and `last_word`, which its guard left when it ended. `cut_off`: the control plane
+    has lost its node.
     `grace`: how long it has to end, seconds; `due`: when it must have ended, if it is on its way out, and
     `finalizers`: what keeps it then, the first few by name.
     `created`: by the API server's clock.
@@ -151,7 +163,8 @@ class Pod:
     phase: str
     terminating: bool = False
     rank0: bool = False
-    changed: bool = False
+    ready: bool = False
+    address: str = ""
     cut_off: bool = False
     guard_since: datetime | None = None
     grace: int = GRACE_SECONDS
@@ -164,8 +177,7 @@ class Pod:
     gave_up: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None
-    fire: Latched | None = None
-    halt: Latched | None = None
+    last_word: LastWord | None = None
 
 
 def finalizers_of(metadata: Mapping[str, Any]) -> list[str]:
@@ -194,14 +206,15 @@ class Snapshot:
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
     `costs` are the exceptions that `isolation: Relaxed` admitted, each with what it costs.
-    `heartbeat_age` is how long ago the operator saw the guard's heartbeat change while the rank-0 pod was
-    running, seconds; None while no heartbeat is to be expected, or while it could not be seen (`deaf`).
-    `most_silent`: most other guards fell silent when this one did.
+    `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
+    the rank-0 pod was running, seconds; None while nothing is to be expected of it, or `deaf`.
+    `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
+    `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
     `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
-    `guard_image`: of the guard that is, or would be, injected. `guard_digest`: of the guard that is to be
-    made now; None: none is.
-    `late`: pods have not come or not started, and no status says why; `obstacle`: what Events say of that.
+    `guard_image`: of the guard that is, or would be, injected.
+    `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
+    Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
     `queued`: None where no queue has the workload, or none is read.
@@ -218,14 +231,16 @@ class Snapshot:
     pods: tuple[Pod, ...] = ()
     preparation: Preparation | None = None
     costs: tuple[str, ...] = ()
-    heartbeat_age: float | None = None
+    reading: Reading | None = None
+    silent_for: float | None = None
+    unreached: str = ""
     deaf: bool = False
     most_silent: bool = False
     live: bool = False
     unknown_kind: bool = False
     guard_image: str | None = None
-    guard_digest: str | None = None
     late: bool = False
+    overdue: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None

@@ -276,19 +276,20 @@ def listed(client: Client, resource: Resource, job: Job, selector: str) -> list[
     return items
 
 
-def exposures(pod: Json, own: frozenset[SourceRef], service_account: str) -> Iterator[str]:
+def exposures(pod: Json, own: frozenset[SourceRef], service_account: str | None) -> Iterator[str]:
     """What a pod of the workload has that only the guard may have; a sentence for each.
 
     Args:
         pod: the whole pod, as it is in the cluster.
         own: (kind, name) of every claim, Secret and ConfigMap that only the guard may have.
-        service_account: the guard's.
+        service_account: that of the guard's pod; None: it has none.
     """
     name, spec = pod["metadata"]["name"], pod.get("spec") or {}
     for container, what in had(spec, own):
         yield f"pod {name}: container {container} has {what}, which is the guard's"
-    if service_account in {spec.get("serviceAccountName"), spec.get("serviceAccount")}:
-        yield f"pod {name} has the guard's ServiceAccount {service_account}, so it can write the verdict"
+    accounts = {spec.get("serviceAccountName"), spec.get("serviceAccount")}
+    if service_account is not None and service_account in accounts:
+        yield f"pod {name} has the guard's ServiceAccount {service_account}, and so what its role may read"
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, OnFire, Phase, PodRef, StopStatus
+from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from guard_operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
 from guard_operator.reconcile.decision import (
     Action,
@@ -21,10 +21,8 @@ from guard_operator.reconcile.decision import (
     Decision,
     Delete,
     Doomed,
-    RecordFire,
     Report,
 )
-from guard_operator.reconcile.halts import left_fire
 from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, condition_of, is_true, must_stop
 from guard_operator.runtime.client import PODS
 
@@ -46,8 +44,8 @@ _FOREGROUND = "foregroundDeletion"
 
 def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | None:
     """Delete a fired or halted run until neither the workload nor a pod is left."""
-    job, fire = snapshot.job, left_fire(snapshot)
-    if not must_stop(job) and (fire is None or job.spec.on_fire is not OnFire.STOP):
+    job = snapshot.job
+    if not must_stop(job):
         return None
     stop = _stop(snapshot, now)
     if not _is_anything_left(snapshot):
@@ -55,14 +53,13 @@ def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | 
     first = snapshot.stop is None
     reason, message = _progress(snapshot, first, now)
     evidence: tuple[Action, ...] = () if job.status.evidence else (CaptureEvidence(final=False),)
-    record: tuple[Action, ...] = () if fire is None else (RecordFire(fire),)
     report = Report(
         Phase.STOPPING,
         says(says.make(ConditionType.STOPPED, "False", reason, message), *_kept(snapshot)),
         workload_ref_of(snapshot),
         stop,
     )
-    return Decision(report, (*record, *evidence, *_deletes(snapshot, stop, first, now)), STOPPING_SECONDS)
+    return Decision(report, (*evidence, *_deletes(snapshot, stop, first, now)), STOPPING_SECONDS)
 
 
 def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime) -> Decision:

@@ -33,6 +33,14 @@ class SupervisionRoutes:
             tags=["supervision"],
         )
         app.add_api_route(
+            "/v1/evidence",
+            self.get_evidence,
+            dependencies=who,
+            response_model=dict[str, str],
+            responses={**auth_problems(), 503: unavailable},
+            tags=["supervision"],
+        )
+        app.add_api_route(
             "/v1/state",
             self.put_state,
             methods=["PUT"],
@@ -49,6 +57,10 @@ class SupervisionRoutes:
             tags=["supervision"],
             openapi_extra={"requestBody": {"required": True, "content": {JSON: {"schema": ref(RunState)}}}},
         )
+
+    async def get_evidence(self) -> dict[str, str]:
+        """What stays of the run when this guard is gone, as files by name. No outcome of an item is in it."""
+        return await self._engine.evidence()
 
     async def get_state(self) -> RunState:
         """What another guard of this run would have to know. Keep it, and fetch it after every evaluation."""

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
 from guard_core.figures import Points, kept_figures
 from guard_core.judge import Latch
+from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.rollouts import kept_rollouts, side_by_side
 from guard_core.wire import (
@@ -29,6 +31,7 @@ from guard_core.wire import (
 from guard_service.engine.adoption import Adoption, RunState
 from guard_service.engine.allowance import MAX_BYTES, Allowance
 from guard_service.engine.evaluations import Evaluations, GateClosed
+from guard_service.engine.evidence import evidence_files
 from guard_service.engine.ingest import Ingest
 from guard_service.engine.ledger import Ledger, Resume, Unavailable
 from guard_service.engine.liveness import Liveness
@@ -47,6 +50,7 @@ log = logging.getLogger("rlguard.guard")
 
 TICK_SECONDS = 1.0
 LONGEST_TICK = 2  # ticks that one counts as silence, however late it comes
+EXAMINED_STEPS = 10_000  # of a longer run, for its evidence
 FIGURES_SECONDS = 10.0  # between two writes of a file that may have some 100 KiB
 
 A = TypeVar("A")
@@ -397,6 +401,18 @@ class Engine:
     def figures(self) -> Points:
         """Further figures of the training, of as many steps as a plot has room for."""
         return self._figures.value
+
+    async def evidence(self) -> dict[str, str]:
+        """What stays of the run when this guard is gone, as files by name; no outcome of an item is in it.
+
+        Raises:
+            Problem: 503 if the store is unavailable.
+        """
+        best = self.verdict.best_evaluation
+        rounds = await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))
+        total, steps = await self._read(EventLog.some_steps, EXAMINED_STEPS)
+        written = await asyncio.to_thread(written_steps, steps, self.figures(), total)
+        return evidence_files(rounds, written, self.rollouts())
 
     async def _read(self, query: Callable[[EventLog, A], T], argument: A) -> T:
         async with self._ledger.for_request() as store:

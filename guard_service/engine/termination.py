@@ -11,6 +11,12 @@ from guard_core.wire import Verdict
 
 log = logging.getLogger("rlguard.guard")
 
+#: Fields of the verdict in it.
+TOLD = (
+    "level", "code", "fire", "halt", "stop", "latch_attempt", "latch_step", "latched_at", "attempt", "step",
+    "steps", "rounds", "announced", "evaluated", "failed", "skipped", "refused", "waiting", "ended",
+    "steps_since_evaluation", "longest_round",
+)  # fmt: skip
 #: Characters of a reason: the whole must stay below 1 KiB, also where each takes several bytes.
 MAX_REASON = 150
 
@@ -40,16 +46,7 @@ class TerminationMessage:
 
 
 def termination_message(verdict: Verdict, sequence: int) -> bytes:
-    """The verdict in at most 1 KiB of JSON. Pure."""
-    said = {
-        "sequence": sequence,
-        "level": verdict.level.value,
-        "code": verdict.code.value,
-        "reason": status_view(verdict).reason[:MAX_REASON],
-        "fire": verdict.fire,
-        "halt": verdict.halt,
-        "attempt": verdict.latch_attempt,
-        "step": verdict.latch_step,
-        "evaluated": verdict.evaluated,
-    }
+    """What a supervisor that has not heard it needs of the verdict, in at most 1 KiB of JSON. Pure."""
+    said = verdict.model_dump(mode="json", include=set(TOLD), exclude_none=True)
+    said |= {"sequence": sequence, "reason": status_view(verdict).reason[:MAX_REASON]}
     return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")

@@ -12,6 +12,7 @@ from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
+from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.store.database import FILE_NAME, errors, open_ended
 from guard_service.store.records import (
@@ -118,6 +119,25 @@ class StoredHistory:
                 "AND e.kind IN ('evaluation', 'failure')) ORDER BY seq"
             )
             return [CheckpointReport.model_validate_json(body) for (body,) in rows]
+
+    def kept_rounds(self, best: CheckpointKey | None) -> list[dict[str, Any]]:
+        """The evaluation rounds that evidence has room for, oldest first; see `thinning.rounds_that_stay`.
+
+        Each has attempt, step, reward, heldout and, if known, kl. `reward` and `kl` are those of the `Round`
+        that the judge handed out. An evaluation without a step in its window was no round.
+        """
+        with errors(self.path, "read"):
+            rows = self._db.execute(
+                "SELECT seq, attempt, step FROM events WHERE kind = 'evaluation' AND kind <> 'step' "
+                "AND pass = 0 AND body ->> 'reward' IS NOT NULL ORDER BY seq"
+            ).fetchall()
+            kept = rounds_that_stay([CheckpointKey(*place) for _, *place in rows], best)
+            bodies = self._db.execute(
+                "SELECT attempt, step, body FROM events WHERE seq IN (SELECT value FROM json_each(?)) "
+                "ORDER BY seq",
+                (json.dumps([rows[i][0] for i in kept]),),
+            )
+            return [_round(attempt, step, json.loads(body)) for attempt, step, body in bodies]
 
     def is_settled(self, key: CheckpointKey, pass_index: int) -> bool:
         """Whether this evaluation or its failure is on disk."""
@@ -227,6 +247,11 @@ class StoredHistory:
                 "total_steps": total,
             }
 
+    def some_steps(self, points: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many steps there are, and at most `points` of them, evenly spread."""
+        with errors(self.path, "read"):
+            return self._some_steps(points)
+
     def _some_steps(self, points: int) -> tuple[int, list[dict[str, Any]]]:
         total = int(self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0])
         if total <= points:
@@ -271,6 +296,11 @@ def thinned_history(state_dir: Path, points: int) -> dict[str, Any]:
     path = state_dir / FILE_NAME
     with closing(open_ended(path)) as db:
         return StoredHistory(db, path).thinned_history(points)
+
+
+def _round(attempt: int, step: int, body: dict[str, Any]) -> dict[str, Any]:
+    one = {"attempt": attempt, "step": step, "heldout": body["score"], "reward": body["reward"]}
+    return one | ({} if body["kl"] is None else {"kl": body["kl"]})
 
 
 def step_report(db: sqlite3.Connection, key: CheckpointKey) -> StepReport | None:

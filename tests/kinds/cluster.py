@@ -113,6 +113,6 @@ class AttachedWorld(KindWorld):
         self.put(PODS, {"metadata": meta, "spec": template["spec"]})
         running = {"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": True}
         running |= {"restartCount": 0, "started": True, "state": {"running": {"startedAt": BEAT}}}
-        self.pod_status({"phase": "Running", "containerStatuses": [running]}, name)
-        self.guard_says(heartbeat=BEAT, step=1)
+        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [running]}), name)
+        self.guard_says(step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)

@@ -135,7 +135,7 @@ def test_given_one_made_anew_under_its_name_then_it_is_left_alone(
     other = here.make_cluster()
     here.expect("Disrupted", "True", "WorkloadDeleted", within=SECONDS)
     fire = {"code": "x", "reason": "late", "attempt": 0, "step": 9, "at": BEAT}
-    here.admin_says(fire=fire)
+    here.noted(fire=fire)
     eventually(lambda: not here.items(STATEFUL_SETS), "its guard is gone", SECONDS)
     here.collect_garbage()
     here.expect("Stopped", "True", "NoPodsLeft", within=SECONDS)

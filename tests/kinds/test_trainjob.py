@@ -25,11 +25,10 @@ from guard_operator import rbac
 from guard_operator.adapters import ADAPTERS
 from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.adapters.trainjob import CLUSTER_RUNTIMES, NODE, PART_LABEL, RUNTIMES
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource, controller_of
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, CLUSTER_ROLES, JOBS, ROLE_BINDINGS, is_deleted, world
+from tests.operator.integration.world import CLUSTER_ROLES, JOBS, ROLE_BINDINGS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -99,7 +98,7 @@ class TrainWorld(KindWorld):
         eventually(self.job_controller_makes_pods, "its pod", SECONDS)
         self.kubelet_runs_pods()
         self.job_status({"startTime": WHEN, "active": 1, "ready": 1})
-        self.guard_says(heartbeat=BEAT, step=1)
+        self.guard_says(step=1)
         self.expect("Fired", "False", "NotFired", within=SECONDS)
         (pod,) = self.pods()
         return pod
@@ -199,7 +198,6 @@ def test_rank_0_has_the_guard_and_what_job_patches_and_trainer_say(start: Start)
     (pod,) = here.pods()
     uid = here.job()["metadata"]["uid"]
     assert pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] == NODE
-    assert is_as_injected(pod) is True
     for one in (pod, *here.items(BATCH_JOBS), *here.items(JOB_SETS), *here.items(RUNTIMES)):
         assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == uid
     (trainer,) = pod["spec"]["containers"]
@@ -248,8 +246,7 @@ def test_one_that_is_suspended_waits_and_runs_as_it_was_checked(start: Start) ->
     assert here.pods() == [] and here.job_controller_makes_pods() == []
     here.change_runtime({"template": {"spec": {"replicatedJobs": []}}})
     here.change({"suspend": False})
-    pod = here.runs()
-    assert is_as_injected(pod) is True
+    here.runs()
 
 
 def test_one_that_failed_by_itself_is_not_started_again(start: Start) -> None:

@@ -17,7 +17,7 @@ the operator's own refusals, so that the two cannot drift apart.
   expression: "object.metadata.?labels[?'{{ $facts.placementLabel }}'].orValue('') == '{{ $facts.inAPod }}' && !variables.alone && variables.guards.size() == 0"
 - name: guardPorts
   expression: >-
-    variables.guards.map(c, c.?env.orValue([]).filter(e, e.name in ['RLGUARD_GUARD_PORT', 'RLGUARD_GUARD_METRICS_PORT']).map(e, e.?value.orValue('')))
+    variables.guards.map(c, c.?env.orValue([]).filter(e, e.name == 'RLGUARD_GUARD_PORT').map(e, e.?value.orValue('')))
 - name: own
   expression: "variables.volumes.filter(v, v.name.startsWith('{{ $facts.reservedPrefix }}'))"
 - name: guardClaims
@@ -132,8 +132,8 @@ spec:
   "where" (printf "c.name.startsWith('%s')" $facts.reservedPrefix)
   "message" (printf "names that start with %s are the operator\\'s" $facts.reservedPrefix)) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%[1]s') && !(m.name == '%[2]s' && m.mountPath == '%[3]s' && m.?readOnly.orValue(false))) || c.?volumeDevices.orValue([]).exists(d, d.name.startsWith('%[1]s')) || c.?env.orValue([]).exists(e, e.?valueFrom.?fileKeyRef.?volumeName.orValue('').startsWith('%[1]s'))" $facts.reservedPrefix $facts.socketVolume $facts.socketDirectory)
-  "message" "must not mount the guard\\'s volumes, but for its socket read-only") $of) }}
+  "where" (printf "c.?volumeMounts.orValue([]).exists(m, m.name.startsWith('%[1]s')) || c.?volumeDevices.orValue([]).exists(d, d.name.startsWith('%[1]s')) || c.?env.orValue([]).exists(e, e.?valueFrom.?fileKeyRef.?volumeName.orValue('').startsWith('%[1]s'))" $facts.reservedPrefix)
+  "message" "must not mount the guard\\'s volumes") $of) }}
 {{- include "rlguard.refuse" (merge (dict
   "where" "c.?securityContext.?privileged.orValue(false)"
   "message" "must not be privileged: it could read every volume") $of) }}
@@ -153,8 +153,8 @@ spec:
   "where" (printf "[%s].exists(n, c.?env.orValue([]).filter(e, e.name == n).size() > 1)" (include "rlguard.celStrings" $facts.trainerEnv))
   "message" (printf "must not set %s: the operator does" (join " or " $facts.trainerEnv))) $of) }}
 {{- include "rlguard.refuse" (merge (dict
-  "where" (printf "c.?ports.orValue([]).exists(p, p.?name.orValue('') == '%s' || variables.guardPorts.exists(g, string(p.containerPort) in g))" $facts.metricsPort)
-  "message" "must not use a port of the guard\\'s, nor its name") $of) }}
+  "where" ("c.?ports.orValue([]).exists(p, variables.guardPorts.exists(g, string(p.containerPort) in g))")
+  "message" "must not use the guard\\'s port") $of) }}
 {{- end }}
 
 {{/* Name of the replicatedJob with rank 0, of the JobSet whose spec stands at this place in CEL. */}}

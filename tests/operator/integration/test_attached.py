@@ -114,7 +114,7 @@ def guarded(here: AttachedWorld, make_job: MakeJob) -> AttachedWorld:
     here.operator()
     here.expect("Guarded", "True", "WorkloadAttached")
     here.start_guard()
-    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    here.guard_says(step=1)
     here.expect("Fired", "False", "NotFired")
     return here
 
@@ -212,7 +212,7 @@ def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(
     assert (noted["name"], noted["uid"]) == (TARGET, made["metadata"]["uid"])
     assert "Waiting" not in here.conditions()
     here.start_guard()
-    here.guard_says(heartbeat="2026-01-01T00:00:00Z", step=1)
+    here.guard_says(step=1)
     here.expect("Fired", "False", "NotFired")
     assert "nobody checked the pods" in here.expect("Isolated", "False", "Attached")
 
@@ -254,9 +254,7 @@ def test_another_of_its_name_is_left_alone(guarded: AttachedWorld) -> None:
     said = guarded.expect("Disrupted", "True", "WorkloadDeleted", within=30)
     assert "another one has its name now" in said
     guarded.goes()
-    guarded.admin_says(
-        fire={"code": "x", "reason": "r", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"}
-    )
+    guarded.noted(fire={"code": "x", "reason": "r", "attempt": 0, "step": 9, "at": "2026-01-01T00:00:00Z"})
     guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
     now = guarded.target()
     assert now["metadata"]["uid"] == other["metadata"]["uid"] and now["spec"] == other["spec"]

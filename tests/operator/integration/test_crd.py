@@ -16,7 +16,7 @@ import pytest
 
 from guard_core.feed import Feed
 from guard_core.policy import Policy
-from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, OPERATOR_MANAGER, PLURAL, VERSION
+from guard_operator.api.names import GROUP, KIND, OPERATOR_MANAGER, PLURAL, VERSION
 from guard_operator.api.types import GuardedTrainingJob
 from guard_operator.runtime.client import APPLY, MERGE, Client, Resource
 from guard_operator.runtime.errors import ApiError
@@ -264,7 +264,7 @@ def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
     job = make_job(policy={"kl": {"warnAbove": None}})
     job["spec"]["guard"]["heldout"]["nearDuplicates"] = False
     client.create(JOBS, namespace, job, "test")
-    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 7}})
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 7}})
     for change in ({"policy": {"kl": {"warnAbove": 0.5}}}, {"heldout": {"nearDuplicates": True}}):
         with pytest.raises(ApiError, match="immutable"):
             client.merge(JOBS, namespace, "run", {"spec": {"guard": change}}, "test")
@@ -350,7 +350,7 @@ def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, m
 def fired(client: Client, namespace: str, make_job: MakeJob) -> str:
     """The path of the status of a job whose guard has fired."""
     client.create(JOBS, namespace, make_job(), "test")
-    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"fire": FIRE, "step": 7}})
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"fire": FIRE, "step": 7}})
     return JOBS.path(namespace, "run", "status")
 
 
@@ -391,7 +391,7 @@ def test_replacing_the_status_does_not_unlatch(client: Client, fired: str) -> No
 
 @pytest.mark.always
 def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fired: str) -> None:
-    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9}})
+    apply_status(client, namespace, "another", {"guard": {"step": 9}})
     status = client.request("GET", fired)["status"]
     assert status["guard"]["fire"] == FIRE
     assert status["guard"]["step"] == 9
@@ -401,8 +401,8 @@ def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fire
 def test_its_owner_must_repeat_the_fire(client: Client, namespace: str, fired: str) -> None:
     """For server-side apply, the owner of a field who leaves it out removes it: the latch refuses that."""
     with pytest.raises(ApiError, match="latched"):
-        apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 9}})
-    apply_status(client, namespace, GUARD_MANAGER, {"guard": {"step": 9, "fire": FIRE}})
+        apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9}})
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9, "fire": FIRE}})
     assert client.request("GET", fired)["status"]["guard"]["step"] == 9
 
 

@@ -12,7 +12,7 @@ import pytest
 from guard_cli.errors import CliError
 from guard_cli.report.command import _of_cluster as evidence_of
 from guard_cli.status import _of_cluster, verdict_lines
-from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
+from guard_operator.api.names import GROUP, KIND, OPERATOR_MANAGER, PLURAL, VERSION
 from guard_operator.runtime.client import CONFIG_MAPS, Client, Resource
 
 pytestmark = pytest.mark.nightly
@@ -32,15 +32,13 @@ def test_a_job_and_all_jobs(
             "code": "stale",
             "reason": "old",
             "step": 7,
-            "detectorState": "secret",
-            "keptSteps": "{}",
         }
     }
     body = {k: copy.deepcopy(created[k]) for k in ("apiVersion", "kind")} | {
         "metadata": {"name": "first", "namespace": namespace},
         "status": status,
     }
-    client.apply(JOBS, body, GUARD_MANAGER, "status")
+    client.apply(JOBS, body, OPERATOR_MANAGER, "status")
     [one] = _of_cluster("first", namespace, kubeconfig)
     assert one["name"] == "first" and one["verdict"].keys() == {"level", "code", "reason", "step"}
     assert list(verdict_lines(one["verdict"]))[:2] == ["warning (stale): old", "step 7 of attempt 0"]

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from guard_operator import rbac
-from guard_operator.api.names import GROUP, GUARD_MANAGER, KIND, PLURAL, VERSION
+from guard_operator.api import names
+from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
+from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
     CLAIMS,
     CONFIG_MAPS,
@@ -31,13 +33,14 @@ from guard_operator.runtime.client import (
     PODS,
     ROLE_BINDINGS,
     ROLES,
+    SECRETS,
     SERVICE_ACCOUNTS,
     Client,
     Resource,
-    load_configuration,
 )
 
 from .controlplane import ControlPlane
+from .guards import Guard, next_address
 from .waiting import eventually
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
@@ -47,7 +50,7 @@ Json = dict[str, Any]
 
 W = TypeVar("W", bound="World")
 
-#: The status of a pod that runs with its guard, which was started before it first reported.
+#: The status of a pod that runs with its guard.
 RUNNING = {
     "phase": "Running",
     "initContainerStatuses": [
@@ -111,6 +114,7 @@ class World:
         self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
         self._stack = ExitStack()
         self.operators = list[OperatorProcess]()
+        self.guards = dict[str, Guard]()  # by name of the job
         self._grant()
 
     def close(self) -> None:
@@ -140,9 +144,9 @@ class World:
             body=cluster_role,
             content_type="application/apply-patch+yaml",
         )
-        lease_role = rbac.lease_role()
-        self.put(ROLES, lease_role)
-        self.bind("Role", lease_role["metadata"]["name"], self.namespace)
+        own_role = rbac.own_namespace_role()
+        self.put(ROLES, own_role)
+        self.bind("Role", own_role["metadata"]["name"], self.namespace)
         self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
         self.token = token_for(self.client, self.namespace, name)
 
@@ -224,15 +228,34 @@ class World:
         annotations = template["metadata"].get("annotations") or {}
         meta = {"name": name, "labels": labels, "annotations": annotations, "ownerReferences": [owner]}
         pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": node}})
-        self.pod_status(RUNNING, name)
+        self.pod_status(self.with_guard(RUNNING), name)
         self.workload_condition("Running")
         return pod
 
+    def with_guard(self, status: Json) -> Json:
+        """The status of a pod in which a guard listens from now on."""
+        address = next_address()
+        self.guard(address)
+        return {**status, "podIP": address, "podIPs": [{"ip": address}]}
+
+    def guard(self, address: str) -> Guard:
+        """A guard of the job at this address; the one before it is gone."""
+        job = self.job()
+        secret_name = names.support_name(self.name, job["metadata"]["uid"])
+        secret = self.client.get(SECRETS, self.namespace, secret_name)
+        assert secret is not None
+        if (before := self.guards.get(self.name)) is not None:
+            before.end()
+        port = int(job["spec"]["guard"].get("port", GuardSpec.model_fields["port"].default))
+        self.guards[self.name] = Guard(address, port, secret["data"])
+        self._stack.callback(self.guards[self.name].end)
+        return self.guards[self.name]
+
     def start(self, **pod: str) -> None:
-        """The workload's pod runs, and its guard has reported once."""
+        """The workload's pod runs, and its guard was heard."""
         self.expect("Guarded", "True", "WorkloadCreated")
         self.start_pod(**pod)
-        self.guard_says(heartbeat=BEAT, step=1)
+        self.guard_says(step=1)
         self.expect("Fired", "False", "NotFired")
 
     def pod_status(self, status: Json, name: str | None = None) -> None:
@@ -245,24 +268,29 @@ class World:
         self.client.request("PATCH", path, body={"status": {"conditions": [condition]}}, content_type=MERGE)
 
     def guard_says(self, **guard: Any) -> None:
-        """What the guard's reporter writes, with the token that the injected Role is for."""
-        job = self.job()
-        account = f"{self.name}-{job['metadata']['uid'][:8]}"
-        token = token_for(self.client, self.namespace, account)
-        client = Client(load_configuration(str(self.plane.kubeconfig(self.directory / "guard", None, token))))
-        apply_guard(client, self.namespace, self.name, guard)
+        """What the guard says from now on, by the names of `status.guard`."""
+        self.guards[self.name].says(**guard)
 
-    def admin_says(self, **guard: Any) -> None:
-        """The same with the administrator's token, without asking for one of the guard."""
-        apply_guard(self.client, self.namespace, self.name, guard)
+    def noted(self, **guard: Any) -> None:
+        """What an operator has written of the guard before it ended."""
+        meta = {"name": self.name, "namespace": self.namespace}
+        body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": {"guard": guard}}
+        self.client.apply(JOBS, body, names.OPERATOR_MANAGER, sub="status")
 
     def fire(self) -> str:
         """The guard latches a fire now; the time of it."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         fire = {"code": "hacking_gap", "reason": "gap 0.3 > 0.1", "attempt": 0, "step": 40, "at": at}
         checkpoint = {"attempt": 0, "step": 20, "score": 0.6, "items": 128, "path": "/ckpt/20"}
-        self.guard_says(heartbeat=at, step=40, fire=fire, bestCheckpoint=checkpoint)
+        self.guard_says(step=40, fire=fire, bestCheckpoint=checkpoint)
         return at
+
+    def hangs(self) -> None:
+        """The guard answers nobody any more, and the kubelet calls it not ready."""
+        self.guards[self.name].end()
+        status = copy.deepcopy(RUNNING)
+        status["initContainerStatuses"][0]["ready"] = False  # type: ignore[index]
+        self.pod_status(status)
 
     def kubelet_ends_pods(self) -> None:
         """Finish every pod that is on its way out."""
@@ -391,13 +419,6 @@ class World:
     def leader(self) -> str:
         lease = self.client.get(LEASES, self.namespace, "rlguard-operator")
         return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
-
-
-def apply_guard(client: Client, namespace: str, name: str, guard: Json) -> None:
-    """Server-side apply of `status.guard` as the guard's field manager."""
-    meta = {"name": name, "namespace": namespace}
-    body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": {"guard": guard}}
-    client.apply(JOBS, body, GUARD_MANAGER, sub="status")
 
 
 def uid_of(raw: Json | None) -> str:

@@ -1,0 +1,146 @@
+"""What is kept of each run in the operator's own namespace: the guard's key and tokens, and what it knows.
+
+One Secret a run. In the job's namespace its guard mounts a Secret with the same key and tokens, which is made
+again with the same bytes if somebody removes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
+
+from guard_operator.api import names
+from guard_operator.guards.adoption import Kept
+from guard_operator.runtime.client import SECRETS, Client, Json
+from guard_operator.runtime.errors import ApiError, ClusterError
+
+log = logging.getLogger(__name__)
+
+PREFIX = "rlguard-run-"
+STATE_KEY = "state"
+#: How many Secrets are read at once.
+PAGE = "200"
+
+
+class Keeper:
+    """See the module. Safe for any number of threads.
+
+    Args:
+        client: of the API server.
+        namespace: the operator's own.
+    """
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+
+    def credentials(
+        self, namespace: str, uid: str, make: Callable[[], Mapping[str, str]]
+    ) -> Mapping[str, str]:
+        """The key and tokens of a job's guard, by name; `make` gives those of a run that has none yet.
+
+        Raises:
+            ClusterError: they can be neither read nor written now.
+        """
+        if (found := self._read(uid)) is None:
+            try:
+                made = _secret(namespace, uid, make())
+                self._client.create(SECRETS, self._namespace, made, names.OPERATOR_MANAGER)
+            except ApiError as error:
+                if error.status != 409:  # another operator was faster
+                    raise
+            found = self._read(uid)
+        if found is None:
+            raise ApiError(404, "NotFound", f"Secret {PREFIX}{uid} was deleted as it was made", None)
+        return {key: value.decode() for key, value in _data(found).items() if key != STATE_KEY}
+
+    def kept(self, uid: str) -> Kept | None:
+        """What is kept of the guard's state; None: nothing.
+
+        Raises:
+            ClusterError: it cannot be read now.
+        """
+        return _kept(self._read(uid))
+
+    def keep(self, uid: str, kept: Kept) -> None:
+        """Keep this, unless what is kept is newer.
+
+        Raises:
+            ClusterError: it cannot be kept now; of a 409 another operator wrote at the same time.
+        """
+        found = self._read(uid)
+        before = _kept(found)
+        if found is None or (
+            before is not None and before.pod == kept.pod and before.sequence > kept.sequence
+        ):
+            return
+        content = json.dumps({"state": kept.state, "evaluated": kept.evaluated, "pod": kept.pod}).encode()
+        patch = {
+            "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
+            "data": {STATE_KEY: base64.b64encode(zlib.compress(content)).decode()},
+        }
+        self._client.merge(SECRETS, self._namespace, PREFIX + uid, patch, names.OPERATOR_MANAGER)
+
+    def forget(self, uid: str) -> None:
+        """Remove what is kept of a run whose job is gone. What cannot be removed now is removed later."""
+        path = SECRETS.path(self._namespace, PREFIX + uid)
+        try:
+            self._client.request("DELETE", path)
+        except ClusterError as error:
+            if not (isinstance(error, ApiError) and error.status == 404):
+                log.warning("Secret %s%s was not removed: %s", PREFIX, uid, error)
+
+    def sweep(self, alive: Container[str], namespaces: Container[str] | None) -> None:
+        """Remove what is kept of every run in these namespaces (None: all) that is not `alive`, by UID."""
+        for namespace, uid in [*self._runs()]:
+            if uid not in alive and (namespaces is None or namespace in namespaces):
+                self.forget(uid)
+
+    def _runs(self) -> Iterator[tuple[str, str]]:
+        """(namespace, UID) of the jobs of which something is kept."""
+        query = {"labelSelector": names.UID_LABEL, "limit": PAGE}
+        while True:
+            page = self._client.list(SECRETS, self._namespace, query)
+            for one in page.get("items") or []:
+                labels = one["metadata"]["labels"]
+                yield labels.get(names.NAMESPACE_LABEL, ""), labels[names.UID_LABEL]
+            more = (page.get("metadata") or {}).get("continue")
+            if not more:
+                return
+            query["continue"] = more
+
+    def _read(self, uid: str) -> Json | None:
+        return self._client.get(SECRETS, self._namespace, PREFIX + uid)
+
+
+def _secret(namespace: str, uid: str, credentials: Mapping[str, str]) -> Json:
+    return {
+        "apiVersion": SECRETS.api_version,
+        "kind": SECRETS.kind,
+        "metadata": {
+            "name": PREFIX + uid,
+            "labels": {names.UID_LABEL: uid, names.NAMESPACE_LABEL: namespace},
+        },
+        "type": "Opaque",
+        "stringData": dict(credentials),
+    }
+
+
+def _data(secret: Json) -> dict[str, bytes]:
+    return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
+
+
+def _kept(secret: Json | None) -> Kept | None:
+    """What a Secret says that was kept; what cannot be read was not."""
+    packed = None if secret is None else _data(secret).get(STATE_KEY)
+    if packed is None:
+        return None
+    try:
+        content: Any = json.loads(zlib.decompress(packed))
+        return Kept(dict(content["state"]), int(content["evaluated"]), str(content["pod"]))
+    except (zlib.error, ValueError, TypeError, KeyError):
+        log.error("what was kept of run %s cannot be read", secret and secret["metadata"]["name"])
+        return None

@@ -1,0 +1,63 @@
+"""The Secret and the ConfigMap of a job, and the credentials in the Secret.
+
+The guard mounts the whole Secret. The trainer has two of its keys in its environment: the certificate, by
+which it knows the guard, and the token for reports.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+import yaml
+
+from guard_core.policy import Policy
+from guard_operator.api import names
+from guard_operator.reconcile import layout
+from guard_operator.reconcile.certificate import own_certificate
+from guard_operator.reconcile.owned import host_of, owned
+from guard_operator.reconcile.refusals import SourceRef, guarded_sources
+from guard_operator.reconcile.snapshot import Job
+from guard_operator.runtime.client import CONFIG_MAPS, SECRETS, Json, Resource
+
+TOKEN_KEYS = (layout.INGEST_TOKEN_KEY, layout.READ_TOKEN_KEY, layout.SUPERVISOR_TOKEN_KEY)
+
+
+def new_credentials(job: Job, now: datetime) -> dict[str, str]:
+    """Make a certificate, its private key and three tokens: the content of the job's Secret.
+
+    Args:
+        job: the job.
+        now: the time, UTC.
+    """
+    certificate, private_key = own_certificate(host_of(job), now)
+    tokens = {key: secrets.token_urlsafe(32) for key in TOKEN_KEYS}
+    return {layout.CERTIFICATE_KEY: certificate, layout.PRIVATE_KEY_KEY: private_key, **tokens}
+
+
+def support_objects(
+    job: Job, policy: Policy, credentials: Mapping[str, str]
+) -> Iterator[tuple[Resource, Json]]:
+    """Build the Secret and the ConfigMap of a job, both immutable and owned by it.
+
+    Args:
+        job: the job.
+        policy: the job's; the spec of a run that goes on may lack it (`parse.parse_job`).
+        credentials: as `new_credentials` makes them.
+    """
+    name = names.support_name(job.name, job.uid)
+    yield SECRETS, owned(job, SECRETS, name, immutable=True, type="Opaque", stringData=dict(credentials))
+    data = {layout.POLICY_KEY: policy_file(policy)}
+    yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=data)
+
+
+def policy_file(policy: Policy) -> str:
+    """The policy as the guard reads it: YAML with the names of `guard_core.policy`."""
+    return yaml.safe_dump(policy.model_dump(mode="json"), sort_keys=False)
+
+
+def own_sources(job: Job) -> frozenset[SourceRef]:
+    """(kind, name) of what only the guard may have: what the job names, and what is made for it."""
+    support = names.support_name(job.name, job.uid)
+    return frozenset(guarded_sources(job.spec.guard)) | {("Secret", support), ("ConfigMap", support)}
