@@ -122,6 +122,8 @@ def _verdict(status: Mapping[str, Any], best: Any) -> Verdict:
         "stop": bool(latch),
         "latch_attempt": latch.get("attempt"),
         "latch_step": latch.get("step"),
+        "latched_at": latch.get("at"),
+        "ended": "ended" in given,
     }
     while True:
         try:

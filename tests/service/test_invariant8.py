@@ -24,7 +24,7 @@ import pytest
 from guard_core import trainer_view
 from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.wire import Adapters, EvaluationsNeeded, FailureKind
+from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, FailureKind, StepReport
 from guard_service.app import create_app
 from guard_service.auth import Tokens
 from guard_service.engine import Engine
@@ -245,3 +245,41 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
     assert newest["failure"] == "underway" and told[0]["failure"] is None
     assert newest["fire"] and newest["last_evaluation"]["score"] == full[-1]["last_evaluation"]["score"]
     assert [c["code"] for c in newest["conditions"]] == [c["code"] for c in full[-1]["conditions"]]
+
+
+class Failing(Questioned):
+    """Every evaluation fails, with words that name an item."""
+
+    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+        """No outcome."""
+        raise EvaluationError(f"scorer 'exact' raised KeyError on item 'canary-{request.step}'")
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.asyncio
+async def test_what_outlives_a_guard_names_no_item(tmp_path: Path, action: str) -> None:
+    """The termination message is in the pod's status, and the state in a Secret."""
+    failing = {"evaluation_failing": {"after_failures": 2, "action": action}}
+    root, message = tmp_path / "checkpoints", tmp_path / "message"
+    engine = Engine(
+        state_dir=tmp_path / "state",
+        checkpoint_root=root,
+        policy=Policy.model_validate(failing),
+        worker=Failing(),
+        termination_message=message,
+    )
+    await engine.start()
+    for number in (1, 2):
+        (root / str(number)).mkdir(parents=True)
+        await engine.add_steps([StepReport(attempt=0, step=number, reward=0.5)])
+        await engine.add_checkpoint(CheckpointReport(attempt=0, step=number, path=str(root / str(number))))
+    async with asyncio.timeout(60):
+        while engine.verdict.code is not Code.EVALUATION_FAILING:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    assert "canary" in engine.verdict.reason, "the verdict of the read token has it"
+    assert engine.verdict.halt is (action == "stop")
+    shown = trainer_view.status_view(engine.verdict)
+    assert Code.EVALUATION_FAILING.meaning in shown.reason
+    for told in (engine.run_state().model_dump_json(), message.read_text(), shown.model_dump_json()):
+        assert ("canary" not in told and "evaluation_failing" in told) or "underway" in told
+    await engine.close()

@@ -59,6 +59,7 @@ def bind(self, address):
     socket.socket.bind(self, address)
 server.Listener.bind = bind
 """
+with_ipv6 = pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
 
 
 def answers(host: str, port: int) -> bool:
@@ -67,7 +68,7 @@ def answers(host: str, port: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+@with_ipv6
 def test_every_address_is_of_ipv6_and_ipv4(new_guard: Callable[..., Any]) -> None:
     guard = new_guard(HOST="::").start()
     port = urlsplit(guard.url).port
@@ -83,8 +84,12 @@ def test_without_ipv6_every_address_is_of_ipv4(new_guard: Callable[..., Any], er
     assert answers("127.0.0.1", urlsplit(guard.url).port)
 
 
+@with_ipv6
 def test_a_taken_port_is_not_had_over_ipv4_alone(new_guard: Callable[..., Any]) -> None:
-    with listen("::", 0) as taken:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        taken.bind(("::", 0))
+        taken.listen()
         guard = new_guard(HOST="::", PORT=str(number(taken)))
         guard.launch()
         assert guard.wait() == 2 and "in use" in guard.log

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError, GuardUnavailableError
@@ -183,3 +188,37 @@ def test_an_authority_that_is_none_is_an_error_at_once(text: str) -> None:
 def test_it_can_sign_no_other(tls: Files) -> None:
     made = x509.load_pem_x509_certificate(tls.certificate.encode())
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_the_guard_reads_a_log_for_itself(new_guard: Callable[..., Any], tmp_path: Path) -> None:
+    """What follows a trainer reports at the same port, over TLS."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name([]), datetime.now(UTC)
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - BEFORE, now + VALID)
+        .add_extension(here, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, private = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    guard = new_guard(
+        HOST="::",
+        TLS_CERTIFICATE=str(certificate),
+        TLS_KEY=str(private),
+        METRICS=json.dumps({"follow": {"path": "log.jsonl", "format": "verl"}}),
+    ).start()
+    rows = [{"step": number, "data": {"critic/score/mean": 0.5}} for number in (1, 2)]
+    (guard.directory / "checkpoints" / "log.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows)
+    )
+    url = f"https://127.0.0.1:{urlsplit(guard.url).port}"
+    client = GuardClient(url, INGEST, ca=certificate.read_text())
+    until = time.monotonic() + 60
+    while client.verdict().step is None:
+        assert time.monotonic() < until, guard.log
+        time.sleep(0.1)
+    client.close()
+    assert guard.end() == 0 and "Traceback" not in guard.log

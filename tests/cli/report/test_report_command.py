@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from guard_service.cluster.mapping import Known, guard_status
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic.alias_generators import to_camel
 
 from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
@@ -27,7 +27,7 @@ from guard_core.judge import Latch
 from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.types import GuardStatus, Spec, Status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job
 
@@ -61,6 +61,7 @@ FIRED = Verdict(
     stop=True,
     latch_attempt=1,
     latch_step=40,
+    latched_at=NOW,
     attempt=1,
     step=41,
     steps=41,
@@ -118,6 +119,26 @@ def condition(kind: str, reason: str, message: str, status: str = "True") -> dic
     return said | {"lastTransitionTime": NOW.isoformat()}
 
 
+def guard_status(verdict: Verdict, latches: tuple[Latch, ...], steps: str | None) -> dict[str, Any]:
+    """`status.guard` of a verdict."""
+    told = json.loads(verdict.model_dump_json(exclude={"fire", "halt", "ended"}, exclude_none=True))
+    fields = GuardStatus.model_json_schema()["properties"]
+    known = {name: value for name, value in camel(told).items() if name in fields}
+    known |= {"heartbeat": NOW.isoformat(), "historyTail": ROUNDS}
+    known["bestCheckpoint"] = camel(told.get("best_evaluation"))
+    for latch in latches:
+        place = {"code": latch.code, "reason": latch.message, "attempt": latch.attempt, "step": latch.step}
+        known[latch.kind] = place | {"at": NOW.isoformat()}
+    return known | ({} if steps is None else {"keptSteps": steps})
+
+
+def camel(value: Any) -> Any:
+    """The fields by the names of the API."""
+    if not isinstance(value, dict):
+        return value
+    return {to_camel(name): camel(inner) for name, inner in value.items()}
+
+
 def kept(
     verdict: Verdict = FIRED,
     latches: tuple[Latch, ...] = (LATCH,),
@@ -126,12 +147,9 @@ def kept(
     ended: tuple[str, str, str] | None = None,
 ) -> dict[str, Any]:
     """The ConfigMap that the operator keeps of what the guard reported. `ended`: type, reason and message."""
-    from guard_core.judge import Judge
-
-    known = Known(verdict, latches, Judge(Policy()).compact(), ROUNDS, kept_steps=steps)
     conditions = [condition("Guarded", "WorkloadCreated", "its guard"), condition("Failed", "x", "", "False")]
     conditions += [condition(*ended)] if ended else []
-    status = Status.model_validate({"guard": guard_status(known, {}, NOW), "conditions": conditions})
+    status = Status.model_validate({"guard": guard_status(verdict, latches, steps), "conditions": conditions})
     job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
     body: dict[str, Any] = json.loads(json.dumps(build_evidence(job, policy, {"trainer.log": "bye"}, NOW)))
     return body
@@ -256,8 +274,8 @@ def test_a_halt_and_a_run_that_ended_well() -> None:
     page = _page(evidence)
     assert 'data-state="warning"' in page and '<p class="level" id="level">halted</p>' in page
     well = halted.model_copy(
-        update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "code": Code.OK}
-        | {"level": Level.HEALTHY, "reason": "fine"}
+        update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "latched_at": None}
+        | {"level": Level.HEALTHY, "code": Code.OK, "reason": "fine"}
     )
     assert read_evidence(kept(well, ())).verdict == well
 
