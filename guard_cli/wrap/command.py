@@ -82,15 +82,15 @@ def wrap(
         str | None,
         typer.Option(
             "--placement",
-            help="Where the guard runs: Sidecar, beside the trainer, or Pod, in one of its own.",
+            help="Where the guard runs: Sidecar, beside the trainer, or Pod, in one of its own, which --vllm "
+            "needs.",
         ),
     ] = None,
     state_claim: Annotated[
         str | None,
         typer.Option(
             "--state-claim",
-            help="A claim for what the guard knows, which then outlives its pod; --placement Pod and "
-            "--keep-best need it.",
+            help="A claim for what the guard knows, which then outlives its pod; --keep-best needs it.",
         ),
     ] = None,
     keep_best: options.KeepBestOption = None,

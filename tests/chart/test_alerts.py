@@ -37,13 +37,18 @@ def once(metric: str, values: str, labels: str = ONE) -> dict[str, str]:
     return {f"{metric}{{{labels}}}": values}
 
 
+def away(name: str, values: str) -> dict[str, str]:
+    return once("rlguard_job_guard_unreachable_seconds", values, f'namespace="team",name="{name}",{ONE}')
+
+
 THE_JOB = [{"namespace": "team", "name": "run"}]
 NOTHING: list[dict[str, str]] = [{}]
 FIRES, UNSTOPPED, BLOCKED = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"
 EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
 WAITING = "rlguard_waiting_seconds"
 LACKS = "rlguard_crd_fields_missing"
-SILENT, AT_ONCE = "rlguard_guards_silent", "rlguard_guards_silent_at_once"
+AWAY, LEVEL, JOBS = "rlguard_job_guard_unreachable_seconds", "rlguard_job_level", "rlguard_jobs"
+RUNNING = 'phase="Running",'
 LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
 ERRORS = 'controller_runtime_reconcile_errors_total{controller="guardedtrainingjob",%s}'
 BUSY = 'workqueue_longest_running_processor_seconds{name="guardedtrainingjob",%s}'
@@ -75,10 +80,29 @@ CASES = {
     "a run that begins": Case("RLGuardNeverEvaluated", of_job(PENDING, "0+30x100"), "40m"),
     "a split that is not there": Case("RLGuardWaiting", of_job(WAITING, "0+30x100"), "20m", THE_JOB),
     "a node that comes": Case("RLGuardWaiting", of_job(WAITING, "0+30x20 stale"), "20m"),
-    "a silent guard": Case("RLGuardSilent", once(SILENT, "0x10 1x100"), "10m", NOTHING),
-    "every guard reports": Case("RLGuardSilent", once(SILENT, "0x100")),
-    "all guards at once": Case("RLGuardMassSilence", once(AT_ONCE, "0x10 40x100"), "10m", NOTHING),
-    "one guard alone": Case("RLGuardMassSilence", once(AT_ONCE, "0x100") | once(SILENT, "1x100")),
+    "a guard that nobody reaches": Case("RLGuardUnreachable", of_job(AWAY, "0x4 30+30x100"), "10m", THE_JOB),
+    "one that restarts": Case("RLGuardUnreachable", of_job(AWAY, "0 30 60 0x100"), "4m"),
+    "most guards at once": Case(
+        "RLGuardMostUnreachable",
+        away("a", "60+30x100") | away("b", "90+30x100") | away("c", "0x100"),
+        "10m",
+        NOTHING,
+    ),
+    "one guard alone": Case("RLGuardMostUnreachable", away("a", "60+30x100")),
+    "two of four": Case(
+        "RLGuardMostUnreachable",
+        away("a", "60+30x100") | away("b", "60+30x100") | away("c", "0x100") | away("d", "0x100"),
+    ),
+    "a run of which nothing is exported": Case(
+        "RLGuardMetricsMissing", once(JOBS, "2x100", RUNNING + ONE) | of_job(LEVEL, "0x100"), "10m", NOTHING
+    ),
+    "runs of which nothing at all is": Case(
+        "RLGuardMetricsMissing", once(JOBS, "1x100", RUNNING + ONE), "10m", NOTHING
+    ),
+    "every run is exported": Case(
+        "RLGuardMetricsMissing",
+        once(JOBS, "1x100", RUNNING + ONE) | once(JOBS, "1x100", RUNNING + TWO) | of_job(LEVEL, "0x100"),
+    ),
     "a namespace that is gone": Case(
         "RLGuardNamespaceUnreadable",
         once("rlguard_namespace_synced", "1x100", f'namespace="here",{ONE}')

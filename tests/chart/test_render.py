@@ -15,13 +15,9 @@ from guard_core import __version__
 from guard_operator import rbac
 from guard_operator.__main__ import parser
 from guard_operator.adapters import ADAPTERS
-from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
-from guard_operator.api.types import Spec, Status
-from guard_operator.config import OperatorConfig, default_guard_resources
+from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, default_guard_resources
 from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 
@@ -46,8 +42,9 @@ class TestEveryValueFile:
         given = yaml.safe_load(values.read_text()) or {}
         options = parser().parse_args(container(render(values))["args"])
         assert options.namespace == given.get("watchNamespaces", [])
-        assert options.relaxed_host_path == given.get("relaxed", {}).get("hostPaths", [])
-        assert options.no_host_network is not given.get("relaxed", {}).get("hostNetwork", False)
+        told = given.get("isolation", {})
+        assert options.node_directory == told.get("nodeDirectories", [*NODE_DIRECTORIES])
+        assert options.token_audience == told.get("tokenAudiences", [*TOKEN_AUDIENCES])
         assert options.port == given.get("port", 8080)
         assert options.guard_pull_policy == given.get("guardImage", {}).get("pullPolicy", "IfNotPresent")
         assert options.guard_resources == given.get("guardResources", default_guard_resources())
@@ -67,7 +64,9 @@ class TestEveryValueFile:
             if o["kind"] in {"Deployment", "PodDisruptionBudget"}
         ]
         selectors += [
-            o["spec"]["podSelector"]["matchLabels"] for o in objects if o["kind"] == "NetworkPolicy"
+            o["spec"]["podSelector"]["matchLabels"]
+            for o in objects
+            if o["kind"] == "NetworkPolicy" and o["metadata"]["namespace"] == NAMESPACE
         ]
         for selector in selectors:
             assert selector.items() >= OPERATOR.items()
@@ -78,7 +77,14 @@ class TestContent:
     def test_rights_are_the_generated_ones(self, render: Render) -> None:
         objects = render()
         assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules()
-        assert find(objects, "Role", "rlguard-lease")["rules"] == rbac.lease_rules()
+        assert find(objects, "Role", "rlguard-own-namespace")["rules"] == rbac.own_namespace_rules()
+
+    def test_the_operator_grants_nobody_anything_and_reads_no_secret_of_a_job(self, render: Render) -> None:
+        rules = find(render(), "ClusterRole", "rlguard-system-rlguard")["rules"]
+        kinds = {kind for rule in rules for kind in rule["resources"]}
+        assert not kinds & {"roles", "rolebindings", "serviceaccounts", "networkpolicies"}
+        (verbs,) = (rule["verbs"] for rule in rules if "secrets" in rule["resources"])
+        assert verbs == ["create"]
 
     def test_rights_are_those_of_the_kinds_that_are_switched_on(self, render: Render) -> None:
         every = {adapter.resource.kind: adapter for adapter in ADAPTERS}
@@ -179,31 +185,31 @@ class TestContent:
             for security in (pod["securityContext"], pod["containers"][0]["securityContext"]):
                 assert not security.keys() & {"runAsUser", "runAsGroup", "fsGroup", "seLinuxOptions"}
 
-    def test_a_pod_selector_is_of_the_releases_namespace_for_a_guard_too(
-        self, render: Render, tmp_path: Path
+    def test_what_lets_operator_and_trainers_reach_guards_comes_where_it_is_asked_for(
+        self, render: Render
     ) -> None:
-        """In the namespace of a job it would name pods of that job's author, and shut Prometheus out."""
-        pods = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
-        elsewhere = pods | {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
-        block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
-        values = tmp_path / "values.yaml"
-        values.write_text(json.dumps({"networkPolicy": {"metricsFrom": [pods, elsewhere, block]}}))
-        flag = "--guard-metrics-from="
-        (given,) = (one for one in container(render(values))["args"] if one.startswith(flag))
-        here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "rlguard-system"}}}
-        assert json.loads(given.removeprefix(flag)) == [pods | here, elsewhere, block]
-
-    @pytest.mark.parametrize(
-        ("monitor", "given"),
-        [("true", ['[{"namespaceSelector":{}}]']), ("false", [])],
-        ids=["asked for", "not"],
-    )
-    def test_where_nobody_is_named_a_pod_monitor_may_read_a_guards_metrics(
-        self, render: Render, monitor: str, given: list[str]
-    ) -> None:
-        objects = render({"metrics.podMonitor.enabled": monitor})
-        flag = "--guard-metrics-from="
-        assert [one.removeprefix(flag) for one in container(objects)["args"] if one.startswith(flag)] == given
+        asked = {"guards.networkPolicy.create": "true", "networkPolicy.enabled": "true"}
+        objects = render(asked | {"watchNamespaces": '["team-a", "team-b"]'})
+        labels = find(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+        of_runs = {"matchExpressions": [{"key": "rlguard.dev/job-uid", "operator": "Exists"}]}
+        for namespace in ("team-a", "team-b"):
+            operator, trainers = (
+                one["spec"]
+                for one in objects
+                if one["kind"] == "NetworkPolicy" and one["metadata"]["namespace"] == namespace
+            )
+            assert operator["podSelector"] == of_runs
+            ((peer,),) = (rule["from"] for rule in operator["ingress"])
+            assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+            assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+            assert trainers["podSelector"] == {"matchLabels": {"rlguard.dev/part": "guard"}}
+            assert trainers["ingress"] == [{"from": [{"podSelector": of_runs}]}]
+        own = find(objects, "NetworkPolicy", "rlguard")["spec"]["egress"]
+        assert {"to": [{"namespaceSelector": {}, "podSelector": of_runs}]} in own
+        only = render(asked | {"guards.networkPolicy.namespaces": '["team-c"]'})
+        found = [o["metadata"]["namespace"] for o in only if o["kind"] == "NetworkPolicy"]
+        assert found == [NAMESPACE, "team-c", "team-c"]
+        assert not [one for one in render() if one["kind"] == "NetworkPolicy"]
 
     def test_scheduling_and_extras_arrive(self, render: Render) -> None:
         objects = render(VALUES / "everything.yaml")
@@ -244,8 +250,8 @@ class TestContent:
         assert board["grafana_folder"] == given["metrics"]["dashboard"]["annotations"]["grafana_folder"]
 
     def test_a_label_of_one_object_goes_before_those_of_all(self, render: Render) -> None:
-        kinds = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor"}
-        kinds |= {"prometheusRule": "PrometheusRule", "dashboard": "ConfigMap"}
+        kinds = {"serviceMonitor": "ServiceMonitor", "prometheusRule": "PrometheusRule"}
+        kinds["dashboard"] = "ConfigMap"
         values: Json = {"commonLabels": '{"release": "platform"}'}
         for value in kinds:
             values[f"metrics.{value}.enabled"] = "true"
@@ -268,26 +274,11 @@ class TestContent:
         ]
         assert pod["topologySpreadConstraints"] == own
 
-    def test_the_pod_monitor_finds_the_port_of_a_guard(self, render: Render) -> None:
-        sample = ROOT / "k8s" / "samples" / "single-gpu.yaml"
-        raw = next(d for d in yaml.safe_load_all(sample.read_text()) if d["kind"] == KIND)
-        job = Job("job", "ns", "uid", 1, "1", {}, Spec.model_validate(raw["spec"]), Status())
-        workload = build_workload(job, ADAPTERS[0], OperatorConfig("guard"))
-        template = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-        monitor = find(render(VALUES / "everything.yaml"), "PodMonitor")["spec"]
-        (endpoint,) = monitor["podMetricsEndpoints"]
-        (wanted,) = monitor["selector"]["matchExpressions"]
-        assert wanted["key"] in template["metadata"]["labels"] and wanted["operator"] == "Exists"
-        assert set(monitor["podTargetLabels"]) <= template["metadata"]["labels"].keys()
-        containers = template["spec"]["containers"] + template["spec"]["initContainers"]
-        ports = [port for container in containers for port in container.get("ports", [])]
-        assert [p["containerPort"] for p in ports if p["name"] == endpoint["port"]] == [8471]
-
     def test_dashboard_and_alerts_ask_for_metrics_that_exist(self, render: Render) -> None:
         metrics = OperatorMetrics()
         metrics.registry.register(QueueGauges(lambda: 0, list))
         metrics.registry.register(JobGauges(list, list, list))
-        known: set[str] = set()
+        known = set(OF_A_JOB)
         for family in metrics.registry.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
                 family.type, [""]
@@ -336,15 +327,16 @@ class TestContent:
         ("topologySpread.enabled=false", ["topologySpread", "not allowed"]),
         ("image.pullPolicy=Sometimes", ["/image/pullPolicy", "IfNotPresent"]),
         ("logLevel=trace", ["/logLevel", "warning"]),
-        ("relaxed.hostPaths={/mnt/}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/mnt/../etc}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/mnt/a'b}", ["/relaxed/hostPaths/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/../etc}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/a'b}", ["/isolation/nodeDirectories/0", "pattern"]),
         ("admissionPolicy.guardImages={a'b}", ["/admissionPolicy/guardImages/0", "pattern"]),
-        ("admissionPolicy.tokenAudiences={a b}", ["/admissionPolicy/tokenAudiences/0", "pattern"]),
+        ("isolation.tokenAudiences={a b}", ["/isolation/tokenAudiences/0", "pattern"]),
         ("watchNamespaces={Team_A}", ["/watchNamespaces/0", "pattern"]),
         ("watchNamespaces={a,a}", ["/watchNamespaces", "items at 0 and 1 are equal"]),
         ("admissionPolicy.actions={Block}", ["/admissionPolicy/actions/0", "Deny"]),
+        ("guards.networkPolicy.create=true", ["guards.networkPolicy.create needs namespaces"]),
         (
             "serviceAccount.create=false",
             ["serviceAccount.name must be set when serviceAccount.create is false"],
@@ -369,7 +361,13 @@ def test_a_value_that_is_taken_away_is_none(render: Render, value: str) -> None:
     assert options.guard_resources == ({} if value == "guardResources" else default_guard_resources())
 
 
-MONITORED = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+#: What the operator exports of each job's verdict.
+OF_A_JOB = {
+    *("rlguard_job_level", "rlguard_job_step", "rlguard_job_reward_ema", "rlguard_job_heldout_ema"),
+    *("rlguard_job_kl_ema", "rlguard_job_gap", "rlguard_job_checkpoints"),
+    "rlguard_job_guard_unreachable_seconds",
+}
+MONITORED = ("PrometheusRule", "ServiceMonitor")
 
 
 @pytest.mark.parametrize("known", [(), ("ServiceMonitor",), MONITORED], ids=["no CRD", "one CRD", "all CRDs"])
@@ -378,7 +376,7 @@ def test_what_the_prometheus_operator_reads_is_there_where_its_crds_are(
     helm: Helm, enabled: str, known: tuple[str, ...]
 ) -> None:
     flags = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in known]
-    for section in ("podMonitor", "prometheusRule", "serviceMonitor"):
+    for section in ("prometheusRule", "serviceMonitor"):
         flags += ["--set", f"metrics.{section}.enabled={enabled}"]
     done = helm("template", "rlguard", CHART, "--kube-version", KUBE_VERSION, *flags)
     assert done.returncode == 0, done.stderr

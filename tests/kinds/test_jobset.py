@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
@@ -105,11 +104,10 @@ def start(
     return run
 
 
-def test_rank_0_has_the_guard_as_it_was_injected(start: Callable[..., JobSetWorld]) -> None:
+def test_rank_0_alone_has_the_guard(start: Callable[..., JobSetWorld]) -> None:
     here = start()
     (guarded,) = (pod for pod in here.pods() if "rlguard-guard" in str(pod["spec"]))
     assert guarded["metadata"]["name"].startswith("run-trainer-0-")
-    assert is_as_injected(guarded) is True
     uid = here.job()["metadata"]["uid"]
     for one in (*here.pods(), *here.items(BATCH_JOBS)):
         assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == uid

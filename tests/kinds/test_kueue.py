@@ -18,7 +18,6 @@ import pytest
 
 from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.names import QUEUE_LABEL
-from guard_operator.reconcile.digest import is_as_injected
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     KUEUE_WORKLOADS,
@@ -323,7 +322,6 @@ def test_a_run_waits_is_admitted_and_fires_and_the_next_one_has_its_quota(
     first.runs()
     (pod,) = first.own_pods()
     assert pod["spec"]["nodeSelector"] == {"pool": "gpus"}
-    assert is_as_injected(pod) is True, "what an admission writes is no change of the guard"
     assert "Waiting" not in first.conditions() and first.conditions()["Guarded"][0] == "True"
     second = submit("second")
     assert "insufficient" in second.waits("Pending")
@@ -355,7 +353,7 @@ def test_a_preempted_run_that_is_admitted_again_has_its_guard_and_what_that_had_
     first.admitted()
     first.controller_runs()
     (pod,) = first.own_pods()
-    assert pod["metadata"]["uid"] != uid and is_as_injected(pod) is True
+    assert pod["metadata"]["uid"] != uid
     assert first.job()["status"]["guard"]["step"] == 7
     assert first.conditions()["Guarded"][0] == "True"
     first.runs(step=8)

@@ -548,7 +548,7 @@ OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
     ),
     "system_prompt": (["--system-prompt", "a: b\n# c"], {"hf": {"systemPrompt": "a: b\n# c"}}),
     "answer_after": (["--answer-after", "</think>"], {"hf": {"answerAfter": "</think>"}}),
-    "vllm": (["--vllm"], {"vllm": {}}),
+    "vllm": (["--vllm", "--placement", "Pod"], {"vllm": {}}),
 }
 
 

@@ -107,7 +107,6 @@ REFUSED = {
     "unknown detector": ({"policy": {"detector": "x"}}, 'supported values: "HeldoutGuard"'),
     "unknown action": ({"policy": {"silent": {"action": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
     "low port": ({"port": 80}, "guard.port"),
-    "one port twice": ({"port": 8471}, "port and metricsPort must differ"),
     "no evaluator": (
         {"heldout": {"volume": {"claimName": "h"}, "evaluator": {}}},
         "exactly one evaluator must be set",
@@ -115,6 +114,10 @@ REFUSED = {
     "two evaluators": (
         {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}, "vllm": {}}}},
         "exactly one evaluator must be set",
+    ),
+    "vllm beside the trainer": (
+        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"vllm": {}}}},
+        "the evaluator vllm needs placement: Pod",
     ),
     "two held-out volumes": (
         {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"hf": {}}}},

@@ -28,7 +28,6 @@ from guard_operator.runtime.client import (
     CONFIG_MAPS,
     EVENTS,
     PODS,
-    ROLES,
     SECRETS,
     Client,
     load_configuration,
@@ -312,15 +311,6 @@ def test_only_the_namespaces_that_are_named_are_watched(here: World, make_job: M
 
         eventually(lambda: phase() == "Refused", "the missing claim is noticed")
     assert "status" not in (here.client.get(JOBS, third, "run") or {})
-
-
-def test_a_job_whose_user_has_a_service_account_of_its_own(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    here.submit(change_pod(make_job(), serviceAccountName="irsa"))
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated")
-    name = f"run-{here.job()['metadata']['uid'][:8]}"
-    assert here.client.get(ROLES, here.namespace, name) is not None
 
 
 # -- stopping --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 - A fire goes before the history of jobs that are over when an operator starts.
 - No verdict is told while no guard runs; a rank 0 without its guard is seen, and met as a silent guard is.
-- A guard that was changed is seen, whatever the annotation of its pod says.
 - A run that ended while no operator was there ends as its guard saw it end.
 - A namespace that cannot be read holds up no other, and a process that cannot work does not lead.
 """
@@ -17,8 +16,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from guard_operator.api.names import DIGEST_ANNOTATION
-from guard_operator.reconcile.digest import injected_digest, is_as_injected
 from guard_operator.runtime.client import MERGE, PODS, ROLE_BINDINGS, Client
 
 from .conftest import CRDS, new_namespace
@@ -92,39 +89,6 @@ def replace_pod(here: World, pod: Json) -> None:
     eventually(lambda: here.pods() == [], "the pod is gone")
     here.put(PODS, pod)
     here.pod_status(RUNNING)
-
-
-def test_a_rank_0_whose_guard_was_changed_is_not_called_guarded(running: World) -> None:
-    pod = another_pod(running)
-    replace_pod(running, copy.deepcopy(pod))
-    time.sleep(1.0)
-    assert running.conditions()["Guarded"][1] == "WorkloadCreated", "what the API server adds is no change"
-    pod["spec"]["initContainers"][-1]["image"] = "sleeper:1"
-    replace_pod(running, pod)
-    assert "run-master-0" in running.expect("Guarded", "False", "GuardChanged")
-    running.expect_events("GuardChanged")
-
-
-@pytest.mark.parametrize("annotated", [True, False], ids=["rewritten", "removed"])
-def test_whoever_edits_the_workload_cannot_vouch_for_its_guard(running: World, annotated: bool) -> None:
-    """He can write what he likes into the workload, but not into the status of the job."""
-    workload = running.workload()
-    template = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    annotations = template["metadata"]["annotations"]
-    noted = running.job()["status"]["guardDigest"]
-    assert noted == annotations.pop(DIGEST_ANNOTATION) == injected_digest(template["spec"])
-    template["spec"]["initContainers"][-1]["image"] = "sleeper:1"
-    if annotated:
-        annotations[DIGEST_ANNOTATION] = injected_digest(template["spec"])
-    running.client.request("PUT", PYTORCHJOBS.path(running.namespace, "run"), body=workload)
-    running.delete_pods()
-    running.kubelet_ends_pods()
-    eventually(lambda: running.pods() == [], "the pod is gone")
-    pod = running.start_pod()
-    assert is_as_injected(pod) is (True if annotated else None), "by its annotation nothing is found"
-    assert "run-master-0" in running.expect("Guarded", "False", "GuardChanged")
-    running.expect_events("GuardChanged")
-    assert running.job()["status"]["guardDigest"] == noted
 
 
 @pytest.mark.always
