@@ -103,7 +103,7 @@ def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
         yield from verdict_lines(verdict)
     else:
         yield plain(f"{now['level']}: {now['reason']}")
-        yield from verdict_lines(verdict, f"last verdict, of {verdict.get('heartbeat', 'an unknown time')}: ")
+        yield from verdict_lines(verdict, f"last verdict, of {verdict.get('readAt', 'an unknown time')}: ")
     for one in job["conditions"]:
         if one["type"] in _PROTECTS and one["status"] != "True" and one["message"] != now["reason"]:
             yield plain(f"{one['type']}={one['status']} ({one['reason']}): {one['message']}")
@@ -233,8 +233,6 @@ def _of_cluster(
     return [_job(one) for one in found]
 
 
-#: Fields of `status.guard` that say nothing to people: the one is opaque, the other `rlguard report` draws.
-_FOR_PROGRAMS = frozenset({"detectorState", "keptSteps"})
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
 _PROTECTS = frozenset({"Guarded", "Isolated"})
 _OF_A_CONDITION = ("type", "status", "reason", "message")
@@ -262,7 +260,7 @@ def _job(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *hold]),
-        "verdict": {k: v for k, v in (status.get("guard") or {}).items() if k not in _FOR_PROGRAMS},
+        "verdict": dict(status.get("guard") or {}),
         "now": {"level": level, "reason": reason},
         "conditions": conditions,
     }

@@ -45,7 +45,7 @@ LOG_SECONDS, MOST_LOG_SECONDS = 3.0, 8.0
 #: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB; the
 #: steps have what is left of `EVIDENCE_BYTES`.
 LOG_BYTES = 64 * 1024
-HISTORY_BYTES, ROLLOUTS_BYTES = 32 * 1024, 16 * 1024
+HISTORY_BYTES, ROLLOUTS_BYTES = 8 * 1024, 16 * 1024
 #: Bytes kept of the message of one condition.
 CONDITION_BYTES = 1024
 EVIDENCE_BYTES = 248 * 1024

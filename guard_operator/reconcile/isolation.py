@@ -347,7 +347,10 @@ def once(prefixed: Sequence[tuple[str, Violation]]) -> tuple[str, ...]:
     places = dict[tuple[str, str], list[str]]()
     for prefix, one in prefixed:
         places.setdefault((one.field, one.message), []).append(prefix)
-    return tuple(f"{where[0]}.{field} {message}{_also(where)}" for (field, message), where in places.items())
+    return tuple(
+        f"{'.'.join(filter(None, (where[0], field)))} {message}{_also(where)}"
+        for (field, message), where in places.items()
+    )
 
 
 def _also(where: Sequence[str]) -> str:

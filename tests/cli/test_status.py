@@ -20,7 +20,7 @@ def condition(type_: str, status: str, reason: str, message: str = "") -> Json:
 
 
 NOT_FIRED = condition("Fired", "False", "NotFired", "The guard reports and has not fired.")
-HEALTHY = {"level": "healthy", "code": "ok", "reason": "no rule has found anything", "heartbeat": AT}
+HEALTHY = {"level": "healthy", "code": "ok", "reason": "no rule has found anything", "readAt": AT}
 ISOLATED = condition("Isolated", "True", "StrictIsolation")
 
 
@@ -55,16 +55,16 @@ AWAY = condition("Fired", "Unknown", "GuardNotRunning", "there is no verdict now
         ([UNGUARDED, AWAY], f"unknown: {UNGUARDED['message']}"),
         ([AWAY], f"unknown: {AWAY['message']}"),
         (
-            [NOT_FIRED, condition("GuardSilent", "True", "GuardSilent", "no heartbeat")],
-            "unknown: no heartbeat",
+            [NOT_FIRED, condition("GuardSilent", "True", "GuardSilent", "not heard")],
+            "unknown: not heard",
         ),
-        ([NOT_FIRED, condition("Halted", "True", "GuardSilent", "no heartbeat")], "halted: no heartbeat"),
+        ([NOT_FIRED, condition("Halted", "True", "GuardSilent", "not heard")], "halted: not heard"),
         ([NOT_FIRED, condition("Failed", "True", "WorkloadFailed", "exit 1")], "unknown: exit 1"),
         ([NOT_FIRED, condition("Succeeded", "True", "NotJudged", "2 failed")], "unknown: 2 failed"),
         ([NOT_FIRED, condition("Succeeded", "True", "WorkloadSucceeded", "done")], "healthy: done"),
         (
             [
-                condition("GuardSilent", "True", "GuardSilent", "no heartbeat"),
+                condition("GuardSilent", "True", "GuardSilent", "not heard"),
                 condition("Fired", "True", "HackingGap", "step 4: gap"),
             ],
             "fired: step 4: gap",
@@ -89,13 +89,13 @@ def test_a_job_without_a_verdict() -> None:
 
 def test_what_does_not_protect_the_run_is_told_too() -> None:
     exposed = condition("Isolated", "False", "Attached", "not protected: nobody checked the pods")
-    changed = condition("Guarded", "False", "GuardChanged", "the guard differs")
+    changed = condition("Guarded", "False", "GuardMissing", "the guard differs")
     unread = condition("Guarded", "Unknown", "UnsupportedKind", "a Thing cannot be guarded")
     assert lines(a_job(NOT_FIRED, exposed))[1:] == [
         "Isolated=False (Attached): not protected: nobody checked the pods"
     ]
-    silent = condition("GuardSilent", "True", "GuardSilent", "no heartbeat")
-    assert lines(a_job(silent, changed))[2:] == ["Guarded=False (GuardChanged): the guard differs"]
+    silent = condition("GuardSilent", "True", "GuardSilent", "not heard")
+    assert lines(a_job(silent, changed))[2:] == ["Guarded=False (GuardMissing): the guard differs"]
     assert lines(a_job(NOT_FIRED, unread))[1:] == [
         "Guarded=Unknown (UnsupportedKind): a Thing cannot be guarded"
     ]
@@ -113,7 +113,7 @@ def test_the_command_prints_these_lines(
 
 
 def test_json_has_what_it_had_and_what_is_known_now() -> None:
-    found = _job(a_job(NOT_FIRED, ISOLATED, UNGUARDED, detectorState="x", keptSteps="{}"))
+    found = _job(a_job(NOT_FIRED, ISOLATED, UNGUARDED))
     assert (found["name"], found["state"]) == ("run", "Running | Isolated: StrictIsolation")
     assert found["verdict"] == HEALTHY
     assert found["now"] == {"level": "unknown", "reason": UNGUARDED["message"]}
@@ -124,5 +124,5 @@ def test_json_has_what_it_had_and_what_is_known_now() -> None:
 
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
     hostile = condition("Isolated", "False", "\x1b[31m", "a\nb")
-    raw = a_job(hostile, condition("Halted", "True", "GuardHalt", "\x1b[2J\n"), heartbeat="\x07")
+    raw = a_job(hostile, condition("Halted", "True", "GuardHalt", "\x1b[2J\n"), readAt="\x07")
     assert all(line.isprintable() for line in lines(raw))

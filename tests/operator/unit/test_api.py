@@ -99,7 +99,7 @@ COLUMNS = ("Phase", "Step", "Reward", "Held-out", "KL", "Gap", "Fired", "Age")
 def test_printer_columns() -> None:
     columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     names = [column["name"] for column in columns]
-    assert names == [*COLUMNS, "Level", "Reason", "Heartbeat"]
+    assert names == [*COLUMNS, "Level", "Reason", "Read"]
     assert [column.get("priority", 0) for column in columns] == [0] * len(COLUMNS) + [1] * 3
 
 

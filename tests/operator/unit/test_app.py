@@ -21,12 +21,6 @@ def raw(name: str, **status: Any) -> Json:
     return {"metadata": meta, "spec": {}, "status": status}
 
 
-def running(beat: str, **more: Any) -> Json:
-    conditions = [{"type": kind, "status": "False"} for kind in ("Fired", "GuardSilent")]
-    guard = {"heartbeat": beat, "step": 3, **more}
-    return raw("run", phase="Running", conditions=conditions, guard=guard)
-
-
 def condition(kind: str, status: str, reason: str = "R") -> Json:
     return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}
 

@@ -59,7 +59,10 @@ class Cluster:
 def collected(cluster: Cluster, snapshot: Snapshot = SNAPSHOT, final: bool = True) -> Json:
     """What was written."""
     done = threading.Event()
-    EvidenceCollector(cast(Client, cluster), lambda _key: done.set()).collect(snapshot, final)
+    collector = EvidenceCollector(
+        cast(Client, cluster), told=lambda uid: {"history.jsonl": uid}, collected=lambda _key: done.set()
+    )
+    collector.collect(snapshot, final)
     assert done.wait(30)
     (body,) = cluster.made
     return dict(body["data"])
@@ -67,6 +70,7 @@ def collected(cluster: Cluster, snapshot: Snapshot = SNAPSHOT, final: bool = Tru
 
 def test_both_logs_are_asked_for_at_once() -> None:
     data = collected(Cluster(), final=False)
+    assert data["history.jsonl"] == SNAPSHOT.job.uid, "with what its guard told"
     assert (data["trainer.log"], data["guard.log"]) == ("ns run-0 train", "ns run-0 rlguard-guard")
 
 

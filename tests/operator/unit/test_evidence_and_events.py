@@ -12,11 +12,10 @@ import yaml
 
 from guard_core.apply_body import apply_body
 from guard_core.policy import Policy
-from guard_core.thinning import MAX_KEPT_STEPS
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import ConditionStatus, Spec, Status
 from guard_operator.reconcile.events import transitions
-from guard_operator.reconcile.evidence import CONDITION_BYTES, LOG_BYTES, build_evidence
+from guard_operator.reconcile.evidence import CONDITION_BYTES, LOG_BYTES, ROLLOUTS_BYTES, build_evidence
 from guard_operator.reconcile.snapshot import Job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -43,12 +42,12 @@ def job(**guard: Any) -> Job:
     )
 
 
-def test_evidence_holds_verdict_history_checkpoint_and_logs() -> None:
-    rounds = [{"attempt": 0, "step": n, "reward": 0.1, "heldout": 0.2} for n in range(50)]
-    one = job(reason="gap 0.2 > 0.1", historyTail=rounds, bestCheckpoint=CHECKPOINT, detectorState="x" * 1000)
-    data = build_evidence(one, Policy(), {"trainer.log": "bye"}, NOW)["data"]
+def test_evidence_holds_verdict_checkpoint_logs_and_what_the_guard_told() -> None:
+    one = job(reason="gap 0.2 > 0.1", bestCheckpoint=CHECKPOINT)
+    told = {"history.jsonl": '{"step":1}\n', "steps.jsonl": '{"step":9}', "rollouts.json": "[]", "more": "x"}
+    data = build_evidence(one, Policy(), told, {"trainer.log": "bye"}, NOW)["data"]
     assert json.loads(data["verdict.json"]) == {"reason": "gap 0.2 > 0.1"}
-    assert [json.loads(line)["step"] for line in data["history.jsonl"].splitlines()] == list(range(50))
+    assert {name: data.get(name) for name in told} == told | {"more": None}
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/5"
     assert Policy.model_validate(yaml.safe_load(data["policy.yaml"])) == Policy()
     assert data["trainer.log"] == "bye"
@@ -61,24 +60,17 @@ def ended(of: Job, *conditions: ConditionStatus) -> Job:
 def test_evidence_says_how_the_run_ended() -> None:
     """The verdict of a run that was halted, failed or was taken away is that of one that is well."""
     one = ended(job(reason="r"), condition("Halted", "True", "GuardSilent"), condition("Fired", "Unknown"))
-    assert json.loads(build_evidence(one, None, {}, NOW)["data"]["conditions.json"]) == [
+    assert json.loads(build_evidence(one, None, {}, {}, NOW)["data"]["conditions.json"]) == [
         {"type": "Halted", "status": "True", "reason": "GuardSilent", "message": "m"},
         {"type": "Fired", "status": "Unknown", "reason": "R", "message": "m"},
     ]
 
 
-ROLLOUT = {"moments": ["start"], "attempt": 0, "step": 1, "prompt": "6*7=", "completion": "42", "reward": 1.0}
-
-
 def test_evidence_can_be_read_by_people_of_any_language() -> None:
     """And by the API server, to which no half of a pair goes."""
-    one = job(
-        reason="奖励上升",
-        bestCheckpoint=CHECKPOINT | {"path": "/模型"},
-        rollouts=[ROLLOUT | {"prompt": "六"}],
-    )
+    one = job(reason="奖励上升", bestCheckpoint=CHECKPOINT | {"path": "/模型"})
     said = condition("Failed", "True").model_copy(update={"message": "内存"})
-    body = build_evidence(ended(one, said), None, {}, NOW)
+    body = build_evidence(ended(one, said), None, {"rollouts.json": '["六"]'}, {}, NOW)
     for name, word in (
         ("verdict", "奖励上升"),
         ("last-good-checkpoint", "/模型"),
@@ -93,52 +85,31 @@ def test_evidence_can_be_read_by_people_of_any_language() -> None:
 def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
     one = job()
     one = replace(one, spec=one.spec.model_copy(update={"keep_evidence": kept}))
-    metadata = build_evidence(one, None, {}, NOW)["metadata"]
+    metadata = build_evidence(one, None, {}, {}, NOW)["metadata"]
     assert ("ownerReferences" not in metadata) is kept
-    assert "policy.yaml" not in build_evidence(one, None, {}, NOW)["data"], "what is not known is not made up"
+    assert "policy.yaml" not in build_evidence(one, None, {}, {}, NOW)["data"], "nothing is made up"
     assert metadata["labels"] == {"rlguard.dev/job": "run"}
 
 
 def test_evidence_is_bounded_and_keeps_the_end() -> None:
-    text = "é" * LOG_BYTES + "end"
-    rollout = ROLLOUT | {"prompt": "\U0001f600" * 300, "completion": "\U0001f600" * 1000}
-    rounds = [{"attempt": 0, "step": 2**53, "reward": 1 / 3, "heldout": 1 / 3, "kl": 1 / 3}] * 50
-    most = "\U0001f600" * 4096
+    """Whatever a guard tells. The steps go before all else."""
+    most, text = "\U0001f600" * 4096, "é" * LOG_BYTES + "end"
     evaluation = {**CHECKPOINT, "path": most, "sha256": "0" * 64}
     latch = {"code": "c" * 63, "reason": most, "attempt": 1, "step": 2**53, "at": NOW.isoformat()}
-    full = job(
-        rollouts=[rollout] * 3,
-        historyTail=rounds,
-        bestCheckpoint=evaluation,
-        lastEvaluation=evaluation,
-        reason=most,
-        fire=latch,
-        halt=latch,
-    )
+    full = job(bestCheckpoint=evaluation, lastEvaluation=evaluation, reason=most, fire=latch, halt=latch)
     longest = [condition(kind, "Unknown", "R" * 63) for kind in ConditionType]
     full = ended(full, *(one.model_copy(update={"message": "é" * 32768}) for one in longest))
-    body = build_evidence(full, Policy(), {"trainer.log": text, "guard.log": text}, NOW)
-    assert body["data"]["trainer.log"].endswith("end")
-    assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
-    kept = json.loads(body["data"]["conditions.json"])
-    assert {len(one["message"]) for one in kept} == {CONDITION_BYTES // 2}
-
     steps = "\n".join(["head", *(f"{n:03}" + "é" * 61 for n in range(1, 257))])
-    assert MAX_KEPT_STEPS - 600 < len(steps.encode()) <= MAX_KEPT_STEPS
-    more = json.loads(json.dumps(body["data"]))
-    told = build(full, steps, {"trainer.log": text, "guard.log": text})
-    assert len(json.dumps(told, ensure_ascii=False).encode()) < 256 * 1024
-    fewer = told["data"].pop("steps.jsonl").split("\n")
-    assert told["data"] == more, "steps go before all else"
-    assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) == 33
-
-
-def build(of: Job, steps: str, logs: dict[str, str]) -> Any:
-    assert of.status.guard is not None
-    guard = of.status.guard.model_copy(update={"kept_steps": steps})
-    return build_evidence(
-        replace(of, status=of.status.model_copy(update={"guard": guard})), Policy(), logs, NOW
-    )
+    told = {"history.jsonl": text, "rollouts.json": "x" * ROLLOUTS_BYTES, "steps.jsonl": steps}
+    body = build_evidence(full, Policy(), told, {"trainer.log": text, "guard.log": text}, NOW)
+    data = body["data"]
+    assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
+    assert all(data[name].endswith("end") for name in ("history.jsonl", "trainer.log", "guard.log"))
+    assert {len(one["message"]) for one in json.loads(data["conditions.json"])} == {CONDITION_BYTES // 2}
+    fewer = data["steps.jsonl"].split("\n")
+    assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) < 257
+    told["rollouts.json"] += "x"
+    assert "rollouts.json" not in build_evidence(full, None, told, {}, NOW)["data"], "half would be no JSON"
 
 
 def condition(kind: str, status: str, reason: str = "R") -> ConditionStatus:

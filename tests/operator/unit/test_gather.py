@@ -599,25 +599,6 @@ def test_a_job_that_is_being_deleted_creates_nothing() -> None:
     assert snapshot is not None and snapshot.job.deleting and snapshot.preparation is None
 
 
-def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The fault: a refusal that misses something."""
-    monkeypatch.setattr("guard_operator.reconcile.review.find_violations", lambda *_args: ())
-    leak = {"name": "rlguard-heldout", "mountPath": "/h"}
-    trainer = {"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}, leak]}
-    pod_spec = {"containers": [trainer], "volumes": [{"name": "c", "emptyDir": {}}]}
-    raw = raw_job()
-    raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
-    world = Behind(raw)
-    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda kind, *_args, **_how: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.preparation is not None
-    assert snapshot.preparation.reason == "TemplateRefused"
-    assert "container pytorch must not have the volume rlguard-heldout" in snapshot.preparation.message
-
-
 @pytest.mark.parametrize("source", ["heldout", "models"])
 def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
     raw = raw_job()

@@ -201,11 +201,9 @@ def test_the_users_own_containers_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("role", ["Master", "Worker"])
 def test_a_workload_that_would_leak_is_not_built(name: str, role: str) -> None:
     """Even if nothing has looked at the template before."""
-    spec = template()
-    trainer_template({"spec": spec}, role)["spec"]["containers"][1]["volumeMounts"] = [
-        {"name": name, "mountPath": "/x"}
-    ]
-    with pytest.raises(LeakError, match=f"logger must not have the volume {name}"):
+    spec, leak = template(), {"name": name, "mountPath": "/x"}
+    trainer_template({"spec": spec}, role)["spec"]["containers"][1]["volumeMounts"] = [leak]
+    with pytest.raises(LeakError, match=rf"containers\[1\].volumeMounts\[0\].name must not be {name}"):
         trainer_pod(job(spec), role)
 
 
