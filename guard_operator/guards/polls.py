@@ -193,6 +193,7 @@ class GuardPolls:
         self._tasks[guard.uid] = guard, self._loop.create_task(self._ask(guard))
 
     def _leave(self, uid: str) -> None:
+        self._marks.pop(uid, None)
         if (known := self._tasks.pop(uid, None)) is not None:
             known[1].cancel()
 
@@ -237,10 +238,9 @@ class GuardPolls:
         content, new = await line.verdict(etag, 0 if not etag else WAIT_SECONDS)
         verdict = understood(content)
         lost = "" if before is None or before.pod != guard.pod else before.lost
+        reading = Reading(guard.pod, guard.target, verdict, datetime.now(UTC), lost=lost)
         with self._lock:
-            self._readings[guard.uid] = Reading(
-                guard.pod, guard.target, verdict, datetime.now(UTC), lost=lost
-            )
+            self._readings[guard.uid] = reading
         back = before is not None and before.unreached_since is not None
         if new != etag or back:
             self._changed(guard.job, verdict.stop)
