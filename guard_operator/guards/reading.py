@@ -29,6 +29,8 @@ _COUNTS = (
     "steps_since_evaluation", "longest_round",
 )  # fmt: skip
 _MEANS = ("in_loop_ema", "heldout_ema", "kl_ema", "proxy_real_gap")
+#: What stands for a latch that this release cannot read in full.
+_LATCH = {"level", "code", "reason", "fire", "halt", "stop", "latch_attempt", "latch_step", "latched_at"}
 #: What is written as soon as it changes; the rest waits for a few seconds.
 _AT_ONCE = ("level", "code", "advice", "fire", "halt", "ended")
 
@@ -83,12 +85,16 @@ def understood(content: Json) -> Verdict:
     try:
         return Verdict.model_validate_json(json.dumps(known))
     except ValidationError:
-        latched = {key: content.get(key) for key in ("fire", "halt", "latch_attempt", "latch_step")}
-        if not (latched["fire"] or latched["halt"]):
+        if not (known.get("fire") or known.get("halt")):
             raise
     said = f"{content.get('code')}: {content.get('reason')}"
-    of_another = {"level": Level.FIRED, "code": Code.HELDOUT_DECLINE, "reason": said, "stop": True}
-    return Verdict.model_validate_json(json.dumps(latched | of_another))
+    known |= {"level": Level.FIRED, "code": Code.HELDOUT_DECLINE, "reason": said, "stop": True}
+    latch = {name: known[name] for name in _LATCH & known.keys()}
+    counts = {name: known[name] for name in known.keys() & {*_COUNTS, *_MEANS, "ended"}}
+    try:
+        return Verdict.model_validate_json(json.dumps(counts | latch))
+    except ValidationError:
+        return Verdict.model_validate_json(json.dumps(latch))
 
 
 def guard_status(verdict: Verdict, former: Mapping[str, Any], now: datetime) -> Json:

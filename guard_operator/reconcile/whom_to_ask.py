@@ -40,10 +40,12 @@ def _former(pod: Pod, guards: list[Pod], reading: Reading | None, was_heard: boo
     `was_heard`: whether the status says that a guard of this run was heard.
     """
     others = [one for one in guards if one.uid != pod.uid]
-    word = next((one.last_word for one in reversed(others) if one.last_word is not None), None)
     if reading is not None and reading.pod != pod.uid and reading.verdict is not None:
+        # The last word of one before that says nothing of it; a latch of any stands in the status.
+        word = next((one.last_word for one in others if one.uid == reading.pod), None)
         return Former(word, followed=_was_followed(reading))
     if others or (was_heard and reading is None):
+        word = next((one.last_word for one in reversed(others) if one.last_word is not None), None)
         return Former(word, heard=was_heard)
     return None
 

@@ -1,0 +1,282 @@
+"""What is read of a guard, which guard is asked, and what a new one is told of its run. Pure."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from guard_core.wire import Verdict
+from guard_operator.api.types import Latched
+from guard_operator.guards.adoption import NO_LAST_WORD, Former, Kept, latches_of, what_is_known
+from guard_operator.guards.polls import FOLLOWED_SECONDS
+from guard_operator.guards.reading import (
+    MAX_TEXT,
+    LastWord,
+    Reading,
+    differs,
+    differs_at_once,
+    guard_status,
+    understood,
+)
+from guard_operator.reconcile.parse import parse_job, with_last_word
+from guard_operator.reconcile.snapshot import Pod, Snapshot, Unsaid, guard_of
+from guard_operator.reconcile.whom_to_ask import guard_to_ask
+
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+EVALUATION = {"attempt": 0, "step": 4, "score": 0.5, "items": 8, "path": "/c/4"}
+FIRED = {"level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "stop": True}
+FIRE = {"code": "hacking_gap", "reason": "as it was", "attempt": 0, "step": 3, "at": "2026-01-01T00:00:00Z"}
+
+
+def said(**fields: Any) -> Verdict:
+    """A verdict, of a run that is well unless `fields` say otherwise."""
+    well = {"level": "healthy", "code": "ok", "reason": "fine", "fire": False, "halt": False, "stop": False}
+    return understood({**well, **fields})
+
+
+FIRES = said(**FIRED, latch_attempt=1, latch_step=4)
+
+
+# -- status.guard ----------------------------------------------------------------------------------------
+
+
+def test_what_is_unknown_is_absent() -> None:
+    status = guard_status(said(kl_ema=0.123456), {}, NOW)
+    assert not {"step", "attempt", "heldoutEma", "lastEvaluation", "ended", "fire", "halt"} & status.keys()
+    assert (status["klEma"], status["readAt"]) == (0.1235, "2026-01-02T00:00:00.000000Z")
+
+
+def test_an_evaluation_has_the_time_at_which_it_was_first_read() -> None:
+    first = guard_status(said(last_evaluation=EVALUATION), {}, NOW)
+    later = NOW + timedelta(hours=1)
+    same = guard_status(said(last_evaluation=EVALUATION), first, later)
+    other = guard_status(said(last_evaluation=EVALUATION | {"step": 8}), first, later)
+    assert first["lastEvaluationTime"] == same["lastEvaluationTime"] < other["lastEvaluationTime"]
+    unsaid = guard_status(said(), first, later)
+    assert unsaid["lastEvaluation"] == first["lastEvaluation"], (
+        "a new guard that knows of none takes none away"
+    )
+
+
+def test_a_latch_in_the_status_is_repeated_word_for_word() -> None:
+    status = guard_status(FIRES, {}, NOW)
+    assert status["fire"] == {
+        "code": "hacking_gap", "reason": "gap", "attempt": 1, "step": 4, "at": "2026-01-02T00:00:00.000000Z"
+    }  # fmt: skip
+    for verdict in (FIRES, said(), said(halt=True, stop=True)):
+        assert guard_status(verdict, {"fire": FIRE}, NOW)["fire"] == FIRE
+    assert guard_status(said(), {"halt": FIRE}, NOW)["halt"] == FIRE
+
+
+def test_a_hostile_guard_can_neither_steer_a_terminal_nor_fill_the_status() -> None:
+    hostile = guard_status(said(**FIRED | {"reason": "\x1b[2J" + "x" * 2 * MAX_TEXT}), {}, NOW)
+    for reason in (hostile["reason"], hostile["fire"]["reason"]):
+        assert reason.startswith("\ufffd[2J") and len(reason) == MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"level": "splendid"}, {"conditions": [{"of": "tomorrow"}]}, {"steps": "many", "novelty": 1}]
+)
+@pytest.mark.parametrize("kind", ["fire", "halt"])
+def test_a_latch_of_a_code_that_this_release_does_not_know_is_a_latch(kind: str, more: Json) -> None:
+    latch = {"fire": False, "halt": False, kind: True, "latch_attempt": 0, "latch_step": 4, "steps": 5}
+    verdict = understood({**FIRED, "code": "of_tomorrow", **latch, **more})
+    assert (verdict.fire, verdict.halt, verdict.stop) == (kind == "fire", kind == "halt", True)
+    assert (verdict.latch_step, verdict.reason) == (4, "of_tomorrow: gap")
+    assert verdict.steps == (0 if "steps" in more else 5), "what can be read is"
+
+
+def test_what_is_no_verdict_is_an_error() -> None:
+    for odd in ({}, {"level": "healthy"}, {"code": "of_tomorrow", "fire": False, "halt": False}):
+        with pytest.raises(ValueError, match="validation error"):
+            understood(odd)
+
+
+@pytest.mark.parametrize(
+    ("other", "at_all", "at_once"),
+    [
+        (said(), False, False),
+        (said(step=5), True, False),
+        (said(ended=True, step=4, attempt=0), True, True),
+        (FIRES, True, True),
+    ],
+    ids=["the same", "a step", "the end", "a fire"],
+)
+def test_what_is_written_and_what_of_it_at_once(other: Verdict, at_all: bool, at_once: bool) -> None:
+    before, after = guard_status(said(), {}, NOW), guard_status(other, {}, NOW + timedelta(seconds=9))
+    assert (differs(after, before), differs_at_once(after, before)) == (at_all, at_once)
+
+
+# -- what a new guard is told ----------------------------------------------------------------------------
+
+KEPT = Kept({"sequence": 7, "evaluations": ["e"]}, evaluated=2, pod="old")
+STATE = KEPT.state
+
+
+def word(**fields: Any) -> LastWord:
+    return LastWord(9, said(**fields))
+
+
+def latch(step: int, fire: bool = True) -> Json:
+    return {"fire": fire, "code": "c", "message": "m", "attempt": 0, "step": step}
+
+
+@pytest.mark.parametrize(
+    ("kept", "former", "told"),
+    [
+        (None, None, {}),
+        (KEPT, None, STATE),
+        (KEPT, Former(followed=True), STATE),
+        (KEPT, Former(word(evaluated=2)), STATE),
+        (None, Former(heard=False), {}),
+        (None, Former(followed=True), {}),
+        (Kept(STATE, 2, "new"), Former(), STATE),
+    ],
+    ids=[
+        "a new run", "nobody knows of another guard", "followed to its end", "its last word was kept",
+        "none was ever heard", "followed, and nothing to keep", "it is of this very pod",
+    ],
+)  # fmt: skip
+def test_what_is_kept_is_told(kept: Kept | None, former: Former | None, told: Json) -> None:
+    assert what_is_known("new", kept, former, []) == told
+
+
+@pytest.mark.parametrize(
+    ("kept", "former", "why"),
+    [
+        (KEPT, Former(), NO_LAST_WORD),
+        (None, Former(), NO_LAST_WORD),
+        (KEPT, Former(heard=False), NO_LAST_WORD),
+        (
+            KEPT,
+            Former(word(evaluated=3), followed=True),
+            "had made 3 evaluations, and what was kept knows of 2",
+        ),
+        (None, Former(word(evaluated=1)), "had made 1 evaluations, and what was kept knows of 0"),
+    ],
+    ids=["not followed", "nothing kept", "kept by another operator", "not all kept", "none kept"],
+)
+def test_what_nobody_knows_is_lost(kept: Kept | None, former: Former, why: str) -> None:
+    told = what_is_known("new", kept, former, [])
+    assert told["lost"].endswith(why) and "evaluations" not in told
+    assert told["sequence"] == (7 if kept else 0), "it does not go back"
+
+
+def test_no_latch_opens() -> None:
+    """Whoever knows of one: the status, what was kept, or the last word of a guard. The first is told."""
+    fired = Former(LastWord(9, FIRES))
+    assert what_is_known("new", None, fired, [])["latches"] == [
+        {"fire": True, "code": "hacking_gap", "message": "gap", "attempt": 1, "step": 4}
+    ]
+    kept = Kept({"sequence": 7, "latches": [latch(1)]}, 0, "old")
+    told = what_is_known("new", kept, fired, [latch(2), latch(3, fire=False)])
+    assert told["latches"] == [latch(1), latch(3, fire=False)]
+    lost = what_is_known("new", kept, Former(), [])
+    assert lost["lost"] and lost["latches"] == [latch(1)]
+    assert latches_of(None, Latched.model_validate(FIRE)) == [
+        {"fire": False, "code": "hacking_gap", "message": "as it was", "attempt": 0, "step": 3}
+    ]
+
+
+# -- which guard is asked --------------------------------------------------------------------------------
+
+
+def raw_job(**guard: Any) -> Json:
+    spec = {
+        "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
+        "guard": {
+            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
+            "checkpoints": {"volume": "c"},
+            "port": 9000,
+        },
+    }
+    metadata = {"name": "run", "namespace": "ns", "uid": "0123456789", "resourceVersion": "1"}
+    return {"metadata": metadata, "spec": spec, "status": {"guard": guard}}
+
+
+def pod(name: str, address: str = "", **more: Any) -> Pod:
+    return Pod(name, f"uid-{name}", guarded=True, phase="Running", address=address, **more)
+
+
+def snapshot(*pods: Pod, **guard: Any) -> Snapshot:
+    return Snapshot(parse_job(raw_job(**guard)), pods=pods)
+
+
+WORKER = Pod("worker", "w", guarded=False, phase="Running", address="10.0.0.9")
+OLD, NEW = pod("old", last_word=word(step=3)), pod("new", "10.0.0.2")
+HEARD = {"level": "healthy", "code": "ok", "reason": "fine"}
+
+
+def read(of: Pod, unreached: float | None = None) -> Reading:
+    """What was read of the guard in this pod, which cannot be reached for so many seconds."""
+    since = None if unreached is None else time.monotonic() - unreached
+    return Reading(of.uid, verdict=said(), heard_at=NOW, unreached_since=since)
+
+
+def test_the_guard_that_runs_is_asked_in_the_newest_pod() -> None:
+    assert guard_to_ask(snapshot(WORKER, OLD), None) is None, "none runs"
+    guard = guard_to_ask(snapshot(pod("older", "10.0.0.1"), NEW, WORKER, pod("next")), None)
+    assert guard is not None
+    assert (guard.job, guard.uid, guard.pod) == (("ns", "run"), "0123456789", "uid-new")
+    assert (guard.url, guard.host) == ("https://10.0.0.2:9000", "run-01234567.ns.svc")
+    assert guard.target == "pod new at 10.0.0.2:9000"
+    over_6 = guard_to_ask(snapshot(pod("new", "fd00::2"), fire=FIRE), None)
+    assert over_6 is not None and over_6.url == "https://[fd00::2]:9000"
+    assert [one["step"] for one in over_6.latches] == [3]
+
+
+GONE = pod("gone")
+
+
+@pytest.mark.parametrize(
+    ("pods", "guard", "reading", "former"),
+    [
+        ([NEW], {}, None, None),
+        ([NEW], HEARD, read(NEW), None),
+        ([NEW], {}, read(GONE), Former(followed=True)),
+        ([NEW], {}, read(GONE, 5), Former(followed=True)),
+        ([NEW], {}, read(GONE, FOLLOWED_SECONDS + 60), Former()),
+        ([OLD, NEW], {}, read(GONE, FOLLOWED_SECONDS + 60), Former()),
+        ([OLD, NEW], {}, read(OLD), Former(OLD.last_word, followed=True)),
+        ([OLD, NEW], HEARD, None, Former(OLD.last_word)),
+        ([OLD, NEW], {}, None, Former(OLD.last_word, heard=False)),
+        ([NEW], HEARD, None, Former()),
+    ],
+    ids=[
+        "the first", "itself", "heard to its end", "heard almost to its end", "not heard for long",
+        "not heard for long, and an older one left its word", "with its last word",
+        "the operator starts, and its pod is there", "its pod is there, and it was never heard",
+        "the operator starts, and its pod is gone",
+    ],
+)  # fmt: skip
+def test_the_guard_before_it(pods: list[Pod], guard: Json, reading: Reading | None, former: Any) -> None:
+    found = guard_to_ask(snapshot(*pods, **guard), reading)
+    assert found is not None and found.former == former
+
+
+# -- a last word that nobody heard -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "left", "taken"),
+    [
+        ({"steps": 5}, {"steps": 5}, False),
+        ({"steps": 5}, {"steps": 6}, True),
+        ({"steps": 5, "evaluated": 1}, {"steps": 5, "evaluated": 2}, True),
+        ({"steps": 5}, {"steps": 5, "ended": True, "step": 5}, True),
+        ({"steps": 5}, {**FIRED, "steps": 5}, True),
+        ({"steps": 5, "fire": FIRE}, {**FIRED, "steps": 5}, False),
+    ],
+    ids=["nothing new", "a step", "an evaluation", "the end", "a fire", "a fire that is known"],
+)
+def test_what_a_guard_left_is_taken_where_the_status_knows_less(known: Json, left: Json, taken: bool) -> None:
+    job = parse_job(raw_job(**HEARD, step=5, heldoutEma=0.5, **known))
+    after = with_last_word(job, word(**left), NOW)
+    assert (after.unsaid is Unsaid.VERDICT) is taken and (after == job) is not taken
+    assert guard_of(after).steps == max(5, left["steps"]) and guard_of(after).heldout_ema == 0.5
+    assert (guard_of(after).fire is not None) is ("fire" in left)
+    assert (guard_of(after).ended is not None) is ("ended" in left)
