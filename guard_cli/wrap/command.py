@@ -120,7 +120,15 @@ def wrap(
         metrics_section,
         unknown_scorer,
     )
-    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
+    from guard_cli.wrap.host_paths import narrow_host_paths
+    from guard_cli.wrap.manifest import (
+        MAX_BYTES,
+        ManifestError,
+        find_job,
+        read_text,
+        scalar_text,
+        value_of,
+    )
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.source import composed_spec, source_in
     from guard_cli.wrap.telling import refusal, told
@@ -145,6 +153,10 @@ def wrap(
     try:
         text = read_text(_read(file, MAX_BYTES + 1))
         job = find_job(text)
+        narrowed = narrow_host_paths(
+            job, name or scalar_text(value_of(job.root, "metadata", "name")) or "run"
+        )
+        job = find_job(narrowed.text)
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
         raise CliError(f"{where}: {error}") from None
@@ -167,7 +179,7 @@ def wrap(
     restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
     for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
-    for line in told(wrapped, job, volume, said.broken):
+    for line in (*narrowed.changes, *told(wrapped, job, volume, said.broken)):
         print(line, file=sys.stderr)
 
 

@@ -40,7 +40,7 @@ def refusal(said: Review, wrong: str) -> str:
 
 
 def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str]) -> Iterator[str]:
-    """What was decided, in lines for people; `broken`: the rows of the isolation table that the job breaks."""
+    """What was decided, in lines for people; `broken`: the broken rows of the isolation table."""
     return map(plain, _told(wrapped, job, volume, broken))
 
 

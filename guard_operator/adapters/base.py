@@ -43,7 +43,8 @@ class PodTemplate:
     only the first holds rank 0, `index_field` is the downward-API field with a pod's index, so that the other
     guards know to keep quiet. `between` leads to the templates of what stands between the workload and these
     pods, if that is made of templates, too: by the operator's labels it is found. `limit` leads to how many
-    restarts of their containers, whichever they are, fail the workload; (): restarts do not.
+    restarts of their containers, whichever they are, fail the workload; (): restarts do not. `elastic` leads
+    to what lets any of the pods be rank 0; (): the first one is.
     """
 
     path: tuple[str | int, ...]
@@ -52,6 +53,7 @@ class PodTemplate:
     index_field: str | None = None
     between: tuple[tuple[str | int, ...], ...] = ()
     limit: tuple[str | int, ...] = ()
+    elastic: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

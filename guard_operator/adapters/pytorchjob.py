@@ -47,10 +47,6 @@ class PyTorchJobAdapter(WorkloadAdapter):
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
-        if spec.get("elasticPolicy") is not None:
-            raise TemplateError(
-                "elasticPolicy", "elastic jobs have no fixed rank 0 for the guard to sit beside"
-            )
         self.check_manager(spec)
         replicas = spec.get("pytorchReplicaSpecs")
         if not isinstance(replicas, dict) or not replicas:
@@ -65,6 +61,7 @@ class PyTorchJobAdapter(WorkloadAdapter):
                 guarded=role == rank0,
                 index_field=INDEX_FIELD if role == rank0 == "Worker" else None,
                 limit=_LIMIT if _counts_restarts(spec, role) else (),
+                elastic=("elasticPolicy",) if spec.get("elasticPolicy") is not None else (),
             )
             for role in ("Master", "Worker")
             if role in replicas

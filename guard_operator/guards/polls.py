@@ -22,6 +22,7 @@ from typing import Any
 
 import aiohttp
 
+from guard_core.wire import Verdict
 from guard_operator.guards.adoption import Former, Kept, what_is_known
 from guard_operator.guards.keeper import Keeper
 from guard_operator.guards.reading import Reading, understood
@@ -245,7 +246,7 @@ class GuardPolls:
         back = before is not None and before.unreached_since is not None
         if new != etag or back:
             self._changed(guard.job, verdict.stop)
-        if known is None or verdict.stop or verdict.ended or ends or known.evaluated != verdict.evaluated:
+        if ends or known is None or _is_to_be_kept(verdict, known):
             if verdict.stop or verdict.ended or ends:
                 evidence = await line.json("GET", "/v1/evidence")
                 with self._lock:
@@ -329,6 +330,11 @@ async def _content(response: aiohttp.ClientResponse) -> Json:
 
 def _none_yet() -> Mapping[str, str]:
     raise ApiError(404, "NotFound", "no key was kept for this guard, so it cannot be asked", None)
+
+
+def _is_to_be_kept(now: Verdict, before: Verdict) -> bool:
+    """Whether the guard knows what the next one of its run must know, too."""
+    return now.stop or now.ended or (now.evaluated, now.kl_start) != (before.evaluated, before.kl_start)
 
 
 def _same_place(one: Guard, other: Guard) -> bool:

@@ -205,7 +205,8 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
 def _is_watched(snapshot: Snapshot) -> bool:
     """Whether a guard runs now that was heard."""
     heard = None if snapshot.reading is None or snapshot.reading.verdict is None else snapshot.reading.pod
-    return any(pod.uid == heard for pod in snapshot.pods if pod.guarded and pod.phase == "Running")
+    running = (pod for pod in snapshot.pods if pod.guarded and pod.guard_since and pod.phase == "Running")
+    return any(pod.uid == heard for pod in running)
 
 
 def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:

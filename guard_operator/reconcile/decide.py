@@ -36,7 +36,7 @@ from guard_operator.reconcile.decision import (
     delete_makers,
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
-from guard_operator.reconcile.halts import gave_up, halt_due, held_back, is_silent
+from guard_operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
 from guard_operator.reconcile.queues import waits_in
 from guard_operator.reconcile.snapshot import (
     Preparation,
@@ -102,9 +102,9 @@ def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
 
 
 def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
-    """Write down a fire that stops nothing (`onFire: Report`), also of a run that is over."""
+    """Write down a fire that stops nothing (`onFire: Report`) and is heard of once the run is over."""
     fire, status = guard_of(snapshot.job).fire, snapshot.job.status
-    if fire is None or is_true(status, ConditionType.FIRED):
+    if fire is None or is_true(status, ConditionType.FIRED) or not ended_before(snapshot.job):
         return None
     others = tuple(one for one in status.conditions if one.type != ConditionType.FIRED)
     conditions = tuple(sorted((*others, says.fired_by(fire)), key=lambda one: one.type))

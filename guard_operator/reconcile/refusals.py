@@ -54,6 +54,7 @@ def find_violations(
         return (("", Violation(field, why)),)
     return (
         *(("", one) for one in evaluator_findings(guard)),
+        *(("", one) for template, _ in pods for one in _elastic_findings(template, guard)),
         *(
             (field_of(template), one)
             for template, pod in pods
@@ -176,6 +177,12 @@ def evaluator_findings(guard: GuardSpec) -> Iterator[Violation]:
     if len(said) > MAX_SETTING:
         why = f"has {len(said)} bytes; the guard takes at most {MAX_SETTING}: shorten its systemPrompt"
         yield Violation("spec.guard.heldout", why)
+
+
+def _elastic_findings(template: PodTemplate, guard: GuardSpec) -> Iterator[Violation]:
+    if template.guarded and template.elastic and guard.own_pod is None:
+        why = "needs guard.placement: Pod: no pod of an elastic job is always rank 0"
+        yield Violation(dotted(("spec.template.spec", *template.elastic)), why)
 
 
 def _pod_findings(template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:

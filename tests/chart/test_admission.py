@@ -26,8 +26,15 @@ from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import TABLE, broken_rows, guard_objects_of
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.snapshot import Job
-from guard_operator.reconcile.support import support_objects
-from guard_operator.runtime.client import CONFIG_MAPS, STATEFUL_SETS, Client, Resource, load_configuration
+from guard_operator.reconcile.support import new_credentials, support_objects
+from guard_operator.runtime.client import (
+    CONFIG_MAPS,
+    SECRETS,
+    STATEFUL_SETS,
+    Client,
+    Resource,
+    load_configuration,
+)
 from guard_operator.runtime.errors import ApiError
 
 from .conftest import NAMESPACE, ROOT, Cluster, Json, Render, load
@@ -311,7 +318,7 @@ def own_guard_pod(namespace: str, job: Job) -> Json:
 
 @dataclass
 class Accounts:
-    """Service accounts of a namespace, with real tokens; bound to a pod, or not."""
+    """Service accounts of a namespace, with real tokens."""
 
     cluster: Cluster
     kubeconfig: Path
@@ -328,28 +335,13 @@ class Accounts:
             {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}, dry_run=False
         )
 
-    def client(self, namespace: str, account: str, pod: str | None = None) -> Client:
-        """With the token that a pod of this name has; without one, with a token of no pod."""
-        spec: Json = {}
-        if pod is not None:
-            container = {"name": "c", "image": "i"}
-            made = self.cluster.apply(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Pod",
-                    "metadata": {"name": pod, "namespace": namespace},
-                    "spec": {"serviceAccountName": account, "containers": [container]},
-                },
-                dry_run=False,
-            )
-            uid = made["metadata"]["uid"]
-            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+    def client(self, namespace: str, account: str) -> Client:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self.cluster.client.request("POST", path, body=body)["status"]["token"]
         config = yaml.safe_load(self.kubeconfig.read_text())
         config["users"][0]["user"] = {"token": token}
-        file = self.directory / f"{namespace}-{account}-{pod}"
+        file = self.directory / f"{namespace}-{account}"
         file.write_text(yaml.safe_dump(config))
         return Client(load_configuration(str(file)))
 
@@ -481,25 +473,24 @@ class TestWhatTheOperatorMayCreate:
     def objects(self) -> list[tuple[Resource, Json]]:
         """All that it creates for a job."""
         job = JOBS["beside"]
-        made = list(support_objects(job, job.spec.guard.policy, {}))
+        made = support_objects(job, job.spec.guard.policy, new_credentials(job, datetime.now(UTC)))
         return [*made, (ADAPTERS[0].resource, build_workload(job, ADAPTERS[0], CONFIG))]
 
     def test_all_that_a_job_needs_and_nothing_that_no_job_owns(self, operator: Client) -> None:
-        for resource, body in self.objects():  # not in a dry run: the binding wants its role
-            operator.create(resource, STRICT, body, "rlguard-operator")
+        for resource, body in self.objects():
+            operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
             loose = copy.deepcopy(body)
             loose["metadata"] |= {"name": "loose", "ownerReferences": []}
             with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
                 operator.create(resource, STRICT, loose, "rlguard-operator", dry_run=True)
 
     def test_nobody_else_takes_the_names_of_what_it_makes(self, operator: Client, admission: Client) -> None:
-        """It may not read Secrets, so it takes what is there for its own: a policy, for example."""
+        """It takes what is there for its own: a policy, for example."""
         job = submit(admission, STRICT, "n" * 50, partial(set_guard, **OWN, placement="Pod"))
         assert support_name(job.name, job.uid) != guard_name(job.name, job.uid)
         made = list(support_objects(job, job.spec.guard.policy, {}))
         made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
-        kinds = {resource.kind for resource, _ in made}
-        assert kinds == {"Secret", "ConfigMap", "Service", "StatefulSet"}
+        assert {resource.kind for resource, _ in made} == {"Secret", "ConfigMap", "Service", "StatefulSet"}
         made.append((CONFIG_MAPS, build_evidence(job, None, {}, datetime.now(UTC))))
 
         def taken(resource: Resource, body: Json) -> str:
@@ -517,6 +508,15 @@ class TestWhatTheOperatorMayCreate:
             assert taken(resource, other) == "", resource.kind
         for resource, body in made:
             operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
+
+    def test_secrets_are_read_and_kept_in_its_own_namespace_alone(self, operator: Client) -> None:
+        state = {"metadata": {"name": "state"}, "stringData": {"a": "b"}}
+        operator.create(SECRETS, NAMESPACE, state, "rlguard-operator", dry_run=True)
+        assert operator.get(SECRETS, NAMESPACE, "state") is None
+        with pytest.raises(ApiError, match="403"):
+            operator.get(SECRETS, STRICT, "state")
+        with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
+            operator.create(SECRETS, STRICT, state, "rlguard-operator", dry_run=True)
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS["beside"]

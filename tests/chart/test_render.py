@@ -16,7 +16,7 @@ from guard_operator import rbac
 from guard_operator.__main__ import parser
 from guard_operator.adapters import ADAPTERS
 from guard_operator.api.schema import crd
-from guard_operator.config import default_guard_resources
+from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, default_guard_resources
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
@@ -42,8 +42,9 @@ class TestEveryValueFile:
         given = yaml.safe_load(values.read_text()) or {}
         options = parser().parse_args(container(render(values))["args"])
         assert options.namespace == given.get("watchNamespaces", [])
-        assert options.relaxed_host_path == given.get("relaxed", {}).get("hostPaths", [])
-        assert options.no_host_network is not given.get("relaxed", {}).get("hostNetwork", False)
+        told = given.get("isolation", {})
+        assert options.node_directory == told.get("nodeDirectories", [*NODE_DIRECTORIES])
+        assert options.token_audience == told.get("tokenAudiences", [*TOKEN_AUDIENCES])
         assert options.port == given.get("port", 8080)
         assert options.guard_pull_policy == given.get("guardImage", {}).get("pullPolicy", "IfNotPresent")
         assert options.guard_resources == given.get("guardResources", default_guard_resources())
@@ -326,12 +327,12 @@ class TestContent:
         ("topologySpread.enabled=false", ["topologySpread", "not allowed"]),
         ("image.pullPolicy=Sometimes", ["/image/pullPolicy", "IfNotPresent"]),
         ("logLevel=trace", ["/logLevel", "warning"]),
-        ("relaxed.hostPaths={/mnt/}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/mnt/../etc}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/}", ["/relaxed/hostPaths/0", "pattern"]),
-        ("relaxed.hostPaths={/mnt/a'b}", ["/relaxed/hostPaths/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/../etc}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/}", ["/isolation/nodeDirectories/0", "pattern"]),
+        ("isolation.nodeDirectories={/mnt/a'b}", ["/isolation/nodeDirectories/0", "pattern"]),
         ("admissionPolicy.guardImages={a'b}", ["/admissionPolicy/guardImages/0", "pattern"]),
-        ("admissionPolicy.tokenAudiences={a b}", ["/admissionPolicy/tokenAudiences/0", "pattern"]),
+        ("isolation.tokenAudiences={a b}", ["/isolation/tokenAudiences/0", "pattern"]),
         ("watchNamespaces={Team_A}", ["/watchNamespaces/0", "pattern"]),
         ("watchNamespaces={a,a}", ["/watchNamespaces", "items at 0 and 1 are equal"]),
         ("admissionPolicy.actions={Block}", ["/admissionPolicy/actions/0", "Deny"]),

@@ -10,10 +10,10 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 from pydantic import ValidationError
 
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
@@ -44,6 +44,13 @@ from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
+#: Guards of which nothing was read.
+UNHEARD_OF = cast(
+    Any,
+    SimpleNamespace(
+        reading=lambda _uid: None, silent_for=lambda _uid, _pod: 0.0, most_are_unreached=lambda: False
+    ),
+)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 UID = "0123456789ab"
 CONFIG = OperatorConfig(guard_image="guard:1")
@@ -312,9 +319,7 @@ class Cluster:
             raise self.refuses[resource.kind]
 
     def gather(self, given: Job) -> Snapshot:
-        gatherer = Gatherer(
-            cast(Client, self), CONFIG, cast(Caches, _Caches(self)), HeartbeatClock(), lambda: NOW
-        )
+        gatherer = Gatherer(cast(Client, self), CONFIG, cast(Caches, _Caches(self)), UNHEARD_OF, lambda: NOW)
         found = gatherer.gather(given)
         assert found is not None
         return found

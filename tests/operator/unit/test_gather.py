@@ -5,11 +5,11 @@ keeps, and which caches are not believed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.types import Phase
@@ -167,14 +167,34 @@ def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json
     return {"initContainerStatuses": [{"name": "other", "state": {}}, {"name": name, key: state}]}
 
 
+LAST_WORD = {
+    **{"sequence": 9, "level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "halt": False},
+    **{"stop": True, "latch_attempt": 0, "latch_step": 4, "steps": 5},
+}
 LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
 
 
 @pytest.mark.parametrize("key", ["state", "lastState"])
 def test_the_last_word_of_a_guard_is_read(key: str) -> None:
-    raw = pod(ended(json.dumps({"fire": LATCH}), key))
-    found = seen(raw)
-    assert found.fire is not None and found.fire.step == 4 and found.halt is None
+    found = seen(pod(ended(json.dumps(LAST_WORD), key)))
+    assert found.last_word is not None
+    assert (found.last_word.sequence, found.last_word.verdict.latch_step) == (9, 4)
+
+
+def test_a_fire_of_a_code_that_this_release_does_not_know_is_a_fire() -> None:
+    found = seen(pod(ended(json.dumps(LAST_WORD | {"code": "of_tomorrow", "more": 1}))))
+    assert found.last_word is not None and found.last_word.verdict.fire
+    assert found.last_word.verdict.reason == "of_tomorrow: gap"
+
+
+def test_a_fire_that_only_its_last_word_tells_is_in_the_snapshot() -> None:
+    world = Behind(created(guard={"step": 3}))
+    world.cached_pods = world.pods_there = [pod(ended(json.dumps(LAST_WORD)) | {"phase": "Failed"})]
+    snapshot = world.gather()
+    assert snapshot is not None
+    fire = guard_of(snapshot.job).fire
+    assert fire is not None and (fire.code, fire.step) == ("hacking_gap", 4)
+    assert guard_of(snapshot.job).step == 3, "nothing else was changed"
 
 
 @pytest.mark.parametrize(
@@ -198,15 +218,14 @@ def test_a_pod_is_cut_off_when_the_control_plane_has_lost_its_node(ready: Json, 
     [
         ended(""),
         ended("Traceback (most recent call last)"),
-        ended('{"fire": {"code": "x"}}'),
+        ended('{"sequence": 1, "level": "healthy"}'),
         ended("[]"),
-        ended(json.dumps({"fire": LATCH}), name="init"),
+        ended(json.dumps(LAST_WORD), name="init"),
     ],
-    ids=["none", "no JSON", "half a latch", "no object", "of another container"],
+    ids=["none", "no JSON", "half a verdict", "no object", "of another container"],
 )
 def test_what_is_no_last_word_says_nothing(status: Json) -> None:
-    found = seen(pod(status))
-    assert found.fire is None and found.halt is None
+    assert seen(pod(status)).last_word is None
 
 
 @pytest.mark.parametrize(
@@ -279,9 +298,9 @@ def test_whose_a_workload_is(job: Json, raw: Json, ours: bool) -> None:
 )
 def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(owners: list[Json]) -> None:
     """Anyone may give a pod our labels, and any last words."""
-    status = {**ended(json.dumps({"fire": LATCH, "halt": LATCH})), **target("EvictionByEvictionAPI")}
+    status = {**ended(json.dumps(LAST_WORD)), **target("EvictionByEvictionAPI")}
     told = seen(pod(status))
-    assert told.guarded and told.fire and told.halt and told.disruption
+    assert told.guarded and told.last_word and told.disruption
     mute = seen(pod(status, ownerReferences=owners, deletionTimestamp="2026-01-01T00:00:00Z"))
     due = datetime(2026, 1, 1, tzinfo=UTC)
     assert mute == Pod("p", "u", guarded=False, phase="Running", terminating=True, due=due)
@@ -334,6 +353,22 @@ def test_a_pod_between_which_and_the_workload_stands_a_cluster(
 # -- what is read live -----------------------------------------------------------------------------------
 
 
+class Guards:
+    """Guards that are heard, until a test sets `unheard_since`."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self.clock, self.unheard_since = clock, cast(float | None, None)
+
+    def reading(self, _uid: str) -> None:
+        return None
+
+    def silent_for(self, _uid: str, _pod: str) -> float:
+        return 0.0 if self.unheard_since is None else self.clock() - self.unheard_since
+
+    def most_are_unreached(self) -> bool:
+        return False
+
+
 class Behind:
     """The fault of these tests: caches that are behind. `cached` is what they hold, `there` what is.
 
@@ -355,9 +390,9 @@ class Behind:
         self.asked: list[str] = []
         self.now = 1000.0
         self.events: list[Json] = []
-        beats, config = HeartbeatClock(lambda: self.now), OperatorConfig("guard:1")
+        self.guards, config = Guards(lambda: self.now), OperatorConfig("guard:1")
         clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
-        self.gatherer = Gatherer(cast(Client, self), config, cast(Caches, self), beats, clock)
+        self.gatherer = Gatherer(cast(Client, self), config, cast(Caches, self), self.guards, clock)
 
     def gather(self) -> Snapshot | None:
         self.asked.clear()
@@ -404,8 +439,8 @@ class Behind:
 EVERYTHING = ["get GuardedTrainingJob", "get PyTorchJob", "list Pod"]
 
 
-def beat(second: int, **guard: Any) -> Json:
-    return created(guard={"heartbeat": f"2026-01-01T00:00:{second:02}Z", **guard})
+def heard(step: int, **guard: Any) -> Json:
+    return created(guard={"level": "healthy", "step": step, **guard})
 
 
 def newer(raw: Json) -> Json:
@@ -432,52 +467,42 @@ def test_nothing_is_called_stopped_while_a_pod_without_the_label_is_there() -> N
     assert snapshot is not None and snapshot.pods_unread == "403 Forbidden: list hidden"
 
 
-def test_a_guard_that_is_silent_in_the_cache_alone_is_not_silent() -> None:
-    world = Behind(beat(1), newer(beat(59)))
-    world.gather()
-    world.now += 301
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 0
-    assert snapshot.job.resource_version == "2", "what is written is fenced by what was read"
-    assert world.asked == EVERYTHING
+def silent(cached: Json, there: Json) -> Behind:
+    """A run of which the guard has not been heard for 301 s."""
+    world = Behind(cached, there)
+    world.guards.unheard_since = world.now - 301
+    return world
 
 
 def test_a_guard_that_is_silent_is_found_silent_live() -> None:
-    world = Behind(beat(1), newer(beat(1)))
-    world.gather()
-    world.now += 301
+    world = silent(heard(1), newer(heard(1)))
     snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 301
+    assert snapshot is not None and snapshot.live and snapshot.silent_for == 301
+    assert snapshot.job.resource_version == "2", "what is written is fenced by what was read"
     assert world.asked == EVERYTHING and not snapshot.most_silent
 
 
 def test_a_guard_whose_pod_has_ended_behind_the_cache_is_not_silent() -> None:
-    world = Behind(beat(1), beat(1))
+    world = silent(heard(1), heard(1))
     world.pods_there = [pod({"phase": "Succeeded"})]
-    world.gather()
-    world.now += 301
     snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age is None
+    assert snapshot is not None and snapshot.live and snapshot.silent_for is None
 
 
 def test_nobody_is_silent_while_the_api_server_does_not_answer() -> None:
-    world = Behind(beat(1), beat(1))
-    world.gather()
-    world.now += 301
+    world = silent(heard(1), heard(1))
     world.broken = True
     with pytest.raises(TransportError):
         world.gather()
 
 
-def test_a_rank_0_without_its_guard_is_silent_from_its_start_whatever_is_reported() -> None:
-    raw = pod()
-    raw["spec"] = {}
-    world = Behind(beat(1), newer(beat(59)))
-    world.cached_pods = world.pods_there = [raw]
-    world.gather()
-    world.now += 301
+def test_a_guard_that_the_kubelet_calls_ready_is_not_silent() -> None:
+    world = silent(heard(1), heard(1))
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    status = {"name": "rlguard-guard", "ready": True, "started": True, "state": running}
+    world.cached_pods = [pod({"phase": "Running", "podIP": "10.0.0.1", "initContainerStatuses": [status]})]
     snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.heartbeat_age == 301
+    assert snapshot is not None and snapshot.silent_for == 0
 
 
 def over(*true: str) -> Json:
@@ -487,7 +512,7 @@ def over(*true: str) -> Json:
 
 
 def test_a_halt_is_read_live() -> None:
-    world = Behind(beat(1, halt=LATCH), newer(beat(1, halt=LATCH)))
+    world = Behind(heard(1, halt=LATCH), newer(heard(1, halt=LATCH)))
     snapshot = world.gather()
     assert snapshot is not None and snapshot.live and snapshot.job.resource_version == "2"
     assert world.asked == EVERYTHING
@@ -499,7 +524,7 @@ FAILED = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
 
 def test_how_a_run_ended_is_read_live() -> None:
     """Two watches: that of the pods, which tells of the eviction, may be behind that of the workloads."""
-    world = Behind(beat(1), newer(beat(2)))
+    world = Behind(heard(1), newer(heard(2)))
     world.cached_workload = world.workload_there = workload(owner("u")) | FAILED
     world.pods_there = [pod(target("EvictionByEvictionAPI") | {"phase": "Failed"})]
     snapshot = world.gather()
@@ -513,7 +538,7 @@ def test_how_a_run_ended_is_read_live() -> None:
 
 @pytest.mark.parametrize("there", [None, {"metadata": {"uid": "another"}}], ids=["gone", "a namesake"])
 def test_a_job_that_is_gone_is_not_halted(there: Json | None) -> None:
-    assert Behind(beat(1, halt=LATCH), there).gather() is None
+    assert Behind(heard(1, halt=LATCH), there).gather() is None
 
 
 def rayjob(**status: Any) -> Behind:
@@ -526,11 +551,11 @@ def rayjob(**status: Any) -> Behind:
 
 
 def test_a_fire_that_was_seen_is_acted_on_although_the_job_cannot_be_read() -> None:
-    world = Behind(beat(1, fire=LATCH))
+    world = Behind(heard(1, fire=LATCH))
     world.quiet, world.refused = DEAF_SECONDS + 1, ("get GuardedTrainingJob",)
     snapshot = world.gather()
     assert snapshot is not None and snapshot.deaf and not snapshot.live and snapshot.pods
-    world.cached = beat(1)
+    world.cached = heard(1)
     with pytest.raises(ApiError, match="403"):
         world.gather()
 
@@ -548,7 +573,7 @@ def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
 @pytest.mark.parametrize("requested", [True, False])
 def test_whether_a_pod_is_left_is_read_live(requested: bool) -> None:
     stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z"}} if requested else {}
-    guard = {"fire": LATCH, "heartbeat": "2026-01-01T00:00:00Z"}
+    guard = {"fire": LATCH}
     world = Behind(created(guard=guard, **stop))
     world.cached_pods = [pod({"phase": "Failed"})] if requested else []
     snapshot = world.gather()
@@ -557,16 +582,11 @@ def test_whether_a_pod_is_left_is_read_live(requested: bool) -> None:
 
 
 def test_a_watch_that_shows_nothing_is_not_believed() -> None:
-    world = Behind(beat(1), newer(beat(1, fire=LATCH)))
-    world.gather()
+    world = Behind(heard(1), newer(heard(1, fire=LATCH)))
     world.quiet = DEAF_SECONDS + 1
-    world.now += 301
     snapshot = world.gather()
-    assert snapshot is not None and snapshot.deaf and snapshot.live and snapshot.heartbeat_age is None
+    assert snapshot is not None and snapshot.deaf and snapshot.live and snapshot.silent_for is None
     assert guard_of(snapshot.job).fire is not None, "a fire is seen all the same"
-    world.quiet = 0.0
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.heartbeat_age == 0, "it counts anew"
 
 
 def test_a_job_that_is_being_deleted_creates_nothing() -> None:
@@ -630,7 +650,7 @@ def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
 
 @pytest.mark.parametrize("fired", [True, False])
 def test_of_an_unknown_kind_only_the_pods_are_known(fired: bool) -> None:
-    raw = beat(1, **({"fire": LATCH} if fired else {}))
+    raw = heard(1, **({"fire": LATCH} if fired else {}))
     raw["spec"]["template"]["kind"] = "MPIJob"
     world = Behind(raw)
     snapshot = world.gather()

@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 
+from guard_core.wire import Verdict
 from guard_operator.adapters import WorkloadState, find_adapter
 from guard_operator.api.types import GuardPod, OnSilence, Spec, Status
 from guard_operator.config import OperatorConfig
+from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.decide import NAME_TAKEN_SECONDS, decide
 from guard_operator.reconcile.decision import (
     CaptureEvidence,
@@ -78,16 +80,25 @@ def made() -> dict[str, Json]:
 
 # -- what is decided -------------------------------------------------------------------------------------
 
+#: Guards of which nothing was heard for long.
+UNHEARD_OF = cast(
+    Any,
+    SimpleNamespace(
+        reading=lambda _uid: None, silent_for=lambda _uid, _pod: 601.0, most_are_unreached=lambda: False
+    ),
+)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SET = Between(STATEFUL_SETS, "run-01234567", "set")
 OF_WORKLOAD = Doomed(BATCH_JOBS, "run", "w")
 REF = {"workloadRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "run", "uid": "w"}}
 JUDGED = {
-    **{"heartbeat": NOW.isoformat(), "level": "healthy", "code": "ok", "reason": "fine", "step": 9},
+    **{"level": "healthy", "code": "ok", "reason": "fine", "step": 9},
     **{"attempt": 0, "announced": 3, "evaluated": 3, "waiting": 0},
 }
-EARLIER, LATER = (
-    JUDGED | {"heartbeat": (NOW + timedelta(seconds=seconds)).isoformat()} for seconds in (-15, 15)
+WELL = Verdict(level="healthy", code="ok", reason="fine", fire=False, halt=False, stop=False)
+#: The guard was heard long before the trainer's end, or just now.
+EARLIER, NOW_HEARD = (
+    Reading("uid-guard", verdict=WELL, heard_at=NOW - timedelta(days=days)) for days in (1, -1)
 )
 ENDED = {"ended": {"attempt": 0, "step": 9}}
 FIRE = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 9, "at": NOW.isoformat()}
@@ -102,7 +113,7 @@ def seen(
     **values: Any,
 ) -> Snapshot:
     of = replace(job(), status=Status.model_validate({**REF, "guard": JUDGED, **(status or {})}))
-    given = {"pods": (GUARD, TRAINER), "heartbeat_age": 1.0, **values}
+    given = {"pods": (GUARD, TRAINER), "silent_for": 1.0, "reading": NOW_HEARD, **values}
     return Snapshot(of, Workload("w", True, state), own_guard=OwnGuard(made), **given)
 
 
@@ -112,7 +123,7 @@ def said(decision: Decision) -> dict[str, tuple[str, str]]:
 
 def judging(seconds: float, guard: Json | None = None) -> Json:
     """The status of a run whose trainer was seen to have finished so long ago, when its guard said this."""
-    status = {"guard": guard or EARLIER}
+    status = {"guard": guard or JUDGED}
     first = decide(
         seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW - timedelta(seconds=seconds)
     ).report.conditions
@@ -159,10 +170,6 @@ def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
         assert decision.report.phase == "Judging" and decision.actions == ()
         assert said(decision)["Succeeded"] == ("Unknown", "GuardJudges")
         assert decision.look_again == JUDGING_SECONDS
-    later = {"guard": LATER | {"waiting": 1, "evaluated": 2}}
-    again = decide(seen(WorkloadState.SUCCEEDED, judging(1, JUDGED) | later, pods=(GUARD,)), NOW)
-    (told,) = (c.message for c in again.report.conditions if c.type == "Succeeded")
-    assert told == judging(1, JUDGED)["conditions"][0]["message"], "what was noted at the end stays"
 
 
 def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
@@ -172,9 +179,9 @@ def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
         return said(decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW))["Succeeded"]
 
     assert succeeded({}) == ("Unknown", "GuardJudges")
-    assert succeeded(judging(0, JUDGED) | {"guard": LATER | ENDED}) == ("True", "WorkloadSucceeded")
-    assert succeeded(judging(HEARD_SECONDS - 1, JUDGED) | {"guard": LATER}) == ("Unknown", "GuardJudges")
-    assert succeeded(judging(HEARD_SECONDS, JUDGED) | {"guard": LATER}) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(0) | {"guard": JUDGED | ENDED}) == ("True", "WorkloadSucceeded")
+    assert succeeded(judging(HEARD_SECONDS - 1)) == ("Unknown", "GuardJudges")
+    assert succeeded(judging(HEARD_SECONDS)) == ("True", "WorkloadSucceeded")
 
 
 def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() -> None:
@@ -182,7 +189,7 @@ def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() ->
 
     def succeeded(seconds: float, before: Json, made: Between | None = SET) -> tuple[str, str, str]:
         status = judging(seconds, before) | {"guard": before}
-        decision = decide(seen(WorkloadState.SUCCEEDED, status, made, pods=(GUARD,)), NOW)
+        decision = decide(seen(WorkloadState.SUCCEEDED, status, made, pods=(GUARD,), reading=EARLIER), NOW)
         (found,) = (c for c in decision.report.conditions if c.type == "Succeeded")
         return found.status, found.reason, found.message
 
@@ -190,7 +197,7 @@ def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() ->
         assert succeeded(JUDGED_SECONDS - 1, before)[:2] == ("Unknown", "GuardJudges")
         status, reason, message = succeeded(JUDGED_SECONDS, before)
         assert (status, reason) == ("True", "NotJudged")
-        assert "the guard has not reported since the trainer ended" in message
+        assert "the guard was not heard since the trainer ended" in message
         assert succeeded(0, before, made=None)[:2] == ("True", "NotJudged"), "its StatefulSet was deleted"
     assert decide(seen(WorkloadState.SUCCEEDED, None, None, pods=()), NOW).report.phase == "Succeeded"
     never = {"level": "unknown"}
@@ -199,9 +206,9 @@ def test_a_report_of_before_the_end_says_nothing_of_what_was_announced_last() ->
 
 def test_a_guard_that_falls_silent_while_it_judges_is_no_plain_success() -> None:
     """In the very look that finds it silent, before the status says so."""
-    status = judging(700, JUDGED) | {"guard": LATER | ENDED}
+    status = judging(700) | {"guard": JUDGED | ENDED}
     for live in (False, True):
-        snapshot = seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,), heartbeat_age=601.0, live=live)
+        snapshot = seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,), silent_for=601.0, live=live)
         warn = snapshot.job.spec.model_copy(update={"on_silence": OnSilence(action="Warn")})
         of = replace(snapshot, job=replace(snapshot.job, spec=warn))
         assert said(decide(of, NOW))["Succeeded"] == ("True", "NotJudged")
@@ -227,7 +234,7 @@ WAITS = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
     "seen_now",
     [
         lambda: seen(WorkloadState.SUCCEEDED, WAITS | judging(JUDGED_SECONDS), pods=(GUARD,)),
-        lambda: seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), heartbeat_age=601.0, live=True),
+        lambda: seen(WorkloadState.SUCCEEDED, WAITS, pods=(GUARD,), silent_for=601.0, live=True),
         lambda: seen(WorkloadState.SUCCEEDED, WAITS, None, pods=()),
     ],
     ids=["for too long", "silent", "gone"],
@@ -274,9 +281,9 @@ def halted(snapshot: Snapshot) -> tuple[str, str] | None:
 def test_a_guard_on_a_lost_node_is_silent_while_its_trainer_goes_on() -> None:
     """A toleration for lost nodes would else let the run train unjudged for as long as the node is away."""
     lost = replace(GUARD, node="a", cut_off=True)
-    elsewhere = seen(pods=(lost, replace(TRAINER, node="b")), heartbeat_age=601.0)
+    elsewhere = seen(pods=(lost, replace(TRAINER, node="b")), silent_for=601.0)
     assert halted(elsewhere) == ("True", "GuardSilent")
-    beside = seen(pods=(lost, replace(TRAINER, node="a", cut_off=True)), heartbeat_age=601.0)
+    beside = seen(pods=(lost, replace(TRAINER, node="a", cut_off=True)), silent_for=601.0)
     assert halted(beside) is None, "both run on, and its guard judges it"
 
 
@@ -303,15 +310,17 @@ def raw_pod(**status: Any) -> Json:
 
 
 def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
-    last = {"terminated": {"exitCode": 0, "message": f'{{"fire": {json.dumps(FIRE)}}}'}}
+    word = {"sequence": 9, "level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True}
+    word |= {"halt": False, "stop": True, "latch_step": 4}
+    last = {"terminated": {"exitCode": 0, "message": json.dumps(word)}}
     world = Namespace()
     world.made = [raw_pod(lastState=last)]
     pod = world.gather().pods[0]
     assert (pod.guarded, pod.rank0, pod.guard_since) == (True, False, NOW)
-    assert pod.fire is not None and pod.fire.code == "hacking_gap"
+    assert pod.last_word is not None and pod.last_word.verdict.code == "hacking_gap"
     world.sets[0]["metadata"]["uid"] = "another"
     other = world.gather().pods[0]
-    assert not other.guarded and other.fire is None
+    assert not other.guarded and other.last_word is None
 
 
 def test_a_guard_that_cannot_start_is_said() -> None:
@@ -354,10 +363,9 @@ class Namespace:
         self.uncached: list[Json] = []
         self.made: list[Json] = []
         self.events: list[Json] = []
-        self.now = 0.0
         self.asked: list[str] = []
-        beats = HeartbeatClock(lambda: self.now)
-        self.gatherer = Gatherer(cast(Client, self), CONFIG, cast(Caches, self), beats, lambda: NOW)
+        caches = cast(Caches, self)
+        self.gatherer = Gatherer(cast(Client, self), CONFIG, caches, UNHEARD_OF, lambda: NOW)
 
     def gather(self) -> Snapshot:
         self.asked.clear()
@@ -397,10 +405,11 @@ class Namespace:
 
 
 @pytest.mark.parametrize("gone", ["succeeded", "removed", "somebody else's"])
-def test_a_guard_that_judges_has_to_report(gone: str) -> None:
-    world = Namespace({"guard": {"heartbeat": NOW.isoformat()}})
+def test_a_guard_that_judges_is_to_be_heard(gone: str) -> None:
+    world = Namespace({"guard": {"level": "healthy"}})
     world.made = [raw_pod()]
-    assert world.gather().heartbeat_age is None, "the trainer's pod is not there yet"
+    world.made[0]["status"]["podIP"] = "10.0.0.1"
+    assert world.gather().silent_for is None, "the trainer's pod is not there yet"
     assert world.work is not None
     if gone == "succeeded":
         world.work["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
@@ -408,9 +417,7 @@ def test_a_guard_that_judges_has_to_report(gone: str) -> None:
         world.work = None
     else:
         world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
-    assert world.gather().heartbeat_age == 0
-    world.now = 601.0
-    assert world.gather().heartbeat_age == 601.0
+    assert world.gather().silent_for == 601.0
 
 
 def test_of_an_unknown_kind_the_set_of_the_guard_is_ended_too() -> None:

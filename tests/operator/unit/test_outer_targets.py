@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import OuterAdapter, WorkloadAdapter, find_adapter
 from guard_operator.adapters.jobset import JOB_SETS
@@ -28,6 +28,13 @@ from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
+#: Guards of which nothing was read.
+UNHEARD_OF = cast(
+    Any,
+    SimpleNamespace(
+        reading=lambda _uid: None, silent_for=lambda _uid, _pod: 0.0, most_are_unreached=lambda: False
+    ),
+)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 UID = "0123456789ab"
 CONFIG = OperatorConfig(guard_image="guard:1")
@@ -124,7 +131,7 @@ class Cluster:
 
     def gatherer(self, deaf: bool = False) -> Gatherer:
         caches = cast(Caches, _Caches(DEAF_SECONDS + 1.0 if deaf else 0.0))
-        return Gatherer(cast(Client, self), CONFIG, caches, HeartbeatClock(), lambda: NOW)
+        return Gatherer(cast(Client, self), CONFIG, caches, UNHEARD_OF, lambda: NOW)
 
     def gather(self, given: Job) -> Snapshot:
         found = self.gatherer().gather(given)
@@ -259,7 +266,7 @@ def own_job(kind: str, **status: Any) -> Job:
 def test_a_rank_0_whose_template_lost_the_label_is_one_without_its_guard(kind: str) -> None:
     """Whoever may change the workload while it is suspended may change its template, too."""
     seen = Cluster(TARGET[kind](), *OF[kind]).gather(own_job(kind, phase="Running"))
-    assert {one.name for one in seen.pods} == PODS_OF[kind] and seen.heartbeat_age == 0
+    assert {one.name for one in seen.pods} == PODS_OF[kind] and seen.silent_for == 0
     assert [one.name for one in seen.pods if one.rank0] == ["head" if kind == "RayJob" else "node-0"]
     assert says(decide(seen, NOW), "Guarded") == ("False", "GuardMissing")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from guard_operator.reconcile.heartbeats import HeartbeatClock
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.types import Phase, Spec, Status
@@ -22,6 +22,13 @@ from guard_operator.runtime.client import Client
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 Json = dict[str, Any]
+#: Guards of which nothing was read.
+UNHEARD_OF = cast(
+    Any,
+    SimpleNamespace(
+        reading=lambda _uid: None, silent_for=lambda _uid, _pod: 0.0, most_are_unreached=lambda: False
+    ),
+)
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {
     "template": {"apiVersion": "batch/v1", "kind": "Job", "spec": {}},
@@ -190,7 +197,7 @@ class Requests:
 
 def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
     config = OperatorConfig("guard:1", kueue=kueue)
-    gatherer = Gatherer(cast(Client, world), config, cast(Caches, world), HeartbeatClock())
+    gatherer = Gatherer(cast(Client, world), config, cast(Caches, world), UNHEARD_OF)
     snapshot = gatherer.gather(of)
     assert snapshot is not None
     return snapshot.queued

@@ -14,8 +14,8 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import ConditionStatus, Phase, Spec
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, Delete, Doomed, RecordFire
-from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Snapshot, condition_of
+from guard_operator.reconcile.decision import CaptureEvidence, Decision, Delete, Doomed
+from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Snapshot
 from guard_operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
@@ -28,7 +28,6 @@ from guard_operator.runtime.client import PODS, STATEFUL_SETS
 from .test_decide import (
     FIRE,
     GOING,
-    LATCHED,
     NOW,
     REF,
     SPEC,
@@ -277,30 +276,6 @@ def test_a_target_that_is_gone_is_looked_for_again() -> None:
     assert decision.report.phase is Phase.STOPPED and decision.look_again == RECREATED_SECONDS
 
 
-# -- the last word of a guard that has ended -------------------------------------------------------------
-
-
-def test_a_fire_that_only_the_pod_has_is_recorded_and_acted_on() -> None:
-    left = Snapshot(job({**REF, **guard()}), workload(), (pod(phase="Failed", fire=LATCHED),))
-    decision = decide(left, NOW)
-    assert decision.actions == (RecordFire(LATCHED), EVIDENCE, DELETE)
-    status = left.job.status.model_copy(update={"conditions": list(decision.report.conditions)})
-    told = condition_of(status, ConditionType.FIRED)
-    assert told is not None and (told.status, told.reason) == ("True", "HackingGap")
-
-
-def test_a_halt_that_only_the_pod_has_is_written_down_first() -> None:
-    decision = decide(Snapshot(job({**REF, **guard()}), workload(), (pod(halt=LATCHED),)), NOW)
-    assert decision.actions == () and ("Halted", "True") in {
-        (c.type, c.status) for c in decision.report.conditions
-    }
-
-
-def test_the_last_word_of_a_pod_that_is_not_the_guards_is_not_heard() -> None:
-    pods = (pod(), pod("w-1", rank0=False, guarded=False, fire=LATCHED))
-    assert decide(Snapshot(job({**REF, **guard()}), workload(), pods), NOW).report.phase is Phase.RUNNING
-
-
 # -- onFire: Report --------------------------------------------------------------------------------------
 
 
@@ -313,9 +288,11 @@ def test_a_fire_that_is_only_reported_deletes_nothing() -> None:
     assert ended.report.phase is Phase.SUCCEEDED
 
 
-def test_a_last_word_that_is_only_reported_is_recorded() -> None:
-    left = Snapshot(job({**REF, **guard()}, onFire="Report"), workload(), (pod(fire=LATCHED),))
-    assert decide(left, NOW).actions == (RecordFire(LATCHED),)
+def test_a_fire_after_the_end_that_is_only_reported_is_told() -> None:
+    over = job({**REF, **guard(fire=FIRE), **said("Succeeded")}, onFire="Report")
+    decision = decide(Snapshot(over, workload(WorkloadState.SUCCEEDED)), NOW)
+    assert ("Fired", "True") in {(c.type, c.status) for c in decision.report.conditions}
+    assert decision.actions == ()
 
 
 def test_a_halt_stops_all_the_same() -> None:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from .kube import (
     CHART,
     COMMAND,
-    GONE,
     INSTALL,
     KIND_VALUES,
     RELEASE,
@@ -120,18 +119,17 @@ def _operators_are_ready(cluster: Cluster) -> None:
 
 @contextmanager
 def a_second_operator_leads_too(cluster: Cluster, watched: str) -> Iterator[None]:
-    """The chart once more, in a namespace and with a Lease of its own, for one namespace only."""
-    name = f"{watched}-operator"
+    """The chart once more beside it, with a Lease of its own, for one namespace only."""
+    name = "second"
     values = f"watchNamespaces={{{watched}}},replicas=1,crds.install=false,rbac.aggregateToUsers=false"
-    where = ("--namespace", name)
+    where = ("--namespace", SYSTEM)
     install = ("--values", str(KIND_VALUES), "--set", values, "--set", "podDisruptionBudget.enabled=false")
     try:
-        wait = ("--create-namespace", "--wait", f"--timeout={INSTALL}s")
-        cluster.helm("install", RELEASE, str(CHART), *where, *install, *wait)
+        wait = ("--wait", f"--timeout={INSTALL}s")
+        cluster.helm("install", name, str(CHART), *where, *install, *wait)
         yield
     finally:
-        cluster.helm("uninstall", RELEASE, *where, "--ignore-not-found", "--wait")
-        cluster.kubectl("delete", "namespace", name, "--ignore-not-found", within=GONE)
+        cluster.helm("uninstall", name, *where, "--ignore-not-found", "--wait")
 
 
 def _nobody_else_is_there() -> None:
