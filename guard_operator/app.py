@@ -118,7 +118,8 @@ class Operator:
         )
         caches = self._caches
         self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
-        self.metrics.registry.register(JobGauges(caches.jobs, caches.states, caches.kinds))
+        gauges = JobGauges(caches.jobs, caches.states, caches.kinds, self._guards.reading)
+        self.metrics.registry.register(gauges)
         self._elector, self._identity = elector, lease.identity
         self._namespaces = config.namespaces or None
         registry = self.metrics.registry

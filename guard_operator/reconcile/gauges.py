@@ -11,14 +11,18 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from guard_core.codes import Level
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import OnFire, Phase
+from guard_operator.guards.reading import Reading
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
 #: (namespace, kind, whether it can be listed; None: there is none) of what jobs are made of.
 Jobs = Callable[[], Iterable[dict[str, Any]]]
 Namespaces = Callable[[], Iterable[tuple[str, bool]]]
 Kinds = Callable[[], Iterable[tuple[str, str, bool | None]]]
+#: What was read of the guard of a job, by its UID.
+Readings = Callable[[str], Reading | None]
 
 #: What is measured of each job for which it is due, seconds.
 _AGES = {
@@ -33,11 +37,24 @@ _AGES = {
 }
 
 
+#: What is told of the verdict of each guard that is asked: what is unknown is absent.
+_FIGURES = {
+    "rlguard_job_step": ("Newest training step that the guard has seen.", "step"),
+    "rlguard_job_reward_ema": ("EMA of the in-loop reward, reward units.", "in_loop_ema"),
+    "rlguard_job_heldout_ema": ("EMA of the held-out score.", "heldout_ema"),
+    "rlguard_job_kl_ema": ("EMA of the KL to the reference, nats/token.", "kl_ema"),
+    "rlguard_job_gap": ("The Hacking Gap, reward units.", "proxy_real_gap"),
+}
+_LEVELS = {Level.HEALTHY: 0.0, Level.UNKNOWN: 1.0, Level.WARNING: 2.0, Level.FIRED: 3.0}
+_CHECKPOINTS = ("announced", "evaluated", "failed", "waiting")
+
+
 class JobGauges(Collector):
     """See the module."""
 
-    def __init__(self, jobs: Jobs, namespaces: Namespaces, kinds: Kinds) -> None:
+    def __init__(self, jobs: Jobs, namespaces: Namespaces, kinds: Kinds, reading: Readings) -> None:
         self._jobs = jobs
+        self._reading = reading
         self._namespaces = namespaces
         self._kinds = kinds
 
@@ -49,9 +66,11 @@ class JobGauges(Collector):
         counts: TallyOf[str] = TallyOf()
         silences: TallyOf[str] = TallyOf()
         used = set[str]()
-        now = time.time()
+        now, verdicts = time.time(), _Verdicts()
         for raw in self._jobs():
             status, metadata = raw.get("status") or {}, raw["metadata"]
+            if (reading := self._reading(metadata["uid"])) is not None:
+                verdicts.add([metadata["namespace"], metadata["name"]], reading)
             phase = status.get("phase", "Pending")
             counts[phase] += 1
             if phase in _ALIVE:
@@ -64,7 +83,8 @@ class JobGauges(Collector):
                 if since is not None:
                     labels = [metadata["namespace"], metadata["name"]]
                     ages[name].add_metric(labels, max(0.0, now - since))
-        yield from (_phases(counts), *_silent(silences), *ages.values(), *self._synced(used))
+        gauges = (_phases(counts), *_silent(silences), *ages.values(), *verdicts.gauges())
+        yield from (*gauges, *self._synced(used))
 
     def _synced(self, used: Set[str]) -> Iterator[Metric]:
         """`used`: the kinds of runs that go on. One of them that is not there at all cannot be listed."""
@@ -84,6 +104,39 @@ class JobGauges(Collector):
         for namespace, kind, listed in self._kinds():
             gauge.add_metric([namespace, kind], float(kind not in used if listed is None else listed))
         yield gauge
+
+
+class _Verdicts:
+    """Gauges of what the guards say."""
+
+    def __init__(self) -> None:
+        of = ["namespace", "name"]
+        level = "0 healthy, 1 unknown, 2 warning, 3 fired: the level of the guard's verdict."
+        self._level = GaugeMetricFamily("rlguard_job_level", level, labels=of)
+        away = "For how long the operator cannot reach the guard; 0 while it can."
+        self._away = GaugeMetricFamily("rlguard_job_guard_unreachable_seconds", away, labels=of)
+        counts = "Checkpoints by what became of them."
+        self._counts = GaugeMetricFamily("rlguard_job_checkpoints", counts, labels=[*of, "state"])
+        self._figures = {
+            name: GaugeMetricFamily(name, text, labels=of) for name, (text, _) in _FIGURES.items()
+        }
+
+    def add(self, job: list[str], reading: Reading) -> None:
+        """Tell what was read of the guard of this job: (namespace, name)."""
+        since, verdict = reading.unreached_since, reading.verdict
+        self._away.add_metric(job, 0.0 if since is None else time.monotonic() - since)
+        if verdict is None:
+            return
+        self._level.add_metric(job, _LEVELS[verdict.level])
+        for state in _CHECKPOINTS:
+            self._counts.add_metric([*job, state], float(getattr(verdict, state)))
+        for name, (_, field) in _FIGURES.items():
+            if (value := getattr(verdict, field)) is not None:
+                self._figures[name].add_metric(job, float(value))
+
+    def gauges(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from (self._level, self._away, self._counts, *self._figures.values())
 
 
 def _phases(counts: TallyOf[str]) -> Metric:

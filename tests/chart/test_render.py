@@ -277,7 +277,7 @@ class TestContent:
     def test_dashboard_and_alerts_ask_for_metrics_that_exist(self, render: Render) -> None:
         metrics = OperatorMetrics()
         metrics.registry.register(QueueGauges(lambda: 0, list))
-        metrics.registry.register(JobGauges(list, list, list))
+        metrics.registry.register(JobGauges(list, list, list, lambda _uid: None))
         known = set(OF_A_JOB)
         for family in metrics.registry.collect():
             suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(

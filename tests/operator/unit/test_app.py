@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from guard_core.wire import Verdict
 from guard_operator.__main__ import parser
 from guard_operator.api.reasons import Reason
+from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.runtime.metrics import OperatorMetrics
 
@@ -21,9 +24,13 @@ def raw(name: str, **status: Any) -> Json:
     return {"metadata": meta, "spec": {}, "status": status}
 
 
+def unread(_uid: str) -> None:
+    """Nothing was read of any guard."""
+
+
 def running(beat: str, **more: Any) -> Json:
     conditions = [{"type": kind, "status": "False"} for kind in ("Fired", "GuardSilent")]
-    guard = {"heartbeat": beat, "step": 3, **more}
+    guard = {"readAt": beat, "step": 3, **more}
     return raw("run", phase="Running", conditions=conditions, guard=guard)
 
 
@@ -103,7 +110,7 @@ GAUGES: dict[str, tuple[Json, set[str]]] = {
 @pytest.mark.parametrize(("status", "expected"), GAUGES.values(), ids=GAUGES.keys())
 def test_what_is_measured_of_a_job(status: Json, expected: set[str]) -> None:
     metrics = OperatorMetrics()
-    metrics.registry.register(JobGauges(lambda: [raw("run", **status)], list, list))
+    metrics.registry.register(JobGauges(lambda: [raw("run", **status)], list, list, unread))
     of_job = {
         sample.name: sample.value
         for family in metrics.registry.collect()
@@ -134,7 +141,7 @@ def test_a_run_that_must_stop_is_timed_by_the_operators_own_clock(
     conditions += [condition("Fired", "True") | since] if noted else []
     metrics = OperatorMetrics()
     job = raw("run", phase="Stopping", guard={"fire": fire}, conditions=conditions)
-    metrics.registry.register(JobGauges(lambda: [job], list, list))
+    metrics.registry.register(JobGauges(lambda: [job], list, list, unread))
     for name in ("rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"):
         value = metrics.registry.get_sample_value(name, {"namespace": "a", "name": "run"})
         assert value is not None and least <= value < least + 400, name
@@ -153,7 +160,7 @@ def test_a_time_that_is_none_takes_no_gauge_of_another_job(time: str) -> None:
         raw("run", phase="Running", guard={"lastEvaluationTime": "2026-01-01T00:00:00Z"}, conditions=runs),
     ]
     metrics = OperatorMetrics()
-    metrics.registry.register(JobGauges(lambda: jobs, list, list))
+    metrics.registry.register(JobGauges(lambda: jobs, list, list, unread))
     value = metrics.registry.get_sample_value
     labels = [{"namespace": "a", "name": name} for name in ("odd", "fires", "halts", "run")]
     ages = [value("rlguard_evaluation_age_seconds", one) for one in labels]
@@ -174,7 +181,7 @@ def test_phases_and_silence_are_counted() -> None:
     ]
     metrics = OperatorMetrics()
     spaces, kinds = [("a", True), ("gone", False)], [("a", "Job", True), ("a", "RayJob", False)]
-    metrics.registry.register(JobGauges(lambda: jobs, lambda: spaces, lambda: kinds))
+    metrics.registry.register(JobGauges(lambda: jobs, lambda: spaces, lambda: kinds, unread))
     value = metrics.registry.get_sample_value
     assert [value("rlguard_jobs", {"phase": phase}) for phase in ("Running", "Stopped", "Pending")] == [
         2,
@@ -194,7 +201,7 @@ def test_a_kind_that_is_not_served_is_synced_unless_a_run_of_it_goes_on(phase: s
     jobs = [raw("a", phase=phase, workloadRef={"kind": "JobSet"})]
     kinds: list[tuple[str, str, bool | None]] = [("", "JobSet", None), ("", "RayJob", None)]
     metrics = OperatorMetrics()
-    metrics.registry.register(JobGauges(lambda: jobs, lambda: [], lambda: kinds))
+    metrics.registry.register(JobGauges(lambda: jobs, lambda: [], lambda: kinds, unread))
     value = metrics.registry.get_sample_value
     there = [value("rlguard_kind_synced", {"namespace": "", "kind": kind}) for kind in ("JobSet", "RayJob")]
     assert there == [listed, 1]
@@ -234,3 +241,21 @@ def test_resources_of_guards_that_cannot_be_are_named(
         parser().parse_args(["--guard-image=g", f"--guard-resources={text}"])
     assert said in capsys.readouterr().err
     assert parser().parse_args(["--guard-image=g", "--guard-resources={}"]).guard_resources == {}
+
+
+def test_what_was_read_of_a_guard_is_measured_and_what_is_unknown_is_absent() -> None:
+    said: Json = {"level": "warning", "code": "stale", "reason": "x", "evaluated": 2, "kl_ema": 0.5}
+    verdict = Verdict(**said, fire=False, halt=False, stop=False)
+    reading = Reading("pod", verdict=verdict, unreached_since=time.monotonic() - 5)
+    metrics = OperatorMetrics()
+    metrics.registry.register(JobGauges(lambda: [raw("run")], list, list, lambda _uid: reading))
+    told = {
+        (sample.name, sample.labels.get("state")): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("name") == "run"
+    }
+    assert told["rlguard_job_level", None] == 2 and told["rlguard_job_kl_ema", None] == 0.5
+    assert told["rlguard_job_checkpoints", "evaluated"] == 2
+    assert ("rlguard_job_reward_ema", None) not in told
+    assert told["rlguard_job_guard_unreachable_seconds", None] >= 5
