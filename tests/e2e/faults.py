@@ -5,9 +5,8 @@ All of them are real: processes are killed or stopped, pods are deleted, the API
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,11 +101,8 @@ def the_admission_policies_are_away(cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
-def a_second_release(cluster: Cluster, *watched: str, metrics_from: Sequence[Json] = ()) -> Iterator[str]:
-    """The chart once more, for these namespaces only, in a namespace of its own; the namespace.
-
-    `metrics_from`: who may read metrics, NetworkPolicyPeers; those of guards nobody if empty.
-    """
+def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
+    """The chart once more, for these namespaces only, in a namespace of its own; the namespace."""
     name = f"{watched[0]}-operator"
     helm = ("--namespace", name)
     values = (
@@ -115,7 +111,6 @@ def a_second_release(cluster: Cluster, *watched: str, metrics_from: Sequence[Jso
             "--set",
             "replicas=1,crds.install=false,rbac.aggregateToUsers=false,podDisruptionBudget.enabled=false",
         ),
-        *("--set-json", f"networkPolicy.metricsFrom={json.dumps(metrics_from)}"),
     )
     wait = ("--create-namespace", "--wait", f"--timeout={timeouts.INSTALL}s")
     try:

@@ -243,16 +243,6 @@ def loader(name: str, image: str, claim_name: str, secret: str) -> Json:
     return _object("v1", "Pod", name, spec=spec)
 
 
-def stranger(name: str, image: str) -> Json:
-    """A pod of nobody's run, that waits."""
-    container = {"name": "c", "image": image, "command": ["sleep", "infinity"]}
-    spec = {
-        "terminationGracePeriodSeconds": 1,
-        "containers": [container | {"securityContext": _CONTAINER_SECURITY}],
-    }
-    return _object("v1", "Pod", name, spec=spec | {"securityContext": _POD_SECURITY})
-
-
 def _object(api_version: str, kind: str, name: str, **content: Any) -> Json:
     typed = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
     return typed | copy.deepcopy(content)  # tests change what they get

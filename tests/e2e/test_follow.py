@@ -12,7 +12,7 @@ from .workloads import BatchRun, as_batch_job
 TRAINER = """
 import json, os, sys, time
 assert not [name for name in os.environ if name.startswith("RLGUARD_")], "it was told of a guard"
-assert not os.path.exists("/var/run/rlguard/socket"), "it has the socket"
+assert not os.path.exists("/var/run/rlguard"), "it has something of the guard's"
 os.makedirs("/checkpoints/run", exist_ok=True)
 step = 0
 with open("/checkpoints/run/metrics.jsonl", "a", buffering=1) as log:

@@ -59,46 +59,6 @@ def test_a_trainer_that_crashes_and_then_ends_is_judged_by_one_guard_to_the_end(
     no_guard_is_left(job, name)
 
 
-def test_nobody_but_the_pods_of_its_job_reaches_a_guard_in_its_own_pod(
-    namespace: Namespace, shared: list[Json]
-) -> None:
-    """The chart names no `metricsFrom` and makes no PodMonitor, so nobody reads its metrics either."""
-    given.objects(namespace, [jobs.stranger("stranger", namespace.cluster.images["operator"])])
-    job = a_run(namespace, shared)
-    then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
-    guard = job.raw["spec"]["guard"]
-
-    assert reaches(job, job.pod_name, guard["port"])
-    assert not reaches(job, "stranger", guard["port"])
-    assert not reaches(job, "stranger", guard["metricsPort"])
-    assert not reaches(job, job.pod_name, guard["metricsPort"])
-
-
-@pytest.mark.alone
-def test_the_metrics_of_a_guard_in_its_own_pod_are_for_the_scrapers_that_the_chart_names(
-    namespace: Namespace, shared: list[Json]
-) -> None:
-    cluster, image, labels = namespace.cluster, namespace.cluster.images["operator"], {"app": "scraper"}
-    scraper = jobs.stranger("scraper", image)
-    scraper["metadata"]["labels"] = labels
-    here = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
-    peer = {"namespaceSelector": here, "podSelector": {"matchLabels": labels}}
-    given.objects(namespace, [scraper, jobs.stranger("stranger", image)])
-    with (
-        when.the_operator_is_away(cluster),
-        faults.a_second_release(cluster, namespace.name, metrics_from=[peer]),
-    ):
-        job = a_run(namespace, shared)
-        then.the_guard_has_counted(job, 8, within=timeouts.TWO_NODES)
-        guard = job.raw["spec"]["guard"]
-
-        then.eventually(
-            lambda: reaches(job, "scraper", guard["metricsPort"]), "its metrics answer", timeouts.COMMAND
-        )
-        assert not reaches(job, "scraper", guard["port"])
-        assert not reaches(job, "stranger", guard["metricsPort"])
-
-
 @pytest.mark.alone
 def test_a_guard_in_its_own_pod_that_is_killed_after_it_fired_says_so_again(
     namespace: Namespace, shared: list[Json]
@@ -174,14 +134,6 @@ def the_pod_of_the_guard(job: PodRun) -> Json:
     pod = job.guard_pod
     assert pod is not None
     return pod
-
-
-def reaches(job: PodRun, pod: str, port: int) -> bool:
-    """Whether a connection from this pod to a port of the guard's pod is let through."""
-    connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
-    address = the_pod_of_the_guard(job)["status"]["podIP"]
-    asked = job.namespace.try_kubectl("exec", pod, "--", "python", "-c", connect, address, str(port))
-    return asked.returncode == 0
 
 
 def a_run(namespace: Namespace, shared: list[Json], **spec: Any) -> PodRun:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from . import given
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
-METRICS_PORT = "rlguard-metrics"
-
 #: A needle that only the held-out split contains.
 HELDOUT_ITEM = '"id": "item-0"'
+#: And one that only the guard's key does.
+PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----"
 
 #: Prints the paths under which any readable file holds a needle; links and kernel file systems apart.
 SEARCH = """
@@ -60,11 +60,11 @@ except urllib.error.HTTPError as error:
 
 #: Asks the guard with the trainer's token; prints the answer's status.
 ASK_GUARD = """
-import http.client, os, socket, sys
-guard = http.client.HTTPConnection("guard")
-guard.sock = socket.socket(socket.AF_UNIX)
-guard.sock.settimeout(10)
-guard.sock.connect(os.environ["RLGUARD_URL"].removeprefix("unix://"))
+import http.client, os, ssl, sys
+from urllib.parse import urlsplit
+guard = urlsplit(os.environ["RLGUARD_URL"])
+context = ssl.create_default_context(cadata=os.environ["RLGUARD_CA"])
+guard = http.client.HTTPSConnection(guard.hostname, guard.port, timeout=10, context=context)
 guard.request("GET", sys.argv[1], headers={"Authorization": f"Bearer {os.environ['RLGUARD_TOKEN']}"})
 print(guard.getresponse().status)
 """
@@ -75,25 +75,12 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     job = given.a_scripted_run(namespace, heldout=volume)
 
     the_heldout_split_is_the_guards_alone(job)
-    the_service_account_is_the_guards_alone(job)
+    the_private_key_is_the_guards_alone(job)
+    nobody_has_a_token_of_the_api_server(job)
     the_guards_processes_cannot_be_seen(job)
-    the_guards_socket_cannot_be_replaced(job)
     the_trainers_token_is_for_reports(job)
     the_checkpoints_are_read_only_for_the_guard(job)
     nobody_gets_in_with_a_debug_container(job)
-
-
-def test_the_guards_metrics_are_read_without_a_token_and_nothing_else_is(namespace: Namespace) -> None:
-    """As Prometheus does it: the port that the chart's PodMonitor names, at the pod's address."""
-    job = given.a_scripted_run(namespace)
-
-    address = f"http://{job.pod['status']['podIP']}:{metrics_port(job)}"
-    page = read_from_the_node(job, f"{address}/metrics")
-
-    assert "rlguard_guard_steps_total 8" in page
-    assert "rlguard_guard_fired 0" in page
-    for path in ("/v1/verdict", "/v1/history", "/"):
-        assert "404" in read_from_the_node(job, f"{address}{path}"), path
 
 
 # -- then, in the words of these tests -------------------------------------------------------------------
@@ -104,35 +91,26 @@ def python(job: Job, container: str, program: str, *arguments: str) -> str:
     return job.exec(container, "python", "-c", program, *arguments)
 
 
-def metrics_port(job: Job) -> int:
-    """The number of the port that the PodMonitor asks for by name."""
-    guard = next(c for c in job.pod["spec"]["initContainers"] if c["name"] == GUARD_CONTAINER)
-    return int(next(port["containerPort"] for port in guard["ports"] if port["name"] == METRICS_PORT))
-
-
-def read_from_the_node(job: Job, url: str) -> str:
-    """What curl on the node reads there, the status of the answer included."""
-    return job.namespace.cluster.on_node(job.pod["spec"]["nodeName"], "curl", "-s", "-i", "-m", "10", url)
-
-
 def the_heldout_split_is_the_guards_alone(job: Job) -> None:
     assert "/rlguard/heldout/heldout.jsonl" in python(job, GUARD_CONTAINER, SEARCH, HELDOUT_ITEM)
     assert python(job, TRAINER_CONTAINER, SEARCH, HELDOUT_ITEM) == ""
-    assert job.exec(TRAINER_CONTAINER, "ls", "/var/run/rlguard").split() == ["socket"]
     for path in ("/var/run/rlguard/heldout/heldout.jsonl", "/var/run/rlguard/secrets", "/var/lib/rlguard"):
         assert job.try_exec(GUARD_CONTAINER, "ls", path).returncode == 0, path
         tried = job.try_exec(TRAINER_CONTAINER, "ls", path)
         assert "No such file or directory" in tried.stderr, (path, tried)
 
 
-def the_service_account_is_the_guards_alone(job: Job) -> None:
-    token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    assert job.exec(GUARD_CONTAINER, "cat", token).startswith("ey")
-    tried = job.try_exec(TRAINER_CONTAINER, "cat", token)
-    assert "No such file or directory" in tried.stderr, tried
+def the_private_key_is_the_guards_alone(job: Job) -> None:
+    assert "/rlguard/secrets/tls.key" in python(job, GUARD_CONTAINER, SEARCH, PRIVATE_KEY)
+    assert python(job, TRAINER_CONTAINER, SEARCH, PRIVATE_KEY) == ""
+
+
+def nobody_has_a_token_of_the_api_server(job: Job) -> None:
     path = f"/apis/rlguard.dev/v1alpha1/namespaces/{job.namespace.name}/guardedtrainingjobs/{job.name}"
-    assert python(job, GUARD_CONTAINER, ASK_API_SERVER, path).strip() == "200"
-    assert python(job, TRAINER_CONTAINER, ASK_API_SERVER, path).strip() in {"401", "403"}
+    for container in (GUARD_CONTAINER, TRAINER_CONTAINER):
+        tried = job.try_exec(container, "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+        assert "No such file or directory" in tried.stderr, tried
+        assert python(job, container, ASK_API_SERVER, path).strip() in {"401", "403"}
 
 
 def the_guards_processes_cannot_be_seen(job: Job) -> None:
@@ -141,14 +119,6 @@ def the_guards_processes_cannot_be_seen(job: Job) -> None:
     assert "trainer.py" in seen
     assert "guard_service" not in seen
     assert "heldout" not in seen
-
-
-def the_guards_socket_cannot_be_replaced(job: Job) -> None:
-    """It can be connected to, though: the run reports through it."""
-    socket = "/var/run/rlguard/socket/guard.sock"
-    for way in (["rm", "-f", socket], ["mv", socket, f"{socket}.old"], ["touch", f"{socket}.new"]):
-        tried = job.try_exec(TRAINER_CONTAINER, *way)
-        assert "Read-only file system" in tried.stderr, tried
 
 
 def the_trainers_token_is_for_reports(job: Job) -> None:
