@@ -163,7 +163,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
         Expected(Phase.REFUSED, (), {("Guarded", "False", "NameTaken")}),
     ),
     "relaxed isolation says what it costs": (
-        Snapshot(job(), preparation=Preparation(), costs=("hostNetwork: x",)),
+        Snapshot(job(), preparation=Preparation(), broken=("hostNetwork: x",)),
         Expected(Phase.PENDING, (CreateWorkload(),), {("Isolated", "False", "RelaxedIsolation")}),
     ),
     "a pod that cannot start is said": (

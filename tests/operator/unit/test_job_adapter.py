@@ -61,7 +61,7 @@ def test_which_container_trains(containers: tuple[str, ...], trains: str) -> Non
 )
 def test_what_can_be_guarded(spec: Json) -> None:
     one = job(spec)
-    assert find_violations(ADAPTER, spec, one.spec.guard, OperatorConfig("guard:1")) == ()
+    assert find_violations(ADAPTER, spec, one.spec.guard) == ()
 
 
 BAD_SPECS: dict[str, tuple[Json, str]] = {
@@ -86,14 +86,14 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str) -> None:
     with pytest.raises(TemplateError) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
 def test_refusals_name_the_field_of_the_jobs_pod() -> None:
     spec = template()
     spec["template"]["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
     assert finding.field == "spec.template.spec.template.spec.hostPID"
 
 

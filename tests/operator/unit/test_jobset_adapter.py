@@ -80,7 +80,7 @@ def test_what_is_guarded(spec: Json, place: int, container: str, index: str | No
     (found,) = (one for one in templates if one.guarded)
     assert found == templates[place]
     assert (found.container, found.index_field) == (container, index)
-    assert find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG) == ()
+    assert find_violations(ADAPTER, spec, job(spec).spec.guard) == ()
     build_workload(job(spec), ADAPTER, CONFIG)
 
 
@@ -135,14 +135,14 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
 def test_every_pod_of_the_run_is_checked() -> None:
     spec = jobset(part("trainer"), part("workers"))
     spec["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
     assert finding.field == "spec.template.spec.replicatedJobs[1].template.spec.template.spec.hostPID"
 
 

@@ -84,8 +84,7 @@ def pod(spec: Json, place: int = 0) -> Json:
 
 def found_in(spec: Json, **guard: Any) -> list[str]:
     return [
-        f"{one.field} {one.message}"
-        for one in find_violations(ADAPTER, spec, job(spec, **guard).spec.guard, CONFIG)
+        f"{one.field} {one.message}" for one in find_violations(ADAPTER, spec, job(spec, **guard).spec.guard)
     ]
 
 
@@ -239,7 +238,7 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, of: Json | None, fie
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(made)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, made, job(made).spec.guard, CONFIG)
+    (finding,) = find_violations(ADAPTER, made, job(made).spec.guard)
     assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
 
 
