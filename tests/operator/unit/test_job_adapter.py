@@ -12,6 +12,7 @@ from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 
 ADAPTER = find_adapter("batch/v1", "Job")
@@ -87,14 +88,14 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str) -> None:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
     (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
-    assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+    assert finding.field == f"spec.template.spec.{field}"
 
 
 def test_refusals_name_the_field_of_the_jobs_pod() -> None:
     spec = template()
     spec["template"]["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
-    assert finding.field == "spec.template.spec.template.spec.hostPID"
+    (finding,) = review(ADAPTER, job(spec), OperatorConfig("guard:1")).findings
+    assert finding.startswith("spec.template.spec.template.spec.hostPID ")
 
 
 def test_the_guard_is_injected_and_the_template_left_as_it_is() -> None:
