@@ -27,7 +27,7 @@ from guard_operator.reconcile.decision import Decision, Delete, Doomed, StartGua
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import JOBS, parse_job
-from guard_operator.reconcile.review import review, review_manifest
+from guard_operator.reconcile.review import Review, review, review_manifest
 from guard_operator.reconcile.snapshot import (
     Between,
     Job,
@@ -129,7 +129,7 @@ def ref(kind: str = "RayCluster", uid: str = "w") -> Json:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_exists_is_guarded_by_a_pod_that_follows(kind: str) -> None:
     said = review(adapter_of(kind), job(kind), CONFIG)
-    assert (said.reason, said.findings, said.broken, said.workload) == (None, (), (), {})
+    assert said == Review()
 
 
 @pytest.mark.parametrize("given", [{}, {"template": {"apiVersion": "batch/v1", "kind": "Job", "spec": {}}}])
