@@ -12,7 +12,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic.alias_generators import to_camel
 
 from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
@@ -23,11 +22,11 @@ from guard_cli.saved import read_object
 from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
 from guard_core.guard_log import symptoms_of_history
-from guard_core.judge import Latch
 from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
-from guard_operator.api.types import GuardStatus, Spec, Status
+from guard_operator.api.types import Spec, Status
+from guard_operator.guards.reading import guard_status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job
 
@@ -74,7 +73,6 @@ FIRED = Verdict(
     last_evaluation=BEST.model_copy(update={"step": 40, "score": 0.25, "attempt": 1}),
     best_evaluation=BEST,
 )
-LATCH = Latch(True, FIRED.code, FIRED.reason, 1, 40)
 ROUNDS = [
     {"attempt": 0, "step": 10 * n, "heldout": 0.5 - n / 16, "reward": n / 4, "kl": 0.5} for n in range(4)
 ]
@@ -119,29 +117,8 @@ def condition(kind: str, reason: str, message: str, status: str = "True") -> dic
     return said | {"lastTransitionTime": NOW.isoformat()}
 
 
-def guard_status(verdict: Verdict, latches: tuple[Latch, ...], steps: str | None) -> dict[str, Any]:
-    """`status.guard` of a verdict."""
-    told = json.loads(verdict.model_dump_json(exclude={"fire", "halt", "ended"}, exclude_none=True))
-    fields = GuardStatus.model_json_schema()["properties"]
-    known = {name: value for name, value in camel(told).items() if name in fields}
-    known |= {"heartbeat": NOW.isoformat(), "historyTail": ROUNDS}
-    known["bestCheckpoint"] = camel(told.get("best_evaluation"))
-    for latch in latches:
-        place = {"code": latch.code, "reason": latch.message, "attempt": latch.attempt, "step": latch.step}
-        known[latch.kind] = place | {"at": NOW.isoformat()}
-    return known | ({} if steps is None else {"keptSteps": steps})
-
-
-def camel(value: Any) -> Any:
-    """The fields by the names of the API."""
-    if not isinstance(value, dict):
-        return value
-    return {to_camel(name): camel(inner) for name, inner in value.items()}
-
-
 def kept(
     verdict: Verdict = FIRED,
-    latches: tuple[Latch, ...] = (LATCH,),
     policy: Policy | None = None,
     steps: str | None = None,
     ended: tuple[str, str, str] | None = None,
@@ -149,10 +126,11 @@ def kept(
     """The ConfigMap that the operator keeps of what the guard reported. `ended`: type, reason and message."""
     conditions = [condition("Guarded", "WorkloadCreated", "its guard"), condition("Failed", "x", "", "False")]
     conditions += [condition(*ended)] if ended else []
-    status = Status.model_validate({"guard": guard_status(verdict, latches, steps), "conditions": conditions})
+    status = Status.model_validate({"guard": guard_status(verdict, {}, NOW), "conditions": conditions})
     job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
-    body: dict[str, Any] = json.loads(json.dumps(build_evidence(job, policy, {"trainer.log": "bye"}, NOW)))
-    return body
+    told = {"history.jsonl": "\n".join(map(json.dumps, ROUNDS)), "steps.jsonl": steps or ""}
+    body = build_evidence(job, policy, told, {"trainer.log": "bye"}, NOW)
+    return dict(json.loads(json.dumps(body)))
 
 
 def test_what_the_guard_said_comes_back() -> None:
@@ -268,8 +246,7 @@ def test_a_halt_and_a_run_that_ended_well() -> None:
     halted = FIRED.model_copy(
         update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}
     )
-    latch = Latch(False, Code.STALE, "old", 1, 40)
-    evidence = read_evidence(kept(halted, (latch,)))
+    evidence = read_evidence(kept(halted))
     assert evidence.verdict == halted
     page = _page(evidence)
     assert 'data-state="warning"' in page and '<p class="level" id="level">halted</p>' in page
@@ -277,7 +254,7 @@ def test_a_halt_and_a_run_that_ended_well() -> None:
         update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "latched_at": None}
         | {"level": Level.HEALTHY, "code": Code.OK, "reason": "fine"}
     )
-    assert read_evidence(kept(well, ())).verdict == well
+    assert read_evidence(kept(well)).verdict == well
 
 
 WELL = FIRED.model_copy(
@@ -289,7 +266,7 @@ WELL = FIRED.model_copy(
 @pytest.mark.parametrize(
     ("ended", "state", "word", "headline"),
     [
-        (("Halted", "GuardSilent", "no heartbeat"), "warning", "halted", "Halted (GuardSilent)"),
+        (("Halted", "GuardSilent", "not heard"), "warning", "halted", "Halted (GuardSilent)"),
         (("Failed", "WorkloadFailed", "exit 137"), "unknown", "failed", "The trainer failed by itself"),
         (("Disrupted", "Evicted", "pod run-0"), "unknown", "disrupted", "Disrupted (Evicted)"),
         (
@@ -318,7 +295,7 @@ def test_how_it_ended_comes_before_the_last_verdict(
     ended: tuple[str, str, str], state: str, word: str, headline: str
 ) -> None:
     """A run that was halted for its guard's silence has a healthy verdict, and was not well."""
-    evidence = read_evidence(kept(WELL, (), ended=ended))
+    evidence = read_evidence(kept(WELL, ended=ended))
     page = _page(evidence)
     said = f"{headline}; last verdict healthy"
     assert (heading_of(evidence).headline, heading_of(evidence).state) == (said, state)
@@ -332,7 +309,7 @@ def test_a_fire_comes_before_however_it_ended_else() -> None:
         evidence = read_evidence(kept(ended=ended))
         assert heading_of(evidence).headline == "Fired at step 40: evidence of reward hacking"
         assert heading_of(evidence).reason == FIRED.reason
-    both = kept(WELL, (), ended=("Halted", "GuardSilent", "x"))
+    both = kept(WELL, ended=("Halted", "GuardSilent", "x"))
     said = [condition("Failed", "WorkloadFailed", "y"), *json.loads(both["data"]["conditions.json"])]
     both["data"]["conditions.json"] = json.dumps(said)
     assert heading_of(read_evidence(both)).word == "halted"
@@ -345,7 +322,7 @@ def test_a_fire_comes_before_however_it_ended_else() -> None:
 )
 def test_evidence_that_does_not_say_how_it_ended_is_not_healthy(text: str | None) -> None:
     """That of an older operator has no conditions."""
-    body = kept(WELL, ())
+    body = kept(WELL)
     del body["data"]["conditions.json"]
     if text is not None:
         body["data"]["conditions.json"] = text
