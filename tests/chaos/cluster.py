@@ -1,7 +1,7 @@
 """Plays training-operator and kubelet for the runs of a round, and notes what is seen of them.
 
-Guards are real processes that speak TLS with the key of the job's Secret, each at an address of its own, at
-which operators reach it through the `network`. A guard that ends is started again after a moment, and its trainer
+Guards are real processes that speak TLS with the key of the job's Secret, each at an address of its own.
+Operators reach them through the `network`. A guard that ends is started again after a moment, and its trainer
 starts once it is ready. A pod that is to end ends its guard with SIGTERM and is then removed. Pods that were
 made once are not made again. Whatever the API server does not answer is done at the next look.
 """
