@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 CHUNK = 65_536
-#: An address is the pod's for as long as the network is there; before it begins, and at its end.
-SECONDS = 10.0
+SECONDS = 10.0  # for what the loop is asked to do
 
 
 class Network:
@@ -36,7 +35,8 @@ class Network:
             assert task is not None
             self._lines.add(task)
             try:
-                await self._pass_on(reader, writer, address, target)
+                with suppress(asyncio.CancelledError):  # it is cut
+                    await self._pass_on(reader, writer, address, target)
             finally:
                 self._lines.discard(task)
                 writer.close()
