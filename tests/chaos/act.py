@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from guard_operator.api.schema import crd
 from guard_operator.runtime.client import Client, load_configuration
 from tests.operator.integration.conftest import install, new_namespace
 from tests.operator.integration.controlplane import ControlPlane, control_plane
-from tests.operator.integration.faults import fault_proxy
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import World, world
 from tests.service.conftest import Zygote
 
 from .clock import Clock, build_clock
-from .cluster import Cluster
+from .cluster import Cluster, Played
 from .counts import Facts
+from .network import Network
 from .replicas import Replica
 from .schedule import Round, Strike
 from .strikes import Field, Mend
@@ -64,13 +64,17 @@ def play(stage: Stage, planned: Round, seed: int) -> tuple[Facts, ...]:
     namespace = new_namespace(stage.client)
     directory = stage.directory / namespace
     directory.mkdir()
-    with world(stage.plane, stage.client, namespace, directory) as here, fault_proxy(stage.plane) as guards:
+    with (
+        closing(Network()) as network,
+        world(stage.plane, stage.client, namespace, directory, of=Played) as here,
+    ):
+        here.network = network
         here.claim()
         with ExitStack() as stack:
             replicas = [Replica(here, n, planned, stage.library) for n in range(2)]
             for replica in replicas:
                 stack.callback(replica.close)
-            cluster = Cluster(here, stage.zygote, guards.url, planned.runs, f"{seed}: {planned.name}")
+            cluster = Cluster(here, stage.zygote, planned.runs, f"{seed}: {planned.name}")
             stack.callback(cluster.close)
             field = Field(
                 stage.plane,
@@ -78,7 +82,7 @@ def play(stage: Stage, planned: Round, seed: int) -> tuple[Facts, ...]:
                 namespace,
                 replicas,
                 cluster,
-                guards,
+                network,
                 stage.guards_clock,
                 stage.zygote,
             )

@@ -1,15 +1,19 @@
 """Plays training-operator and kubelet for the runs of a round, and notes what is seen of them.
 
-Guards are real processes with the settings, rights and token of the injected container. A guard that ends is
-started again after a moment; a pod that is to end ends its guard with SIGTERM and is then removed. Pods that
-were made once are not made again. Whatever the API server does not answer is done at the next look.
+Guards are real processes that speak TLS with the key of the job's Secret, each at an address of its own.
+Operators reach them through the `network`. A guard that ends is started again after a moment, and its trainer
+starts once it is ready. A pod that is to end ends its guard with SIGTERM and is then removed. Pods that were
+made once are not made again. Whatever the API server does not answer is done at the next look.
 """
 
 from __future__ import annotations
 
+import base64
+import http.client
 import os
 import random
 import signal
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -17,14 +21,17 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from guard_operator.runtime.client import EVENTS, PODS
+from guard_operator.api import names
+from guard_operator.api.types import GuardSpec
+from guard_operator.reconcile import layout
+from guard_operator.runtime.client import EVENTS, PODS, SECRETS
 from guard_operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job
-from tests.operator.integration.controlplane import free_ports
-from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World, token_for
+from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World
 from tests.service.conftest import Guard, Zygote
 
 from .counts import Facts, Seen, seen_of
+from .network import Network
 from .schedule import Run
 from .stored import stored
 from .trainer import Trainer
@@ -37,22 +44,49 @@ SILENCE = {"afterSeconds": 30, "action": "Stop"}
 GUARD = "rlguard-guard"
 #: A rise of the KL is counted from what the first five steps had.
 START_STEPS = 10
-PREFIX = "RLGUARD_GUARD_CLUSTER__"
+#: Where operators ask a guard, and where it listens behind the network.
+PORT: int = GuardSpec.model_fields["port"].default
+BEHIND = PORT + 1
+PROBE_SECONDS = 2.0
 #: A container that ended is started again within these seconds.
 RESTART_SECONDS = (0.3, 2.0)
+#: An address for each guard, which no other process that plays has.
+_ADDRESSES = (f"127.{128 + os.getpid() % 100}.{n // 250}.{n % 250 + 1}" for n in range(62_500))
+
+
+class Played(World):
+    """Its pods have addresses at which the network passes on to a guard, once there is one."""
+
+    network: Network
+    address = ""
+
+    def with_guard(self, status: Json) -> Json:
+        """The status of a pod whose guard is not started yet."""
+        self.network.relay(self.address, PORT, BEHIND)
+        waiting = guard_status(0, {"waiting": {"reason": "PodInitializing"}})
+        return status | waiting | {"podIP": self.address, "podIPs": [{"ip": self.address}]}
 
 
 class Training:
     """One run as it is played."""
 
-    def __init__(self, run: Run, world: World, zygote: Zygote, directory: Path, rng: random.Random) -> None:
+    def __init__(
+        self, run: Run, world: Played, zygote: Zygote, directory: Path, rng: random.Random, address: str
+    ) -> None:
         directory.mkdir()
-        (self.port,) = free_ports(1)
         self.run, self.world, self.rng = run, world.another(run.name), rng
-        self.guard = Guard(zygote, directory, {"PORT": str(self.port)})
+        self.world.address = address
+        files = {
+            "TLS_CERTIFICATE": layout.CERTIFICATE_KEY,
+            "TLS_KEY": layout.PRIVATE_KEY_KEY,
+            "SUPERVISOR_TOKEN_FILE": layout.SUPERVISOR_TOKEN_KEY,
+            "TERMINATION_MESSAGE": "termination-log",
+        }
+        settings = {name: str(directory / file) for name, file in files.items()}
+        self.guard = Guard(zygote, directory, {"HOST": address, "PORT": str(BEHIND)} | settings)
         self.trainer: Trainer | None = None
         self.seen: list[Seen] = []
-        self.submitted = self.had_pod = self.done = self.asked_to_end = False
+        self.submitted = self.had_pod = self.done = self.asked_to_end = self.ready = False
         self.restarts, self.up_again = 0, 0.0
         self.gone_at: float | None = None
         self.phase = ""
@@ -66,13 +100,17 @@ class Training:
 class Cluster:
     """See the module. `look` once in a while, from one thread."""
 
-    def __init__(
-        self, world: World, zygote: Zygote, guards_url: str, runs: tuple[Run, ...], seed: str
-    ) -> None:
-        self._world, self._guards_url = world, guards_url
-        self._directory = world.directory
+    def __init__(self, world: Played, zygote: Zygote, runs: tuple[Run, ...], seed: str) -> None:
+        self._world = world
         self.runs = [
-            Training(run, world, zygote, self._directory / run.name, random.Random(f"{seed}/{run.name}"))
+            Training(
+                run,
+                world,
+                zygote,
+                world.directory / run.name,
+                random.Random(f"{seed}/{run.name}"),
+                next(_ADDRESSES),
+            )
             for run in runs
         ]
         self.training_operator_away = False
@@ -145,13 +183,13 @@ class Cluster:
             one.had_pod = True
             if self._ended(one):
                 one.world.kubelet_ends(pod)
-        elif workload is None or (_is_told(workload) and not self.training_operator_away):
-            one.world.delete(pod)  # without its owner, the garbage collector does it
+        elif _is_told(workload):
+            one.world.delete(pod)  # the garbage collector does it
         elif not one.run.hacks and self._acts and one.acts(now):
             self._succeed(one)
         elif (pod.get("status") or {}).get("phase") != "Running":
             one.had_pod = True
-            one.world.pod_status(RUNNING)
+            one.world.pod_status(one.world.with_guard(RUNNING))
             one.world.workload_condition("Running")
         else:
             self._keep_running(one, pod)
@@ -167,13 +205,10 @@ class Cluster:
     def _without_pod(self, one: Training, workload: Json | None) -> None:
         if one.had_pod and one.gone_at is None:
             one.gone_at = time.monotonic()
-        if workload is None or self.training_operator_away:
-            return
-        if not _is_told(workload):
-            if not one.had_pod:
-                one.world.start_pod()
-        elif not _is_over(workload):
-            one.world.workload_condition("Failed")
+        if workload is not None and _is_told(workload):
+            one.world.keep_by()  # what it owned is gone, so the garbage collector lets it go
+        elif workload is not None and not self.training_operator_away and not one.had_pod:
+            one.world.start_pod()
 
     def _ended(self, one: Training) -> bool:
         """Whether trainer and guard have ended; they are asked to, once."""
@@ -189,40 +224,49 @@ class Cluster:
     def _succeed(self, one: Training) -> None:
         """The trainer has finished: its guard ends after it, then its pod, then the workload."""
         if self._ended(one) and not one.done:
-            one.world.pod_status({"phase": "Succeeded", "initContainerStatuses": None})
+            one.world.pod_status({"phase": "Succeeded"} | self._ended_guard(one, exit_code=0))
             one.world.workload_condition("Succeeded")
             one.done = True
 
     def _keep_running(self, one: Training, pod: Json) -> None:
-        """The guard runs, or is started again; the trainer starts with it."""
-        if one.guard.pid and one.guard.is_alive():
-            return
-        if one.guard.pid:
-            one.guard.wait()
-            one.restarts += 1
+        """The guard runs, or is started again; the trainer starts once it is ready."""
+        if one.guard.pid and not one.guard.is_alive():
+            code = one.guard.wait()
+            one.restarts, one.ready = one.restarts + 1, False
             one.up_again = time.monotonic() + one.rng.uniform(*RESTART_SECONDS)
-            one.world.pod_status(_status(one.restarts, running=False))
-        elif time.monotonic() >= one.up_again:
-            self._start_guard(one, pod)
-            one.trainer = one.trainer or Trainer(one.port, one.rng)
-            one.world.pod_status(_status(one.restarts, running=True))
+            one.world.pod_status(self._ended_guard(one, code))
+        elif not one.guard.pid:
+            if time.monotonic() >= one.up_again:
+                self._start_guard(one, pod)
+                one.world.pod_status(guard_status(one.restarts, _running()))
+        elif (ready := _is_ready(one)) != one.ready:
+            one.world.pod_status(guard_status(one.restarts, _running(), ready))
+            one.ready = ready
+            if ready and one.trainer is None:
+                certificate = (one.guard.directory / layout.CERTIFICATE_KEY).read_text()
+                one.trainer = Trainer(one.world.address, BEHIND, certificate, one.rng)
 
     def _start_guard(self, one: Training, pod: Json) -> None:
-        spec, token = pod["spec"], one.guard.directory / "token"
-        if not token.exists():
-            token.write_text(token_for(self._world.client, self._world.namespace, spec["serviceAccountName"]))
-        (container,) = (c for c in spec["initContainers"] if c["name"] == GUARD)
-        injected = {
-            variable["name"].removeprefix("RLGUARD_GUARD_"): variable["value"]
-            for variable in container["env"]
-            if variable["name"].startswith(PREFIX) and "value" in variable
-        }
-        one.guard.settings |= injected | {
-            "CLUSTER__URL": self._guards_url,
-            "CLUSTER__CA_FILE": str(self._world.plane.ca_file),
-            "CLUSTER__TOKEN_FILE": str(token),
-        }
+        """With the files that the pod mounts of its Secret."""
+        (name,) = (
+            volume["secret"]["secretName"]
+            for volume in pod["spec"]["volumes"]
+            if "secret" in volume and volume["name"].startswith(names.RESERVED_PREFIX)
+        )
+        secret = self._world.client.get(SECRETS, self._world.namespace, name)
+        if secret is None:
+            return  # the kubelet waits for it
+        for key, value in secret["data"].items():
+            (one.guard.directory / key).write_bytes(base64.b64decode(value))
         one.guard.launch()
+
+    def _ended_guard(self, one: Training, exit_code: int) -> Json:
+        """The pod's status with what its guard left when it ended."""
+        message = one.guard.directory / "termination-log"
+        ended = {"exitCode": exit_code if exit_code >= 0 else 128 - exit_code, "reason": "Error"}
+        if message.exists():
+            ended["message"] = message.read_text("utf-8", "replace")
+        return guard_status(one.restarts, {"terminated": ended})
 
     def facts(self) -> tuple[Facts, ...]:
         """What was seen, once it is closed."""
@@ -262,20 +306,29 @@ def _is_told(workload: Json | None) -> bool:
     return workload is None or "deletionTimestamp" in workload["metadata"]
 
 
-def _is_over(workload: Json) -> bool:
-    conditions = (workload.get("status") or {}).get("conditions") or []
-    return any(c["type"] in {"Succeeded", "Failed"} and c["status"] == "True" for c in conditions)
+def _is_ready(one: Training) -> bool:
+    """What the readiness probe finds."""
+    context = ssl.create_default_context(cafile=str(one.guard.directory / layout.CERTIFICATE_KEY))
+    context.check_hostname = False
+    guard = http.client.HTTPSConnection(one.world.address, BEHIND, timeout=PROBE_SECONDS, context=context)
+    try:
+        guard.request("GET", "/readyz")
+        return guard.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        guard.close()
 
 
-def _status(restarts: int, running: bool) -> Json:
-    """The pod's status with its guard running, or down after it ended."""
-    status = deepcopy(RUNNING)
-    (guard,) = status["initContainerStatuses"]
-    guard["restartCount"] = restarts
-    if running:
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        guard["state"] = {"running": {"startedAt": since if restarts else "2025-01-01T00:00:00Z"}}
-    else:
-        guard |= {"ready": False, "started": False}
-        guard["state"] = {"terminated": {"exitCode": 137, "reason": "Error"}}
-    return status
+def _running() -> Json:
+    return {"running": {"startedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}}
+
+
+def guard_status(restarts: int, state: Json, ready: bool = False) -> Json:
+    """The part of a pod's status that is of its guard."""
+    (guard,) = deepcopy(RUNNING["initContainerStatuses"])  # type: ignore[misc]
+    return {
+        "initContainerStatuses": [
+            guard | {"restartCount": restarts, "ready": ready, "started": ready, "state": state}  # type: ignore[operator]
+        ]
+    }

@@ -34,7 +34,7 @@ class Fault(StrEnum):
     API_SERVER_KILLED = "kube-apiserver killed"
     ETCD_KILLED = "etcd killed"
     GUARDS_KILLED = "guards killed"
-    GUARDS_CUT_OFF = "guards cut off from the API server"
+    GUARDS_CUT_OFF = "guards cut off from the operators"
     DISK_FULL = "disk full"
     CLOCK_JUMPS = "clocks jump"
     TRAINING_OPERATOR_AWAY = "training-operator away"

@@ -18,6 +18,7 @@ from tests.service.conftest import Zygote
 
 from .clock import Clock
 from .cluster import Cluster
+from .network import Network
 from .replicas import Replica
 from .schedule import Fault, Strike
 
@@ -42,7 +43,7 @@ class Field:
     namespace: str
     replicas: list[Replica]
     cluster: Cluster
-    guards_proxy: FaultProxy
+    network: Network
     guards_clock: Clock | None
     zygote: Zygote
 
@@ -68,7 +69,8 @@ class Field:
             case Fault.GUARDS_KILLED:
                 return self._kill_guards(strike.pick)
             case Fault.GUARDS_CUT_OFF:
-                return _cut_off(self.guards_proxy, hangs=strike.pick < 0.5)
+                self.network.cut(hangs=strike.pick < 0.5)
+                return self.network.heal
             case Fault.DISK_FULL:
                 return self._fill_disk()
             case Fault.CLOCK_JUMPS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import ssl
 import threading
 import time
 from contextlib import suppress
@@ -24,12 +25,14 @@ HIGH_KL = 2.0
 class Trainer:
     """See the module. `hack` and `finish` say what it does next; `end` is SIGKILL."""
 
-    def __init__(self, port: int, rng: random.Random) -> None:
+    def __init__(self, address: str, port: int, certificate: str, rng: random.Random) -> None:
         self.acknowledged: dict[int, Json] = {}
         self.verdicts: list[bool] = []  # without repetitions
         self.fired_at: float | None = None  # monotonic
         self.refused = 0
-        self._port, self._rng = port, rng
+        self._address, self._port, self._rng = address, port, rng
+        self._context = ssl.create_default_context(cadata=certificate)
+        self._context.check_hostname = False  # nobody else has a certificate like this one
         self._next, self._unsure = 0, list[Json]()
         self._hacks = threading.Event()
         self._over = threading.Event()
@@ -57,7 +60,7 @@ class Trainer:
         return {"attempt": 0, "step": self._next, "reward": reward, "kl": kl, "kl_kind": "ref_token_mean"}
 
     def _post(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = http.client.HTTPSConnection(self._address, self._port, timeout=10, context=self._context)
         try:
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {INGEST}"}
             connection.request("POST", "/v1/steps", json.dumps(self._unsure), headers)

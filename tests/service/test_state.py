@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from guard_core.kept_steps import read_steps
 from tests.service.conftest import INGEST, READ
 
 EVALUATIONS, SUPERVISOR = "evaluations-token-0123456789", "supervisor-token-0123456789"
@@ -203,6 +204,28 @@ def test_the_supervisor_has_the_whole_verdict(supervised: Any) -> None:
     verdict = ask(guard, "GET", "/v1/verdict").json()
     assert verdict["detectors"] and verdict["latched_at"] is None and verdict["ended"] is False
     assert ask(guard, "GET", "/v1/verdict", INGEST).json()["detectors"] == []
+
+
+def test_what_stays_of_a_run_is_told_the_supervisor_alone(supervised: Any) -> None:
+    guard = supervised("guard")
+    assert ask(guard, "GET", "/v1/evidence").status_code == 503, "nobody knows of a run yet"
+    adopt(guard, {})
+    assert ask(guard, "GET", "/v1/evidence").json() == {}
+    rollout = {"prompt": "2+2=", "completion": "five\0" + "!" * 1_990 + "end", "reward": 1.0}
+    step = {"attempt": 0, "step": 0, "reward": 0.5, "rollouts": [rollout]}
+    assert guard.post("/v1/steps", step).is_success
+    judged(guard)
+    told = ask(guard, "GET", "/v1/evidence").json()
+    assert told.keys() == {"history.jsonl", "steps.jsonl", "rollouts.json"}
+    rounds = [json.loads(line) for line in told["history.jsonl"].splitlines()]
+    assert [one["step"] for one in rounds] == [0, *range(4, 44, 4)]
+    assert all(0.4 < one["heldout"] < 0.8 and one["reward"] > 0 for one in rounds)
+    kept = read_steps(told["steps.jsonl"])
+    assert kept is not None and kept.total == 41 and len(kept.steps) == 41
+    (written,) = (one["completion"] for one in json.loads(told["rollouts.json"]))
+    assert "\0" not in written and "[…]" in written and written.endswith("end") and len(written) <= 1_000
+    for token in (INGEST, READ, EVALUATIONS):
+        assert ask(guard, "GET", "/v1/evidence", token).status_code == 403
 
 
 FIRE = {"fire": True, "code": "heldout_decline", "message": "it fell", "attempt": 0, "step": 7}
