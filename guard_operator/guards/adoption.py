@@ -22,14 +22,19 @@ UNKEPT = "the guard before this one had made {made} evaluations, and what was ke
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What was kept of a run: the state of its guard, opaque but for its latches, and what it had evaluated.
+    """What was kept of a run.
 
-    `pod`: UID of the pod of that guard.
+    Fields:
+        state: that of its guard, opaque but for its latches.
+        evaluated: how many checkpoints it had evaluated.
+        pod: UID of the pod of that guard.
+        mark: by which it is seen whether there is more to keep.
     """
 
     state: Json
     evaluated: int
     pod: str
+    mark: str = ""
 
     @property
     def sequence(self) -> int:

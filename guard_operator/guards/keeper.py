@@ -11,6 +11,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from guard_operator.api import names
@@ -55,15 +56,17 @@ class Keeper:
             found = self._read(uid)
         if found is None:
             raise ApiError(404, "NotFound", f"Secret {PREFIX}{uid} was deleted as it was made", None)
-        return {key: value.decode() for key, value in _data(found).items() if key != STATE_KEY}
+        return _credentials(found)
 
-    def kept(self, uid: str) -> Kept | None:
-        """What is kept of the guard's state; None: nothing.
+    def run(self, uid: str) -> tuple[Mapping[str, str], Kept | None]:
+        """The key and tokens of a run, and what is kept of its guard's state (None: nothing).
 
         Raises:
-            ClusterError: it cannot be read now.
+            ClusterError: they cannot be read now, or there are none.
         """
-        return _kept(self._read(uid))
+        if (found := self._read(uid)) is None:
+            raise ApiError(404, "NotFound", "no key was kept for this guard, so it cannot be asked", None)
+        return _credentials(found), _kept(found)
 
     def keep(self, uid: str, kept: Kept) -> None:
         """Keep this, unless what is kept is newer.
@@ -77,7 +80,7 @@ class Keeper:
             before is not None and before.pod == kept.pod and before.sequence > kept.sequence
         ):
             return
-        content = json.dumps({"state": kept.state, "evaluated": kept.evaluated, "pod": kept.pod}).encode()
+        content = json.dumps(asdict(kept)).encode()
         patch = {
             "metadata": {"resourceVersion": found["metadata"]["resourceVersion"]},
             "data": {STATE_KEY: base64.b64encode(zlib.compress(content)).decode()},
@@ -133,6 +136,10 @@ def _data(secret: Json) -> dict[str, bytes]:
     return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
 
 
+def _credentials(secret: Json) -> dict[str, str]:
+    return {key: value.decode() for key, value in _data(secret).items() if key != STATE_KEY}
+
+
 def _kept(secret: Json | None) -> Kept | None:
     """What a Secret says that was kept; what cannot be read was not."""
     packed = None if secret is None else _data(secret).get(STATE_KEY)
@@ -140,7 +147,8 @@ def _kept(secret: Json | None) -> Kept | None:
         return None
     try:
         content: Any = json.loads(zlib.decompress(packed))
-        return Kept(dict(content["state"]), int(content["evaluated"]), str(content["pod"]))
+        of = dict(content["state"]), int(content["evaluated"]), str(content["pod"]), str(content["mark"])
+        return Kept(*of)
     except (zlib.error, ValueError, TypeError, KeyError):
         log.error("what was kept of run %s cannot be read", secret and secret["metadata"]["name"])
         return None

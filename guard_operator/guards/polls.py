@@ -27,7 +27,7 @@ from guard_operator.guards.adoption import Former, Kept, what_is_known
 from guard_operator.guards.keeper import Keeper
 from guard_operator.guards.reading import Reading, understood
 from guard_operator.reconcile import layout
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.reflector import Key
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class GuardPolls:
         self._readings: dict[str, Reading] = {}
         self._first_seen: dict[str, tuple[str, float]] = {}
         self._ended: dict[str, dict[str, str]] = {}
+        self._marks: dict[str, str] = {}  # of what was kept; on the loop alone
         self._tasks: dict[str, tuple[Guard, asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
@@ -192,6 +193,7 @@ class GuardPolls:
         self._tasks[guard.uid] = guard, self._loop.create_task(self._ask(guard))
 
     def _leave(self, uid: str) -> None:
+        self._marks.pop(uid, None)
         if (known := self._tasks.pop(uid, None)) is not None:
             known[1].cancel()
 
@@ -200,8 +202,7 @@ class GuardPolls:
         delay = RETRY_SECONDS
         while True:
             try:
-                line = await self._line(guard)
-                await self._adopt(guard, line)
+                line = await self._adopt(guard)
                 etag = ""
                 while True:
                     etag = await self._poll(guard, line, etag)
@@ -214,23 +215,22 @@ class GuardPolls:
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - so that not all come at once
             delay = min(2 * delay, MOST_RETRY_SECONDS)
 
-    async def _line(self, guard: Guard) -> Line:
-        """How this guard is reached: by the key and the token that were made for its run."""
-        credentials = await self._call(self._keeper.credentials, guard.job[0], guard.uid, _none_yet)
+    async def _adopt(self, guard: Guard) -> Line:
+        """Tell it what is known of its run. One that knows of a run already keeps what it has."""
+        credentials, kept = await self._call(self._keeper.run, guard.uid)
+        assert self._session is not None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=credentials[layout.CERTIFICATE_KEY])
-        assert self._session is not None
-        return Line(self._session, guard, context, credentials[layout.SUPERVISOR_TOKEN_KEY])
-
-    async def _adopt(self, guard: Guard, line: Line) -> None:
-        """Tell it what is known of its run. One that knows of a run already keeps what it has."""
-        kept = await self._call(self._keeper.kept, guard.uid)
+        line = Line(self._session, guard, context, credentials[layout.SUPERVISOR_TOKEN_KEY])
         told = what_is_known(guard.pod, kept, guard.former, guard.latches)
         answer = await line.json("PUT", "/v1/state", body=told)
         if answer.get("adopted") and told.get("lost"):
             with self._lock:
                 self._readings[guard.uid] = Reading(guard.pod, guard.target, lost=str(told["lost"]))
             self._changed(guard.job, False)
+        if kept is not None:
+            self._marks.setdefault(guard.uid, kept.mark)
+        return line
 
     async def _poll(self, guard: Guard, line: Line, etag: str) -> str:
         """One poll: note what it says, and keep its state where that has changed; its ETag."""
@@ -239,23 +239,30 @@ class GuardPolls:
         verdict = understood(content)
         lost = "" if before is None or before.pod != guard.pod else before.lost
         reading = Reading(guard.pod, guard.target, verdict, datetime.now(UTC), lost=lost)
-        ends = new == etag and time.monotonic() - asked < WAIT_SECONDS / 2
-        known = None if before is None or before.pod != guard.pod else before.verdict
         with self._lock:
             self._readings[guard.uid] = reading
         back = before is not None and before.unreached_since is not None
         if new != etag or back:
             self._changed(guard.job, verdict.stop)
-        if ends or known is None or _is_to_be_kept(verdict, known):
-            if verdict.stop or verdict.ended or ends:
-                evidence = await line.json("GET", "/v1/evidence")
-                with self._lock:
-                    self._ended[guard.uid] = {str(name): str(text) for name, text in evidence.items()}
-            state = await line.json("GET", "/v1/state")
-            await self._call(self._keeper.keep, guard.uid, Kept(state, verdict.evaluated, guard.pod))
+        ends = new == etag and time.monotonic() - asked < WAIT_SECONDS / 2  # it was told to end
+        if ends or self._marks.get(guard.uid) != _mark(guard, verdict):
+            await self._keep(guard, line, verdict, ends or verdict.stop or verdict.ended)
         if ends:
             await asyncio.sleep(RETRY_SECONDS)
         return new
+
+    async def _keep(self, guard: Guard, line: Line, verdict: Verdict, over: bool) -> None:
+        """Keep its state, and the evidence if it is `over`; what cannot be kept now is kept after a poll."""
+        try:
+            if over:
+                evidence = await line.json("GET", "/v1/evidence")
+                with self._lock:
+                    self._ended[guard.uid] = {str(name): str(text) for name, text in evidence.items()}
+            state, mark = await line.json("GET", "/v1/state"), _mark(guard, verdict)
+            await self._call(self._keeper.keep, guard.uid, Kept(state, verdict.evaluated, guard.pod, mark))
+            self._marks[guard.uid] = mark
+        except (ClusterError, ValueError) as error:
+            log.warning("%s/%s: the state of its guard was not kept: %s", *guard.job, _words(error))
 
     def _failed(self, guard: Guard, error: Exception) -> None:
         """Note that it cannot be reached, and since when."""
@@ -328,13 +335,9 @@ async def _content(response: aiohttp.ClientResponse) -> Json:
     return content
 
 
-def _none_yet() -> Mapping[str, str]:
-    raise ApiError(404, "NotFound", "no key was kept for this guard, so it cannot be asked", None)
-
-
-def _is_to_be_kept(now: Verdict, before: Verdict) -> bool:
-    """Whether the guard knows what the next one of its run must know, too."""
-    return now.stop or now.ended or (now.evaluated, now.kl_start) != (before.evaluated, before.kl_start)
+def _mark(guard: Guard, verdict: Verdict) -> str:
+    """It changes with what the next guard of this run must know, too."""
+    return f"{guard.pod} {verdict.evaluated} {verdict.kl_start} {verdict.stop} {verdict.ended}"
 
 
 def _same_place(one: Guard, other: Guard) -> bool:

@@ -33,7 +33,7 @@ def next_address() -> str:
 
 
 class Guard:
-    """One guard. `told`: what its operator told it of its run; None so far.
+    """One guard. `told`: what its operator told it of its run; None: nothing so far. `asked`: how often.
 
     Args:
         address, port: where it listens.
@@ -42,6 +42,7 @@ class Guard:
 
     def __init__(self, address: str, port: int, secret: Mapping[str, str]) -> None:
         self.told: Json | None = None
+        self.port, self.asked = port, 0
         self.verdict: Json = {"level": "unknown", "code": "warming_up", "reason": "no step yet"}
         self.verdict |= {"fire": False, "halt": False, "stop": False}
         self.evidence: Json = {}
@@ -80,6 +81,7 @@ class Guard:
     def response(self, method: str, path: str, token: str | None, body: bytes) -> tuple[int, Any]:
         """Status and content of a response; the ETag is of now."""
         url = urlsplit(path)
+        self.asked += 1
         if token != self._token:
             return 401, {"title": "the supervisor's token is needed"}
         if (method, url.path) == ("PUT", "/v1/state"):

@@ -233,6 +233,22 @@ class World:
         self.workload_condition("Running")
         return pod
 
+    def start_pod_without_guard(self) -> Json:
+        """A pod that cannot start, because a volume of it is not there."""
+        pod = self.start_pod(guarded=False)
+        waiting = {"reason": "ContainerCreating"}
+        status = {
+            "name": "rlguard-guard",
+            "image": "guard:1",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+        }
+        self.pod_status(
+            {"phase": "Pending", "initContainerStatuses": [{**status, "state": {"waiting": waiting}}]}
+        )
+        return pod
+
     def with_guard(self, status: Json) -> Json:
         """The status of a pod in which a guard listens from now on."""
         address = next_address()
