@@ -254,7 +254,7 @@ class GuardNetworkPolicy(ValuesSection):
     )
 
 
-class Guards(ValuesSection):
+class GuardsValues(ValuesSection):
     """Guards."""
 
     network_policy: GuardNetworkPolicy = section(
@@ -412,7 +412,7 @@ class Values(ValuesSection):
     network_policy: NetworkPolicy = section(
         NetworkPolicy, "What may talk to the operator, and to whom it may talk."
     )
-    guards: Guards = section(Guards, "Guards, in the namespaces of the jobs.")
+    guards: GuardsValues = section(GuardsValues, "Guards, in the namespaces of the jobs.")
     extra_objects: list[Raw | str] = Field(
         default_factory=list,
         description="Further objects of the release, as manifests or as templates of manifests.",

@@ -65,7 +65,7 @@ def metrics_reference() -> str:
     """The operator's metrics, Markdown, from its own registry."""
     metrics = OperatorMetrics()
     metrics.registry.register(QueueGauges(lambda: 0, list))
-    metrics.registry.register(JobGauges(list, list, list))
+    metrics.registry.register(JobGauges(list, list, list, lambda _: None))
     lines = [
         NOTE,
         "",
