@@ -137,7 +137,7 @@ def isolation() -> Iterator[str]:
     yield "What no pod of a run may have under `spec.guard.isolation: Strict`, the default. Everything else"
     yield "may be set: root, added capabilities, devices, resource claims, host paths of local disks, runtime"
     yield "classes. `isolation: Relaxed` admits these rows, too; the condition `Isolated` is then `False` and"
-    yield "lists those that the pods break. What this protects, and what it does not: [threats](../threats.md)."
+    yield "lists those that the pods break. What this does not stop: [threats](../threats.md)."
     for on in On:
         yield from ("", f"## Fields of a {on.value}", "")
         rows = [
@@ -146,8 +146,8 @@ def isolation() -> Iterator[str]:
             if row.on is on
         ]
         yield from table(("Row", "Field", "Broken if it", "Because"), rows)
-    yield "*of the guard* means of this job's guard: the claim, Secret or ConfigMap of the held-out split, the"
-    yield "claim of its state, and the Secret and ConfigMap that the operator makes for the job."
+    yield "*of the guard* means of this job's guard: the claim, Secret or ConfigMap of the held-out split,"
+    yield "the claim of its state, and the Secret and ConfigMap that the operator makes for the job."
     yield from ("", "## Directories of the node", "")
     yield f"{', '.join(f'`{name}`' for name in NODE_DIRECTORIES)}."
     yield "The chart's `isolation.nodeDirectories` replaces them: name where kubelet and runtime are on your"

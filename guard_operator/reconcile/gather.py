@@ -34,7 +34,7 @@ from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.inject import created_for, made_for_the_guard
-from guard_operator.reconcile.isolation import guard_objects_of, once
+from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
@@ -770,7 +770,7 @@ def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple
     if job.spec.target_ref is not None or guard.isolation is Isolation.STRICT:
         return ()
     own = guard_objects_of(job.name, job.uid, guard, config)
-    return once(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
+    return sentences(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
 
 
 def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:

@@ -8,7 +8,7 @@ docs/reference/isolation.md are generated from the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -133,7 +133,8 @@ TABLE: tuple[Row, ...] = (
     Row("secret-driver", On.VOLUME, _OF_A_DRIVER, Test.SECRET, _SPLIT),
     _volume("config-map-volume", "configMap.name", Test.CONFIG_MAP, _SPLIT),
     _volume("config-map-projected", "projected.sources[].configMap.name", Test.CONFIG_MAP, _SPLIT),
-    _volume("token", "projected.sources[].serviceAccountToken", Test.API_TOKEN, _API),
+    _volume("token", "projected.sources[].serviceAccountToken", Test.API_TOKEN,
+            f"{_API}; automountServiceAccountToken: false keeps the automatic one out"),
     _volume("pod-certificate", "projected.sources[].podCertificate", Test.SET, _API),
     _volume("host-path", "hostPath.path", Test.NODE_DIRECTORY, _NODE),
     _volume("git-repo", "gitRepo", Test.SET, "the kubelet runs git for it, as root on the node"),
@@ -201,11 +202,19 @@ def _names(*names: str | None) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field that is refused. `row`: the row of the table that it breaks; "" if it is none of those."""
+    """A field that is refused.
+
+    Args:
+        field: its path, from `place` if there is one.
+        message: what is wrong with it.
+        row: the row of the table that it breaks; "" if it is none of those.
+        place: path of the pod template in which it is.
+    """
 
     field: str
     message: str
     row: str = ""
+    place: str = ""
 
 
 def broken_rows(
@@ -338,16 +347,15 @@ def reached_directory(path: str, directories: Sequence[str]) -> str | None:
     return None
 
 
-def once(prefixed: Sequence[tuple[str, Violation]]) -> tuple[str, ...]:
-    """Print what several templates share once.
-
-    Args:
-        prefixed: path of the template's pod spec, and a violation with its field from there.
-    """
+def sentences(violations: Iterable[Violation]) -> tuple[str, ...]:
+    """Say each violation; what several templates share is said once."""
     places = dict[tuple[str, str], list[str]]()
-    for prefix, one in prefixed:
-        places.setdefault((one.field, one.message), []).append(prefix)
-    return tuple(f"{where[0]}.{field} {message}{_also(where)}" for (field, message), where in places.items())
+    for one in violations:
+        places.setdefault((one.field, one.message), []).append(one.place)
+    return tuple(
+        f"{where[0]}.{field}".strip(".") + f" {message}{_also(where)}"
+        for (field, message), where in places.items()
+    )
 
 
 def _also(where: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 #: How alike two names must be, as difflib measures it.
 ALIKE = 0.8
 
-_MOUNT = "devicePath mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr"
 #: Path of an object from the pod spec -> the fields that Kubernetes 1.34 knows there.
 FIELDS: Mapping[str, str] = {
     "": "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy "
@@ -41,8 +40,9 @@ FIELDS: Mapping[str, str] = {
     "containers[].env[]": "name value valueFrom",
     "containers[].env[].valueFrom": "configMapKeyRef fieldRef fileKeyRef resourceFieldRef secretKeyRef",
     "containers[].envFrom[]": "configMapRef prefix secretRef",
-    "containers[].volumeMounts[]": _MOUNT,
-    "containers[].volumeDevices[]": _MOUNT,
+    "containers[].volumeMounts[]": "mountPath mountPropagation name readOnly recursiveReadOnly subPath "
+    "subPathExpr",
+    "containers[].volumeDevices[]": "devicePath name",
     "containers[].ports[]": "containerPort hostIP hostPort name protocol",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -39,24 +40,22 @@ _VOLUME = {
 }
 _POD = {"containers": [_CONTAINER], "initContainers": [_CONTAINER], "volumes": [_VOLUME]}
 _METADATA: dict[str, Any] = {"labels": {}, "annotations": {}}
-#: A violation, with the path of the pod spec in which it was found.
-Located = tuple[str, Violation]
 
 
 def find_violations(
     adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec
-) -> tuple[Located, ...]:
+) -> tuple[Violation, ...]:
     """Find what is refused in `spec.template.spec` under any isolation."""
     try:
         pods = [(template, pod_spec(spec, template)) for template in adapter.pod_templates(spec)]
     except TemplateError as error:
         field, _, why = f"spec.template.spec.{error}".partition(": ")
-        return (("", Violation(field, why)),)
+        return (Violation(field, why),)
     return (
-        *(("", one) for one in evaluator_findings(guard)),
-        *(("", one) for template, _ in pods for one in _elastic_findings(template, guard)),
+        *evaluator_findings(guard),
+        *(one for template, _ in pods for one in _elastic_findings(template, guard)),
         *(
-            (field_of(template), one)
+            replace(one, place=field_of(template))
             for template, pod in pods
             for one in (*_pod_findings(template, pod, guard), *_label_findings(template, spec))
         ),
@@ -65,17 +64,16 @@ def find_violations(
 
 def isolation_findings(
     adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, own: GuardObjects
-) -> tuple[Located, ...]:
-    """Find the rows of the isolation table that the templates break. Their shape has been checked."""
+) -> tuple[Violation, ...]:
+    """Find the rows of the isolation table that the templates break; none in those of the wrong shape."""
+    try:
+        pods = [(template, pod_spec(spec, template)) for template in adapter.pod_templates(spec)]
+    except TemplateError:
+        return ()
     return tuple(
-        (field_of(template), one)
-        for template in adapter.pod_templates(spec)
-        for one in broken_rows(
-            pod_spec(spec, template),
-            own,
-            beside=template.guarded and guard.own_pod is None,
-            template=True,
-        )
+        replace(one, place=field_of(template))
+        for template, pod in pods
+        for one in broken_rows(pod, own, beside=template.guarded and guard.own_pod is None, template=True)
     )
 
 

@@ -19,7 +19,7 @@ from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import find_obstacles
 from guard_operator.reconcile.inject import LeakError, build_workload
-from guard_operator.reconcile.isolation import guard_objects_of, once
+from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.refusals import (
     checkpoint_mount,
@@ -75,16 +75,13 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
         return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard)
     if guard.own_pod is not None and not found:
-        obstacles = find_obstacles(adapter, template.spec, guard, guard.own_pod)
-        found = tuple(("", one) for one in obstacles)
+        found = tuple(find_obstacles(adapter, template.spec, guard, guard.own_pod))
     own = guard_objects_of(job.name, job.uid, guard, config)
-    # A template of the wrong shape has one violation, without a place, and nothing more is read of it.
-    shaped = not any(prefix == "" for prefix, _ in found)
-    broken = isolation_findings(adapter, template.spec, guard, own) if shaped else ()
+    broken = isolation_findings(adapter, template.spec, guard, own)
     strict = guard.isolation is Isolation.STRICT
     refused = (
         *_annotations(adapter, template.metadata.annotations),
-        *once([*found, *(broken if strict else ())]),
+        *sentences([*found, *(broken if strict else ())]),
     ) or tuple(_start(adapter, job.spec))
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
@@ -92,7 +89,7 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
         workload = build_workload(job, adapter, config)
     except LeakError as error:
         return Review(Reason.TEMPLATE_REFUSED, (str(error),))
-    return Review(broken=once(broken), workload=workload)
+    return Review(broken=sentences(broken), workload=workload)
 
 
 def _unsupported(adapter: WorkloadAdapter | None, spec: Spec) -> str:

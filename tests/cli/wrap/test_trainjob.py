@@ -103,9 +103,9 @@ def test_without_it_is_said_how_to_get_it(wrap: Run, other: str) -> None:
 
 
 def test_what_the_runtime_opens_is_refused_with_its_place(wrap: Run) -> None:
-    said = refused(wrap(JOB, RUNTIME.replace("runAsNonRoot: true", "runAsUser: 0")))
+    said = refused(wrap(JOB, RUNTIME.replace("runAsNonRoot: true", "windowsOptions: {}")))
     assert "`runtime` there its runtime with its patches" in said
-    assert "runtime.template.spec.replicatedJobs[0].template.spec.template.spec.containers[0]" in said
+    assert "runtime.template.spec.replicatedJobs[0].template.spec.template.spec.securityContext" in said
 
 
 def test_what_the_job_says_over_it_is_refused(wrap: Run) -> None:

@@ -129,22 +129,21 @@ def change_trainer(job: Json, **values: Any) -> Json:
         (partial(change_pod, hostPID=True), "hostPID"),
         (
             partial(change_trainer, volumeMounts=[{"name": "rlguard-heldout", "mountPath": "/mine"}]),
-            "containers[0].volumeMounts[1].name must not be a volume of the guard's",
+            "containers[0].volumeMounts[1].name must not be rlguard-heldout",
         ),
         (
             partial(change_trainer, volumeDevices=[{"name": "rlguard-heldout", "devicePath": "/dev/mine"}]),
-            "containers[0].volumeDevices[0].name must not be a volume of the guard's",
+            "containers[0].volumeDevices[0].name must not be rlguard-heldout",
         ),
     ],
     ids=["hostPID", "volumeMounts", "volumeDevices"],
 )
-@pytest.mark.parametrize("isolation", ["Strict", "Relaxed"])
 def test_templates_that_break_the_isolation_are_refused(
-    here: World, make_job: MakeJob, change: Callable[[Json], Json], said: str, isolation: str
+    here: World, make_job: MakeJob, change: Callable[[Json], Json], said: str
 ) -> None:
     """By the operator alone: nothing here has the chart's admission policies."""
     here.claim()
-    here.submit(change(make_job(isolation=isolation)))
+    here.submit(change(make_job()))
     here.operator()
     message = here.expect("Guarded", "False", "TemplateRefused")
     assert f"pytorchReplicaSpecs.Master.template.spec.{said}" in message
@@ -245,24 +244,7 @@ def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob
     assert "ownerReferences" not in here.workload()["metadata"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"securityContext": {}}, "runAsNonRoot"),
-        ({"volumes": [{"name": "checkpoints", "nfs": {"server": "nfs", "path": "/"}}]}, "volumes[0].nfs"),
-        ({"sharesMemoryWith": "all"}, "sharesMemoryWith must not be set"),
-    ],
-)
-def test_what_strict_does_not_allow_is_a_condition(
-    here: World, make_job: MakeJob, changes: Json, said: str
-) -> None:
-    here.claim()
-    here.submit(change_pod(make_job(), **changes))
-    here.operator()
-    assert said in here.expect("Guarded", "False", "TemplateRefused")
-
-
-def test_relaxed_isolation_says_what_it_costs(here: World, make_job: MakeJob) -> None:
+def test_relaxed_isolation_lists_the_broken_rows(here: World, make_job: MakeJob) -> None:
     here.claim()
     here.submit(change_pod(make_job(isolation="Relaxed"), hostNetwork=True))
     here.operator()

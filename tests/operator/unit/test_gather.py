@@ -603,7 +603,7 @@ def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fault: a refusal that misses something."""
-    monkeypatch.setattr("guard_operator.reconcile.review.find_violations", lambda *_args: ())
+    monkeypatch.setattr("guard_operator.reconcile.review.isolation_findings", lambda *_args: ())
     leak = {"name": "rlguard-heldout", "mountPath": "/h"}
     trainer = {"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}, leak]}
     pod_spec = {"containers": [trainer], "volumes": [{"name": "c", "emptyDir": {}}]}
@@ -615,7 +615,7 @@ def test_what_would_leak_is_refused_even_if_the_refusals_let_it_through(
     snapshot = world.gather()
     assert snapshot is not None and snapshot.preparation is not None
     assert snapshot.preparation.reason == "TemplateRefused"
-    assert "container pytorch must not have the volume rlguard-heldout" in snapshot.preparation.message
+    assert "name must not be rlguard-heldout" in snapshot.preparation.message
 
 
 @pytest.mark.parametrize("source", ["heldout", "models"])

@@ -205,7 +205,7 @@ def test_a_workload_that_would_leak_is_not_built(name: str, role: str) -> None:
     trainer_template({"spec": spec}, role)["spec"]["containers"][1]["volumeMounts"] = [
         {"name": name, "mountPath": "/x"}
     ]
-    with pytest.raises(LeakError, match=f"logger must not have the volume {name}"):
+    with pytest.raises(LeakError, match=f"name must not be {name}"):
         trainer_pod(job(spec), role)
 
 

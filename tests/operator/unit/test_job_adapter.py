@@ -12,6 +12,7 @@ from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 
 ADAPTER = find_adapter("batch/v1", "Job")
@@ -61,7 +62,7 @@ def test_which_container_trains(containers: tuple[str, ...], trains: str) -> Non
 )
 def test_what_can_be_guarded(spec: Json) -> None:
     one = job(spec)
-    assert find_violations(ADAPTER, spec, one.spec.guard, OperatorConfig("guard:1")) == ()
+    assert find_violations(ADAPTER, spec, one.spec.guard) == ()
 
 
 BAD_SPECS: dict[str, tuple[Json, str]] = {
@@ -86,15 +87,15 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str) -> None:
     with pytest.raises(TemplateError) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
-    assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
+    assert finding.field == f"spec.template.spec.{field}"
 
 
 def test_refusals_name_the_field_of_the_jobs_pod() -> None:
     spec = template()
     spec["template"]["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, OperatorConfig("guard:1"))
-    assert finding.field == "spec.template.spec.template.spec.hostPID"
+    (finding,) = review(ADAPTER, job(spec), OperatorConfig("guard:1")).findings
+    assert finding.startswith("spec.template.spec.template.spec.hostPID ")
 
 
 def test_the_guard_is_injected_and_the_template_left_as_it_is() -> None:

@@ -12,6 +12,7 @@ from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.refusals import find_violations
+from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 
 ADAPTER = find_adapter("jobset.x-k8s.io/v1alpha2", "JobSet")
@@ -80,7 +81,7 @@ def test_what_is_guarded(spec: Json, place: int, container: str, index: str | No
     (found,) = (one for one in templates if one.guarded)
     assert found == templates[place]
     assert (found.container, found.index_field) == (container, index)
-    assert find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG) == ()
+    assert find_violations(ADAPTER, spec, job(spec).spec.guard) == ()
     build_workload(job(spec), ADAPTER, CONFIG)
 
 
@@ -135,15 +136,15 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
-    assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard)
+    assert finding.field == f"spec.template.spec.{field}"
 
 
 def test_every_pod_of_the_run_is_checked() -> None:
     spec = jobset(part("trainer"), part("workers"))
     spec["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
-    assert finding.field == "spec.template.spec.replicatedJobs[1].template.spec.template.spec.hostPID"
+    (finding,) = review(ADAPTER, job(spec), CONFIG).findings
+    assert finding.startswith("spec.template.spec.replicatedJobs[1].template.spec.template.spec.hostPID ")
 
 
 def test_the_guard_is_injected_and_every_job_and_pod_is_labelled() -> None:

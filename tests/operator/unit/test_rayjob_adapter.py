@@ -76,7 +76,7 @@ def test_the_head_is_guarded_and_its_first_container_trains() -> None:
     ids=["defaults", "no workers", "http", "deletion strategy", "own submitter"],
 )
 def test_what_can_be_guarded(spec: Json) -> None:
-    assert find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG) == ()
+    assert find_violations(ADAPTER, spec, job(spec).spec.guard) == ()
     build_workload(job(spec), ADAPTER, CONFIG)
 
 
@@ -164,8 +164,8 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, field: str, why: str
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(spec)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
-    assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+    (finding,) = review(ADAPTER, job(spec), CONFIG).findings
+    assert finding.startswith(f"spec.template.spec.{field} ")
 
 
 @pytest.mark.parametrize("value", ["true", "False", ""])
@@ -194,8 +194,8 @@ def test_fault_tolerance_is_refused_by_its_annotation_too(value: str) -> None:
 def test_every_pod_of_the_run_is_checked(change: Any, field: str) -> None:
     spec = rayjob(submitterPodTemplate=pod("submit"))
     change(spec)["spec"]["hostPID"] = True
-    (finding,) = find_violations(ADAPTER, spec, job(spec).spec.guard, CONFIG)
-    assert finding.field == f"spec.template.spec.{field}"
+    (finding,) = review(ADAPTER, job(spec), CONFIG).findings
+    assert finding.startswith(f"spec.template.spec.{field} ")
 
 
 def test_the_guard_is_injected_and_every_pod_is_labelled() -> None:

@@ -83,10 +83,7 @@ def pod(spec: Json, place: int = 0) -> Json:
 
 
 def found_in(spec: Json, **guard: Any) -> list[str]:
-    return [
-        f"{one.field} {one.message}"
-        for one in find_violations(ADAPTER, spec, job(spec, **guard).spec.guard, CONFIG)
-    ]
+    return [*review(ADAPTER, job(spec, **guard), CONFIG).findings]
 
 
 def test_it_is_found_by_its_kind() -> None:
@@ -160,13 +157,13 @@ def test_before_its_runtime_was_read_nothing_is_known_of_its_pods() -> None:
         (patched(volumes=[{"name": "x", "persistentVolumeClaim": {"claimName": "heldout"}}]), "held-out"),
         (patched(volumes=[{"name": "x", "hostPath": {"path": "/"}}]), "hostPath"),
         (patched(containers=[{"name": "node", "securityContext": {"privileged": True}}]), "privileged"),
-        (patched(securityContext={"runAsNonRoot": None}), "runAsUser"),
+        (patched(securityContext={"windowsOptions": {}}), "windowsOptions"),
         (
             patched(containers=[{"name": "node", "env": [{"name": "RLGUARD_URL", "value": "x"}]}]),
             "RLGUARD_URL",
         ),
     ],
-    ids=["held-out", "host", "privileged", "root", "address"],
+    ids=["held-out", "host", "privileged", "Windows", "address"],
 )
 def test_what_a_patch_opens_is_refused(patch: Json, why: str) -> None:
     assert any(why in one for one in found_in(composed(trainjob(patch))))
@@ -239,8 +236,8 @@ def test_what_cannot_be_guarded_names_the_field(spec: Json, of: Json | None, fie
     with pytest.raises(TemplateError, match=why) as error:
         ADAPTER.pod_templates(made)
     assert error.value.field == field
-    (finding,) = find_violations(ADAPTER, made, job(made).spec.guard, CONFIG)
-    assert finding.field == f"spec.template.spec.{field}" and finding.cost is None
+    (finding,) = find_violations(ADAPTER, made, job(made).spec.guard)
+    assert finding.field == f"spec.template.spec.{field}"
 
 
 # -- what is created -------------------------------------------------------------------------------------
