@@ -491,7 +491,7 @@ class TestWhatTheOperatorMayCreate:
         made = list(support_objects(job, job.spec.guard.policy, {}))
         made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
         assert {resource.kind for resource, _ in made} == {"Secret", "ConfigMap", "Service", "StatefulSet"}
-        made.append((CONFIG_MAPS, build_evidence(job, None, {}, datetime.now(UTC))))
+        made.append((CONFIG_MAPS, build_evidence(job, None, {}, {}, datetime.now(UTC))))
 
         def taken(resource: Resource, body: Json) -> str:
             try:
@@ -520,7 +520,7 @@ class TestWhatTheOperatorMayCreate:
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS["beside"]
-        body = build_evidence(job, None, {}, datetime.now(UTC))
+        body = build_evidence(job, None, {}, {}, datetime.now(UTC))
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
         del body["metadata"]["ownerReferences"]  # spec.keepEvidence
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)

@@ -47,6 +47,12 @@ CONFIG = OperatorConfig(f"rlguard/guard-hf:{__version__}")
 # -- every object is accepted ----------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module", autouse=True)
+def namespaces(cluster: Cluster) -> None:
+    for name in NAMESPACES:
+        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, dry_run=False)
+
+
 @pytest.mark.parametrize("values", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_every_rendered_object_is_accepted(cluster: Cluster, render: Render, values: Path) -> None:
     for obj in render(values):

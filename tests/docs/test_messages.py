@@ -161,7 +161,7 @@ def test_a_job_on_a_page_would_be_created(block: Block, manifest: dict) -> None:
     job = parse_job(manifest)
     kind = job.spec.workload
     said = review(find_adapter(kind.api_version, kind.kind), job, OperatorConfig("guard:1"))
-    assert (said.reason, said.findings, said.costs) == (None, (), ())
+    assert (said.reason, said.findings, said.broken) == (None, (), ())
     assert job.spec.target_ref is not None or said.workload["spec"]
 
 
