@@ -259,5 +259,7 @@ def _until_silence(snapshot: Snapshot) -> float | None:
         return None
     if is_silent(snapshot) and held_back(snapshot):
         return HELD_BACK_SECONDS
+    if snapshot.reading is not None and snapshot.reading.unreached_since is not None:
+        return HELD_BACK_SECONDS  # no event tells that it still cannot be reached
     left = snapshot.job.spec.on_silence.after_seconds - snapshot.silent_for
     return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS
