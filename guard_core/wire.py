@@ -26,8 +26,9 @@ from guard_core.codes import Code, Level
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 #: What a trainer measured. The bound keeps every sum and difference of folded values finite.
 Measured = Annotated[float, Field(allow_inf_nan=False, ge=-1e100, le=1e100)]
-Attempt = Annotated[int, Field(ge=0, lt=2**31, description="Start of the trainer, 0 for the first.")]
-Step = Annotated[int, Field(ge=0, lt=2**53, description="Optimizer step (`global_step` of the trainer).")]
+MAX_ATTEMPT, MAX_STEP = 2**31, 2**53
+Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPT, description="Start of the trainer, 0 for the first.")]
+Step = Annotated[int, Field(ge=0, lt=MAX_STEP, description="Optimizer step (`global_step` of the trainer).")]
 
 
 class Wire(BaseModel):

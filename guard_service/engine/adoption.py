@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from guard_core.codes import Code
 from guard_core.compact import CompactState, policy_digest
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
+from guard_core.wire import MAX_ATTEMPT, MAX_STEP
 from guard_service.errors import FieldError, NotAdoptedError, invalid
 from guard_service.store import Note, NoteKind, StoredEvent
+
+
+def _at_a_step(latch: Latch) -> Latch:
+    if not (0 <= latch.attempt < MAX_ATTEMPT and 0 <= latch.step < MAX_STEP):
+        raise ValueError("attempt and step of a latch must be numbers that a trainer can report")
+    return latch
 
 
 class RunState(BaseModel):
@@ -28,7 +35,9 @@ class RunState(BaseModel):
 
     sequence: int = Field(0, ge=0, description="It grows with everything that is known; compare it.")
     state: CompactState | None = Field(None, description="How the run was judged; null: not at all so far.")
-    latches: tuple[Latch, ...] = Field((), max_length=2, description="The fire and the halt, if there are.")
+    latches: tuple[Annotated[Latch, AfterValidator(_at_a_step)], ...] = Field(
+        (), max_length=2, description="The fire and the halt, if there are."
+    )
     pins: dict[str, str] | None = Field(None, description="The files that every checkpoint must have.")
     lost: str = Field(
         "", max_length=300, description="Why nobody knows how the run was judged, if nobody does; else empty."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -30,10 +30,14 @@ from guard_service.store import (
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A judge, and the number of the newest event that it has folded."""
+    """A judge, and the number of the newest event that it has folded.
+
+    `latched_at`: when the fire (True) and the halt (False) latched, as the log says.
+    """
 
     judge: Judge
     seq: int
+    latched_at: Mapping[bool, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,6 @@ class Restored:
     folded: Folded
     queue: list[CheckpointReport]
     pins: Mapping[str, str] | None
-    latched_at: dict[bool, datetime]
     ended: bool
 
 
@@ -85,16 +88,16 @@ def _fold_one(judge: Judge, event: StoredEvent) -> None:
             pass
 
 
-def append(log: EventLog, judge: Judge, events: Sequence[StoredEvent]) -> Folded:
-    """Append events, and the latches that they close, in one transaction; the judge after them.
+def append(log: EventLog, folded: Folded, events: Sequence[StoredEvent]) -> Folded:
+    """Append events, and the latches that they close, in one transaction; what is folded after them.
 
     Raises:
         StoreError: nothing was appended.
     """
-    after = fold(judge, events)
-    latches = (latch for latch in after.latches if latch not in judge.latches and latch not in events)
-    log.append([*events, *latches], after.newest_round)
-    return Folded(after, log.last_seq())
+    after = fold(folded.judge, events)
+    new = [latch for latch in after.latches if latch not in folded.judge.latches]
+    log.append([*events, *(latch for latch in new if latch not in events)], after.newest_round)
+    return Folded(after, log.last_seq(), log.latched_at() if new else folded.latched_at)
 
 
 def append_steps(
@@ -103,7 +106,7 @@ def append_steps(
     """Append what is new of several requests in one transaction, so that one flush serves them all."""
     results = log.sort_out(batches)
     new = [report for result in results if isinstance(result, Appended) for report in result.new]
-    return results, append(log, folded.judge, new) if new else folded
+    return results, append(log, folded, new) if new else folded
 
 
 def restore(
@@ -133,10 +136,9 @@ def restore(
         pins = log.newest_note(NoteKind.PINS)
         return Restored(
             log,
-            Folded(judge, log.last_seq()),
+            Folded(judge, log.last_seq(), log.latched_at()),
             log.pending_checkpoints(),
             None if pins is None else pins.content,
-            log.latched_at(),
             log.has_ended(),
         )
     except GuardError:

@@ -76,7 +76,6 @@ class Ledger:
         self._termination = TerminationMessage(termination_message)
         self._store: EventLog | Unavailable = Unavailable("the store has not been opened yet")
         self._folded: Folded | None = None  # None until the log was read
-        self._latched_at: dict[bool, datetime] = {}  # of the fire (True) and the halt (False)
         #: Whether the trainer has said that it finished, and reported nothing since.
         self.ended = False
         #: Checkpoints that wait for their evaluation, the one under way included.
@@ -106,7 +105,7 @@ class Ledger:
         async with self.lock:
             restored = await self.call(restore, self._state_dir, self._policy, self._folded, adopted)
             self._store = restored.log
-            self._latched_at, self.ended = restored.latched_at, restored.ended
+            self.ended = restored.ended
             self._adopt(restored.folded)
             self.queue = deque(restored.queue)
             self.pins = restored.pins
@@ -226,7 +225,7 @@ class Ledger:
 
     async def append(self, store: EventLog, *events: StoredEvent) -> None:
         """Append events with the latches that they close, and fold them; whoever calls has the lock."""
-        self._adopt(await self.call(append, store, self.judge, events))
+        self._adopt(await self.call(append, store, self._known, events))
 
     async def append_steps(
         self, store: EventLog, batches: Sequence[Sequence[StepReport]]
@@ -254,7 +253,8 @@ class Ledger:
             try:
                 await self.append(self.open_store(), latch)
             except StoreError as error:  # put there when the log works again
-                self._adopt(Folded(fold(self.judge, [latch]), self._known.seq))
+                at = {**self._known.latched_at, latch.fire: datetime.now(UTC)}
+                self._adopt(Folded(fold(self.judge, [latch]), self._known.seq, at))
                 self.fail(error)
             self.publish()
 
@@ -263,7 +263,6 @@ class Ledger:
         new = [latch for latch in folded.judge.latches if latch not in self.latches]
         self._folded = folded
         for latch in new:
-            self._latched_at.setdefault(latch.fire, datetime.now(UTC))
             log.error("%s latched: %s", latch.kind, latch.message)
 
     # -- the verdict ---------------------------------------------------------------------------------------
@@ -277,8 +276,8 @@ class Ledger:
             verdict = beside(verdict, liveness.following.condition())
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
-        latched_at = self._latched_at.get(verdict.fire) if verdict.stop else None
-        known = {"checkpoint_root": str(self._root), "ended": self.ended, "latched_at": latched_at}
+        at = None if self._folded is None or not verdict.stop else self._folded.latched_at.get(verdict.fire)
+        known = {"checkpoint_root": str(self._root), "ended": self.ended, "latched_at": at}
         verdict = verdict.model_copy(update=known)
         if (worker := self._worker) is not None:
             verdict = verdict.model_copy(update={"adapters": worker.adapters, "needed": worker.needed})

@@ -117,7 +117,8 @@ def get_verdict(url: str) -> Verdict:
     connection.request("GET", "/v1/verdict", headers={"Authorization": "Bearer read-token-0123456789"})
     verdict = Verdict.model_validate_json(connection.getresponse().read())
     connection.close()
-    return verdict.model_copy(update={"checkpoint_root": None})  # which no store knows
+    # What no judge knows: where checkpoints lie, and the time.
+    return verdict.model_copy(update={"checkpoint_root": None, "latched_at": None})
 
 
 def run_lives(guard: Any, seed: int, drifts: bool, lives: int, policy: Policy) -> int:

@@ -51,6 +51,7 @@ OPERATIONS = [
     ("post", "/v1/evaluations"),
     ("get", "/v1/state"),
     ("put", "/v1/state"),
+    ("get", "/v1/evidence"),
     ("post", "/v1/end"),
     ("get", "/v1/rollouts"),
     ("get", "/v1/figures"),
@@ -65,7 +66,7 @@ OPERATIONS = [
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_the_guard_does_what_its_document_says(api: Any, method: str, path: str) -> None:
-    special = {"/v1/evaluations": "evaluations", "/v1/state": "supervisor"}
+    special = {"/v1/evaluations": "evaluations"} | dict.fromkeys(("/v1/state", "/v1/evidence"), "supervisor")
     token = f"{special.get(path, 'read' if method == 'get' else 'ingest')}-token-0123456789"
 
     @given(case=api[path][method].as_strategy())

@@ -20,6 +20,8 @@ from tests.service.conftest import INGEST, READ
 
 EVALUATIONS, SUPERVISOR = "evaluations-token-0123456789", "supervisor-token-0123456789"
 
+FIRE = {"fire": True, "code": "heldout_decline", "message": "it fell", "attempt": 0, "step": 7}
+
 
 @pytest.fixture
 def supervised(new_guard: Callable[..., Any]) -> Callable[[str], Any]:
@@ -164,6 +166,8 @@ def judged_or_unknown(guard: Any) -> dict[str, Any]:
         {"state": {"policy": 1}},
         {"state": {}},
         {"latches": [{}]},
+        {"latches": [FIRE | {"attempt": -1}]},
+        {"latches": [FIRE | {"step": 2**53}]},
         {"sequence": -1},
         {"more": 1},
         [],
@@ -226,9 +230,6 @@ def test_what_stays_of_a_run_is_told_the_supervisor_alone(supervised: Any) -> No
     assert "\0" not in written and "[…]" in written and written.endswith("end") and len(written) <= 1_000
     for token in (INGEST, READ, EVALUATIONS):
         assert ask(guard, "GET", "/v1/evidence", token).status_code == 403
-
-
-FIRE = {"fire": True, "code": "heldout_decline", "message": "it fell", "attempt": 0, "step": 7}
 
 
 def test_when_a_latch_closed_is_known_after_a_restart(supervised: Any) -> None:
