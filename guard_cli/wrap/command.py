@@ -13,7 +13,7 @@ from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.logs.options import FormatOption
-from guard_core.feed import LAYOUTS
+from guard_core.frameworks import LAYOUTS
 
 EXIT_CODES = {
     0: "the object is printed, whatever it warns of",
