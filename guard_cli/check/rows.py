@@ -103,11 +103,13 @@ class Model:
 class TriedScorer:
     """The scorer, tried on the items' own answers. `problem`: why it cannot be used, None if it can.
 
-    `answers`: how many answers were tried; None: it is not known that it loads.
+    `answers`: how many answers were tried; None: it is not known that it loads. `pay`: what the training
+    grader pays on average for right answers, and for those of other items; None: it was not tried.
     """
 
     problem: str | None = None
     answers: int | None = None
+    pay: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +317,7 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
     if split.items is None or split.scorer.answers is None:
         return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
     if measured is None or measured.score is None:
-        return Row(name, CheckLevel.OK, "it loads; --time tries it on completions")
+        return _pay_row(name, split.scorer.pay)
     if measured.paid is None:
         return Row(name, CheckLevel.REFUSE, "it failed on the completions of --model")
     said = f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
@@ -326,6 +328,17 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
             "give the part of the grader that says right or wrong"
         )
         return Row(name, CheckLevel.WARN, said + more)
+    return Row(name, CheckLevel.OK, said)
+
+
+def _pay_row(name: str, pay: tuple[float, float] | None) -> Row:
+    """What the grader pays for the items' own answers."""
+    if pay is None:
+        return Row(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
+    right, wrong = pay
+    said = f"it pays {right:.2f} for right answers, and {wrong:.2f} for the answers of other items"
+    if wrong >= right:
+        return Row(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
     return Row(name, CheckLevel.OK, said)
 
 

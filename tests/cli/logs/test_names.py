@@ -165,7 +165,9 @@ class TestLookalikes:
         spreads = ["eval_frac_reward_zero_std", "eval_reward_std", "eval_rewards/words/std"]
         spreads += ["eval/reward_sem", "eval/reward_stderr", "eval/reward_time"]
         assert resolve(["step", "reward", *spreads], {}).notes == ()
-        [note] = resolve(["step", "reward", *spreads, "eval_words_reward", "eval_rewards/words/mean"], {}).notes
+        [note] = resolve(
+            ["step", "reward", *spreads, "eval_words_reward", "eval_rewards/words/mean"], {}
+        ).notes
         assert note.startswith("`eval_words_reward`, `eval_rewards/words/mean` may be scored")
         assert "--map heldout=eval_words_reward." in note
 
