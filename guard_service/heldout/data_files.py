@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from guard_core.wording import nearest
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import is_showable, lines, parse_object, read_file, refuse
 
@@ -88,7 +89,7 @@ def missing_column(rows: Sequence[DataRow], name: str, what: str, option: str) -
     """Why no row has the column, and what to do: names the columns that there are, the likely one first."""
     names = list(dict.fromkeys(name for row in rows[:100] for name in _names(row.columns)))
     known = [one for likely in LIKELY[what] for one in names if one.rpartition(".")[2] == likely]
-    near = next((one for one in known if one != name), None)
+    near = next((one for one in known if one != name), None) or nearest(name, names)
     listed = ", ".join([*dict.fromkeys([*known, *names])][:MOST_NAMED]) or "none"
     return f"no column {name} (there are: {listed}): name it with {option} {near or 'COLUMN'}"
 

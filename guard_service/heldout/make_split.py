@@ -181,6 +181,8 @@ def _refuse_missing(
     """
     wanted = [("prompt", prompt_column, "--prompt-column")]
     wanted += [] if answer_column is None else [("answer", answer_column, "--answer-column")]
+    if prompt_column != "prompt" and any("prompt" in r.columns and prompt_column in r.columns for r in rows):
+        raise SplitError(f"{source}: columns prompt and {prompt_column} are both there: keep one of them")
     for what, name, option in wanted:
         if rows and all(column(row.columns, name) is None for row in rows):
             own = "; for a scorer of your own that needs no answer, --no-answer" if what == "answer" else ""

@@ -474,8 +474,8 @@ class ProxyScoring:
         """As of `SplitScorers`."""
         return {} if (code := self._scorer.code) is None else {self._scorer.name: code}
 
-    def check_pay(self, items: Sequence[HeldoutItem]) -> tuple[float, float] | None:
-        """What it pays on average for right answers, and for the answer of another item; None: not tried.
+    def check_pay(self, items: Sequence[HeldoutItem]) -> tuple[float, float | None] | None:
+        """What it pays on average for right answers, and for those of other items; None: not tried.
 
         Raises:
             SplitError: it failed, or pays nothing for right answers. One that wants more than an answer says
@@ -484,12 +484,8 @@ class ProxyScoring:
         known = [item for item in items if item.answer][:MOST_TRIED]
         if not known or not getattr(self._scorer.function, "check_answers", True):
             return None
-        others = [known[place - 1] for place in range(len(known))]
         try:
             right = self.score_all([(item, item.answer) for item in known])
-            wrong = self.score_all(
-                [(a, b.answer) for a, b in zip(known, others, strict=True) if differ(a, b)]
-            )
         except EvaluationError as error:
             raise SplitError(f"proxy_scorer: {error}") from error
         pay = fmean(graded.score for graded in right)
@@ -499,7 +495,11 @@ class ProxyScoring:
                 "it want more than an answer (then set check_answers = False on the function), or columns "
                 "that the items lack under meta?"
             )
-        return pay, fmean(graded.score for graded in wrong) if wrong else 0.0
+        pairs = zip(known, [*known[1:], known[0]], strict=True)
+        asked = [(item, other.answer) for item, other in pairs if differ(item, other)]
+        with contextlib.suppress(EvaluationError):
+            return pay, fmean(graded.score for graded in self.score_all(asked)) if asked else None
+        return pay, None
 
     def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
         """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""

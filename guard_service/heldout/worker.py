@@ -148,7 +148,7 @@ class EvaluationWorker:
         #: Items whose own answer was tried with their scorer; None before `start`.
         self.answers_tried: int | None = None
         #: What the training grader pays on average for right answers, and for wrong ones; None: not tried.
-        self.grader_pay: tuple[float, float] | None = None
+        self.grader_pay: tuple[float, float | None] | None = None
         self.split_digest: str | None = None
         self._base_digest: str | None = None
         self._scorer_code: Mapping[str, str] | None = None
