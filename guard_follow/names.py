@@ -86,6 +86,20 @@ _PENALISED_REWARDS = ("critic/rewards/mean", "rlhf_reward", "objective/rlhf_rewa
 _OF_A_MEAN_REWARD = frozenset({"reward", "rewards", "mean", "avg", "average", "total", "episode", "step"})
 #: What a reward is called, the likeliest first.
 _LIKE_A_REWARD = ("reward", "score", "return", "acc", "pass", "success")
+#: What a measure of success is called that is not the reward, the likeliest first.
+_LIKE_A_SCORE = (
+    "heldout",
+    "held_out",
+    "gold",
+    "acc",
+    "pass@",
+    "correct",
+    "solve",
+    "success",
+    "f1",
+    "reward/",
+    "rewards/",
+)
 #: A column that TRL's GRPO trainer logs and its asynchronous one does not.
 _OF_GRPO = ("reward_std", "frac_reward_zero_std", "num_tokens", "completion", "rewards/")
 
@@ -239,7 +253,7 @@ def resolve(
             "its items and its grader"
         )
     if "heldout" not in source and "items" not in source:
-        notes.extend(_heldout_candidates(by_bare))
+        notes.extend(_about_candidates(by_bare))
     if len(columns) < len(every):
         notes.append(f"Columns with names of more than {MAX_NAME} characters are ignored.")
     figures, components = _figures(columns, overrides, notes)
@@ -471,14 +485,25 @@ def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
-    found = [column for name, column in by_bare.items() if _is_evaluation(name) and not _is_statistic(name)]
+def _about_candidates(by_bare: Mapping[str, str]) -> list[str]:
+    """What to say of evaluations that are not taken as held-out evidence."""
+    found = _evaluations(by_bare.values())
     if not found:
         return []
     return [
         f"{listing(found)} may be scored by the training reward itself, which a hack games too. If its "
         f"grader and its items are independent of training, say --map heldout={found[0]}."
     ]
+
+
+def heldout_candidates(columns: Collection[str]) -> list[str]:
+    """Columns that may be a held-out score: evaluations, then other measures of success."""
+    others = [column for column in _likely(columns, _LIKE_A_SCORE) if not is_reward(column)]
+    return [*dict.fromkeys([*_evaluations(columns), *others])]
+
+
+def _evaluations(columns: Collection[str]) -> list[str]:
+    return [column for column in columns if _is_evaluation(bare(column)) and not _is_statistic(bare(column))]
 
 
 def _is_evaluation(name: str) -> bool:
