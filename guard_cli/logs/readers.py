@@ -332,6 +332,10 @@ def read_json(path: Path, keep: Keep) -> Table:
     return build(kind, chunks, OBJECTS.__contains__, f"{path}: {where}", found, keep.is_figure)
 
 
+def _is_column(cells: Any) -> bool:
+    return isinstance(cells, list) and not any(isinstance(cell, dict) for cell in cells)
+
+
 def _rows_of(document: Any) -> list[dict[str, Any]] | None:
     """The rows of a JSON document; None if none are known in it."""
     if isinstance(document, dict) and "log_history" in document:
@@ -343,7 +347,7 @@ def _rows_of(document: Any) -> list[dict[str, Any]] | None:
     columns = {  # pandas writes a column as an object with the numbers of its rows
         name: list(cells.values()) if isinstance(cells, dict) else cells for name, cells in document.items()
     }
-    lists = {name: cells for name, cells in columns.items() if isinstance(cells, list)}
+    lists = {name: cells for name, cells in columns.items() if _is_column(cells)}
     if len(lists) == len(columns) and len({len(cells) for cells in lists.values()}) == 1:
         return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
     inside = [rows for value in document.values() if (rows := _rows_of(value)) is not None]

@@ -118,7 +118,7 @@ def wrap(
         metrics_section,
         unknown_scorer,
     )
-    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, read_text
+    from guard_cli.wrap.manifest import MAX_BYTES, ManifestError, find_job, placeholders, read_text
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.source import composed_spec, source_in
     from guard_cli.wrap.telling import refusal, told
@@ -163,9 +163,11 @@ def wrap(
         raise CliError(plain(wrong))
     _write(wrapped.text)
     restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
-    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):
+    unfilled = ", ".join(dict.fromkeys(placeholders(job.root)))
+    unchecked = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
+    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts, unchecked)):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
-    for line in told(wrapped, job, volume, said.costs):
+    for line in told(wrapped, job, volume, said.costs, whole=not unfilled):
         print(line, file=sys.stderr)
 
 
