@@ -176,8 +176,8 @@ def _check_signature(name: str, scorer: Scorer) -> None:
             signature.bind("", "", {}, **({WHOLE: ""} if _takes_whole(scorer) else {}))
         except TypeError as error:
             raise SplitError(
-                f"scorer {name!r} cannot be called as score(completion, answer, meta), nor as a grader of "
-                f"TRL (completions), verl (solution_str) or OpenRLHF (queries): {error}; it takes {signature}"
+                f"scorer {name!r} cannot be called as score(completion, answer, meta): {error}; it takes "
+                f"{signature}"
             ) from None
 
 
