@@ -34,7 +34,7 @@ class DataRow:
     line: bytes
 
 
-def read_rows(path: Path) -> list[DataRow]:
+def read_data(path: Path) -> list[DataRow]:
     """All rows.
 
     Raises:
@@ -114,7 +114,7 @@ def _read_folder(path: Path) -> list[DataRow]:
     if files := sorted(path.rglob("*.parquet")):
         return _numbered(_read_table(path, lambda: _parquet(files)))
     if files := sorted([*path.rglob("*.jsonl"), *path.rglob("*.ndjson")]):
-        rows = [row for file in files for row in read_rows(file)]
+        rows = [row for file in files for row in read_data(file)]
         return [DataRow(number, row.columns, row.line) for number, row in enumerate(rows, 1)]
     raise SplitError(f"{path}: no data set in it: looked for what datasets saves, *.parquet and *.jsonl")
 

@@ -31,7 +31,7 @@ def parameters_of(function: Function) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def framework_of(function: Function) -> str:
+def grader_style(function: Function) -> str:
     """Whose grader it is, by the names of its parameters; "" for a scorer of ours."""
     names = parameters_of(function).keys()
     if "completions" in names:
@@ -44,7 +44,7 @@ def framework_of(function: Function) -> str:
 def call(function: Function, prompt: Any, completion: str, answer: str, meta: Mapping[str, Any]) -> Any:
     """Call a grader of a framework for one completion; gives what it returns, which `pay_of` reads."""
     columns = {**meta, **{name: answer for name in _ANSWERS if name not in meta}}
-    return _CALLS[framework_of(function)](function, prompt, completion, answer, columns)
+    return _CALLS[grader_style(function)](function, prompt, completion, answer, columns)
 
 
 def pay_of(returned: Any) -> Any:

@@ -17,7 +17,7 @@ from guard_service.heldout.data_files import (
     column,
     is_parquet,
     missing_column,
-    read_rows,
+    read_data,
     write_parquet,
 )
 from guard_service.heldout.disjoint import disjoint_part, families
@@ -154,7 +154,7 @@ def drop_overlapping(
 def _read_rows(
     source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str | None
 ) -> list[_Row]:
-    data = read_rows(source)
+    data = read_data(source)
     _refuse_missing(source, data, prompt_column, answer_column)
     rows: list[_Row] = []
     problems: list[str] = []

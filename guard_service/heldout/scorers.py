@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.graders import call, framework_of, pay_of
+from guard_service.heldout.graders import call, grader_style, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
@@ -168,7 +168,7 @@ def load_scorer(name: str) -> Scorer:
 
 
 def _check_signature(name: str, scorer: Scorer) -> None:
-    if framework_of(scorer):
+    if grader_style(scorer):
         return
     with contextlib.suppress(ValueError):  # a function of C may have none: its first call will tell
         signature = inspect.signature(scorer)
@@ -276,7 +276,7 @@ class NamedScorer(NamedTuple):
     def _score(self, asked: ScoreRequest, answer: str) -> ScoreResult:
         with _no_copies():
             try:
-                if framework_of(self.function):
+                if grader_style(self.function):
                     value = call(self.function, asked.prompt, asked.completion, answer, asked.meta)
                     return _valid(pay_of(_RUNNER.run(value) if self.is_async else value))
                 more = {WHOLE: asked.whole} if self.takes_whole else {}

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
 from guard_core.wording import nearest
 from guard_service.heldout.data_files import column as column_of
-from guard_service.heldout.data_files import is_parquet, read_rows
+from guard_service.heldout.data_files import is_parquet, read_data
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import (
     is_showable,
@@ -244,7 +244,7 @@ def read_train_prompts(path: Path, column: str = "prompt") -> Iterator[tuple[str
         SplitError: while iterating: the file cannot be read, a line has no prompt, or there is no line.
     """
     if path.is_dir() or is_parquet(path):
-        for data in read_rows(path):
+        for data in read_data(path):
             row = train_row({**data.columns, column: column_of(data.columns, column)}, column)
             yield f"line {data.number}" if row.id is None else str(row.id)[:128], row.text
         return
