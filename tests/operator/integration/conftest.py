@@ -74,8 +74,9 @@ _numbers = count(1)
 
 
 @pytest.fixture
-def namespace(client: Client) -> str:
-    """A fresh namespace."""
+def namespace(client: Client, plane: ControlPlane) -> str:
+    """A fresh namespace, at an API server that runs."""
+    plane.revive()
     return new_namespace(client)
 
 
