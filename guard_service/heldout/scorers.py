@@ -372,8 +372,8 @@ class SplitScorers:
                     raise SplitError(f"item {item.id!r}: {error}") from error
             if name in BUILT_IN and "answer" not in item.model_fields_set:
                 raise SplitError(
-                    f"item {item.id!r} has no answer, which scorer {name!r} compares with: only a scorer of "
-                    "your own needs none (--scorer module:function)"
+                    f"{split.path}: item {item.id!r} has no answer, which scorer {name!r} compares with: "
+                    "only a scorer of your own needs none (--scorer module:function)"
                 )
             if self._scorers[name].function in (numeric, regex):
                 self._check_answer(item, name)
