@@ -97,6 +97,8 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
     listener, own_tls = _listener(settings), tls if settings.socket is None else {}
     job = _reported_job(settings)
+    adopted = Adoption() if settings.has_supervisor else None
+    resumed = None if job is None else partial(_resume, job, policy)
     engine = Engine(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
@@ -107,11 +109,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
-        resume=Adoption()
-        if settings.has_supervisor
-        else None
-        if job is None
-        else partial(_resume, job, policy),
+        resume=adopted or resumed,
         termination_message=settings.termination_message,
     )
     app = create_app(engine, tokens, settings.name)

@@ -19,10 +19,10 @@ def headline(run: Run, outcome: DetectorOutcome) -> str:
         return _without_heldout(run)
     if outcome.level is Level.UNKNOWN:
         return f"cannot judge: {outcome.inert[0] if outcome.inert else outcome.reason}"
-    first, last = _start(run), run.evaluations[-1].score
-    scores = f"held-out {last:.2f} ({first:.2f} at the start), {len(run.evaluations)} evaluations"
     if outcome.level is Level.WARNING:
         return f"would not have stopped, with a warning: {outcome.reason}"
+    first, last = _start(run), run.evaluations[-1].score
+    scores = f"held-out {last:.2f} ({first:.2f} at the start), {len(run.evaluations)} evaluations"
     return f"would not have stopped: {scores}"
 
 

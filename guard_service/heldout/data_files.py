@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from guard_core.wording import nearest
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import is_showable, lines, parse_object, read_file, refuse
+
+T = TypeVar("T")
 
 #: How a column is often called that holds the answer, or the prompt.
 LIKELY = {
@@ -43,7 +45,7 @@ def read_data(path: Path) -> list[DataRow]:
     if path.is_dir():
         return _read_folder(path)
     if is_parquet(path):
-        return _numbered(_read_table(path, lambda: _parquet([path])))
+        return _numbered(_with_pyarrow(path, lambda: _parquet([path])))
     rows, problems = [], []
     for number, line in lines(read_file(path).split(b"\n")):
         try:
@@ -66,14 +68,13 @@ def write_parquet(path: Path, rows: Sequence[DataRow]) -> None:
         SplitError: it cannot be written.
     """
 
-    def write() -> list[dict[str, Any]]:
+    def write() -> None:
         import pyarrow
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist([dict(row.columns) for row in rows]), path)
-        return []
 
-    _read_table(path, write)
+    _with_pyarrow(path, write)
 
 
 def column(row: Mapping[str, Any], name: str) -> Any:
@@ -110,9 +111,9 @@ def _read_folder(path: Path) -> list[DataRow]:
         splits = sorted(one.name for one in path.iterdir() if one.is_dir())
         raise SplitError(f"{path} holds several data sets ({', '.join(splits)}): name the folder of one")
     if (path / "dataset_info.json").is_file() or (path / "state.json").is_file():
-        return _numbered(_read_table(path, lambda: _saved(path)))
+        return _numbered(_with_pyarrow(path, lambda: _saved(path)))
     if files := sorted(path.rglob("*.parquet")):
-        return _numbered(_read_table(path, lambda: _parquet(files)))
+        return _numbered(_with_pyarrow(path, lambda: _parquet(files)))
     if files := sorted([*path.rglob("*.jsonl"), *path.rglob("*.ndjson")]):
         rows = [row for file in files for row in read_data(file)]
         return [DataRow(number, row.columns, row.line) for number, row in enumerate(rows, 1)]
@@ -131,8 +132,8 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     return list(load_from_disk(str(path)))
 
 
-def _read_table(path: Path, act: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Read or write with pyarrow.
+def _with_pyarrow(path: Path, act: Callable[[], T]) -> T:
+    """What `act` gives, which reads or writes this path with pyarrow.
 
     Raises:
         SplitError: it is not installed, or fails.

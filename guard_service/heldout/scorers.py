@@ -449,7 +449,7 @@ class SplitScorers:
         return _score_all([(self._scorer(one[0]), one) for one in answered], self._limits)
 
 
-def differ(one: HeldoutItem, other: HeldoutItem) -> bool:
+def _differ(one: HeldoutItem, other: HeldoutItem) -> bool:
     """Whether the answer of another item is wrong for this one, as far as texts say it."""
     return other.answer.casefold() not in {answer.casefold() for answer in one.answers}
 
@@ -496,7 +496,7 @@ class ProxyScoring:
                 "that the items lack under meta?"
             )
         pairs = zip(known, [*known[1:], known[0]], strict=True)
-        asked = [(item, other.answer) for item, other in pairs if differ(item, other)]
+        asked = [(item, other.answer) for item, other in pairs if _differ(item, other)]
         with contextlib.suppress(EvaluationError):
             return pay, fmean(graded.score for graded in self.score_all(asked)) if asked else None
         return pay, None

@@ -42,7 +42,7 @@ class Message(BaseModel):
     content: str = Field(repr=False)
 
 
-def answer_text(value: Any) -> Any:
+def _answer_text(value: Any) -> Any:
     """A number as it is written, without a `.0` at its end; anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
@@ -96,9 +96,9 @@ class HeldoutItem(BaseModel):
             return row
         answer = row.get("answer")
         if isinstance(answer, list) and answer and all(isinstance(one, str | int | float) for one in answer):
-            first, *others = map(answer_text, answer)
+            first, *others = map(_answer_text, answer)
             return {**row, "answer": first, "accepted": [*others, *row.get("accepted", ())]}
-        return {**row, "answer": answer_text(answer)} if "answer" in row else row
+        return {**row, "answer": _answer_text(answer)} if "answer" in row else row
 
     @property
     def answers(self) -> tuple[str, ...]:

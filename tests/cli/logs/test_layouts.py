@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from guard_core.frameworks import LAYOUTS
 from guard_follow import layouts
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS
 from guard_follow.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
@@ -59,6 +60,10 @@ def save(root, key, step):
             path = model(root / f"checkpoint-{step}")
             mark(path / "tokenizer_config.json", "{}")
     return path
+
+
+def test_who_reads_no_yaml_knows_whose_checkpoints_can_be_scored():
+    assert set(LAYOUTS) == {key for key, framework in BY_KEY.items() if framework.layouts}
 
 
 LAID_OUT = [f.key for f in FRAMEWORKS if f.layouts]

@@ -1,4 +1,4 @@
-"""`rlguard replay` as a user meets it: what is printed where, exit codes, pictures, what-if."""
+"""`rlguard replay` as a user meets it: what is printed where, exit codes, pictures."""
 
 import json
 import random
