@@ -10,10 +10,19 @@ import typer
 
 from guard_cli.commands import HELP, RLGUARD, Program
 
+#: For every command, which get them of the program.
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
 
 def build_app(chosen: str | None, program: Program = RLGUARD) -> typer.Typer:
     """The application with `chosen` loaded and every other command listed only."""
-    app = typer.Typer(add_completion=False, help=HELP, epilog=program.epilog, rich_markup_mode=None)
+    app = typer.Typer(
+        add_completion=False,
+        help=HELP,
+        epilog=program.epilog,
+        rich_markup_mode=None,
+        context_settings=HELP_OPTIONS,
+    )
     app.callback(no_args_is_help=True)(_root)
     for name, command in program.commands.items():
         if name == chosen:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 #: Takes the result of a pass and tells whether another one is wanted.
 Another = Callable[["EvaluationResult"], bool]
 Act = Callable[["EvaluationWorker"], Awaitable[None]]
-#: Takes how many items' own answers were tried with their scorer, once the worker has started.
-Started = Callable[[int], None]
+#: Takes the worker once it has started: it knows what came of the items' own answers.
+Started = Callable[["EvaluationWorker"], None]
 
 
-def _nobody_asks(_: int) -> None:
+def _nobody_asks(_: EvaluationWorker) -> None:
     """For who does not want to know."""
 
 
@@ -93,7 +93,7 @@ def _with_worker(settings: HeldoutSettings, scratch: Path, act: Act, started: St
         worker = EvaluationWorker(settings, scratch)
         try:
             await worker.start()
-            started(worker.answers_tried or 0)
+            started(worker)
             await act(worker)
         finally:
             await worker.close()

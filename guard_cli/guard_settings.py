@@ -55,6 +55,9 @@ OPTIONS: Mapping[Place, str] = {
     ("heldout", "evaluator", "answer_after"): "--answer-after",
 }
 
+#: Devices of which a machine with a GPU has one: of NVIDIA, in WSL, of AMD.
+_GPUS = ("nvidiactl", "nvidia0", "dxg", "kfd")
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -89,7 +92,12 @@ CheckpointsOption = Annotated[
     Path | None, typer.Option("--checkpoints", help="Directory under which the trainer saves checkpoints.")
 ]
 ScorerOption = Annotated[
-    str | None, typer.Option("--scorer", help="exact, numeric, regex, math, or module:function.")
+    str | None,
+    typer.Option(
+        "--scorer",
+        help="exact, numeric, regex, math, or module:function, also a reward function of TRL, verl or "
+        "OpenRLHF.",
+    ),
 ]
 ProxyScorerOption = Annotated[
     str | None,
@@ -299,6 +307,8 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
 
     settings = _load(config, options)
     if settings.heldout is not None:
+        evaluator = settings.heldout.evaluator
+        _refuse_missing_gpu(evaluator.device if evaluator.kind == "hf" else "")
         missing = _missing(settings.heldout.evaluator.kind)
         if missing is not None:
             raise CliError(missing)
@@ -307,6 +317,12 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
         except SplitError as error:
             raise CliError(str(error)) from None
     return settings
+
+
+def _refuse_missing_gpu(device: str) -> None:
+    """Raise at once if a GPU is asked for and this machine has none."""
+    if device.startswith("cuda") and not any(Path("/dev", name).exists() for name in _GPUS):
+        raise CliError(f"--device {device}: this machine has no GPU: leave --device out, or use cpu")
 
 
 def _missing(evaluator: str) -> str | None:

@@ -86,15 +86,23 @@ def check(
     )
 )
 def make(
-    source: Annotated[Path, typer.Argument(metavar="DATA", help="JSONL with prompt and answer.")],
-    train: Annotated[Path, typer.Option("--train", help="Training file to write.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="DATA", help="JSONL, Parquet, or a folder that `datasets` saved.")
+    ],
+    train: Annotated[Path, typer.Option("--train", help="Training file to write: *.jsonl or *.parquet.")],
     heldout: Annotated[Path, typer.Option("--heldout", help="Held-out file to write.")],
     fraction: Annotated[float, typer.Option("--fraction", help="Share of prompts to hold out.")] = 0.05,
     salt: Annotated[str, typer.Option("--salt", help="Another salt makes another split.")] = "rlguard",
     prompt_column: PromptColumn = "prompt",
     answer_column: Annotated[
-        str, typer.Option("--answer-column", help="Column of DATA that holds the answer.")
+        str,
+        typer.Option(
+            "--answer-column", help="Column that holds the answer, such as reward_model.ground_truth."
+        ),
     ] = "answer",
+    no_answer: Annotated[
+        bool, typer.Option("--no-answer", help="Items have none: a scorer of your own needs none.")
+    ] = False,
     exact_only: ExactOnly = False,
 ) -> None:
     """Divide a data set by hash of the prompt, near-duplicates on one side, so that `split check` passes."""
@@ -109,7 +117,7 @@ def make(
             fraction=fraction,
             salt=salt,
             prompt_column=prompt_column,
-            answer_column=answer_column,
+            answer_column=None if no_answer else answer_column,
             near=not exact_only,
         )
     except SplitError as error:

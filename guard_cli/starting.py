@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_core.frameworks import BY_KEY
+from guard_follow.frameworks import BY_KEY
 
 
 def settings_to_start(format_: str, path: str, folder: str) -> str:

@@ -8,11 +8,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from guard_core.evaluation import Section
-from guard_core.frameworks import BY_KEY, FILE_FORMATS, FORMATS
+from guard_core.frameworks import FILE_FORMATS, FORMATS, LAYOUTS
 from guard_core.wording import meant
-
-#: Frameworks of which it is known where checkpoints lie that can be scored.
-LAYOUTS = tuple(key for key, framework in BY_KEY.items() if framework.layout is not None)
 
 
 def _one_of(known: tuple[str, ...], value: str) -> str:

@@ -21,12 +21,12 @@ from pydantic import ValidationError
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.waiting import reason_to_wait
-from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, StepReport
 from guard_core.wording import format_errors
 from guard_follow.before import Before
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY
 from guard_follow.history import KnownHistory
 from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_follow.settings import settings_of
@@ -75,7 +75,7 @@ class Follower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         framework = framework_of(what.format)
-        self._wanted_log = BY_KEY[framework].metrics if framework and BY_KEY[framework].metrics else "metrics"
+        self._wanted_log = BY_KEY[framework].reads if framework and BY_KEY[framework].reads else "metrics"
         self._what, self._client, self._clock = what, client, clock
         self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
         self._stopping = stopping or threading.Event()

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_core.frameworks import BY_KEY, FRAMEWORKS, Layout
 from guard_follow.beneath import entries, open_regular
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY, FRAMEWORKS, Layout
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0

@@ -11,26 +11,15 @@ compared by their parts: no expression here can be slower than the name is long.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from guard_core.frameworks import (
-    BY_KEY,
-    FIGURE_PATTERNS,
-    FIGURES,
-    FRAMEWORKS,
-    QUANTITIES,
-    STEP_NAMES,
-    Framework,
-    Setting,
-    bare,
-    figure_of,
-    fits,
-)
+from guard_core.frameworks import FIGURE_PATTERNS, FIGURES, bare, figure_of, fits
 from guard_core.judge import TOLD, TRAINER_LIMIT
 from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting
 from guard_follow.records import MAX_NAME
 
 #: What a run is judged by.
@@ -92,6 +81,27 @@ _FALSE_KL = (
 
 #: Looks like the in-loop reward but had the KL penalty taken off.
 _PENALISED_REWARDS = ("critic/rewards/mean", "rlhf_reward", "objective/rlhf_reward")
+
+#: Words of a name that is a mean reward and nothing else.
+_OF_A_MEAN_REWARD = frozenset({"reward", "rewards", "mean", "avg", "average", "total", "episode", "step"})
+#: What a reward is called, the likeliest first.
+_LIKE_A_REWARD = ("reward", "score", "return", "acc", "pass", "success")
+#: What a measure of success is called that is not the reward, the likeliest first.
+_LIKE_A_SCORE = (
+    "heldout",
+    "held_out",
+    "gold",
+    "acc",
+    "pass@",
+    "correct",
+    "solve",
+    "success",
+    "f1",
+    "reward/",
+    "rewards/",
+)
+#: A column that TRL's GRPO trainer logs and its asynchronous one does not.
+_OF_GRPO = ("reward_std", "frac_reward_zero_std", "num_tokens", "completion", "rewards/")
 
 _EVALUATIONS = tuple(
     kind + joint for kind in ("eval", "val", "valid", "validation", "test") for joint in "-_/"
@@ -156,10 +166,22 @@ def why_not_kl(column: str, present: Collection[str]) -> str | None:
     if why := _lookalike(column):
         return why
     if column == "kl":
+        if _is_asynchronous(present):
+            return (
+                "may be the drift between the policy and its rollouts, as async GRPO of TRL logs it: nothing "
+                "in the log says that it is the KL to the reference"
+            )
         for marks, why in _FALSE_KL:
             if marks.issubset(present):
                 return why
     return None
+
+
+def _is_asynchronous(present: Collection[str]) -> bool:
+    """Whether a log has TRL's clip ratios and nothing that only its synchronous trainer logs."""
+    return any(name.startswith("clip_ratio/") for name in present) and not any(
+        name.startswith(_OF_GRPO) for name in present
+    )
 
 
 def _lookalike(column: str) -> str:
@@ -216,18 +238,7 @@ def resolve(
         source["step"] = by_bare[step]
     notes: list[str] = []
     for quantity in QUANTITIES:
-        if quantity == "kl":
-            name = _kl(found, by_bare, settings or {}, notes)
-        else:
-            several = found.picks(quantity, by_bare) if found else []
-            if quantity == "reward" and len(several) > 1 and "reward" not in overrides:
-                there = [by_bare[name] for name in several]
-                raise InputError(
-                    f"the reward could be {listing(there)}. Choose one with --map reward={there[0]}."
-                )
-            name = several[0] if len(several) == 1 else None
-        if name is None and quantity == "heldout" and "heldout" in by_bare:
-            name = "heldout"
+        name = _name_of(quantity, found, by_bare, overrides, settings or {}, notes)
         if name is not None:
             source[quantity] = by_bare[name]
     source.update(overrides)
@@ -236,12 +247,58 @@ def resolve(
         notes.clear()
     elif "kl" not in source and not notes:
         notes.extend(_refused_kls(by_bare))
+    if "items" not in source and _is_of_the_trainer(found, source, overrides):
+        notes.append(
+            f"held-out is `{source['heldout']}`, which the trainer itself measured: this trusts the trainer, "
+            "its items and its grader"
+        )
     if "heldout" not in source and "items" not in source:
-        notes.extend(_heldout_candidates(by_bare))
+        notes.extend(_about_candidates(by_bare))
     if len(columns) < len(every):
         notes.append(f"Columns with names of more than {MAX_NAME} characters are ignored.")
     figures, components = _figures(columns, overrides, notes)
     return Columns(found.name if found else "unknown", source, tuple(notes), figures, components)
+
+
+def _name_of(
+    quantity: str,
+    framework: Framework | None,
+    by_bare: Mapping[str, str],
+    overrides: Mapping[str, str],
+    settings: Mapping[str, str],
+    notes: list[str],
+) -> str | None:
+    """The column of one quantity; None without any, or where several could be it."""
+    if quantity == "kl":
+        return _kl(framework, by_bare, settings, notes)
+    several = framework.picks(quantity, by_bare) if framework else []
+    if quantity == "reward" and framework and several and quantity not in overrides:
+        _refuse_rivals(several, framework, by_bare)
+    if quantity == "heldout" and len(several) > 1 and quantity not in overrides:
+        there = [by_bare[name] for name in several]
+        notes.append(f"held-out could be {listing(there)}. Choose one with --map heldout={there[0]}")
+    if quantity == "heldout" and not several and quantity in by_bare:
+        return quantity
+    return several[0] if len(several) == 1 else None
+
+
+def _is_of_the_trainer(
+    found: Framework | None, source: Mapping[str, str], overrides: Mapping[str, str]
+) -> bool:
+    """Whether the held-out column is the run's own validation, taken by its name."""
+    return (
+        found is not None and found.name != "rlguard" and "heldout" in source and "heldout" not in overrides
+    )
+
+
+def _refuse_rivals(taken: Sequence[str], framework: Framework, by_bare: Mapping[str, str]) -> None:
+    """Raise if there are several for the mean reward, or another column is as much that one."""
+    own = [name for name in by_bare if any(fits(name, known) for known in framework.reward)]
+    others = [name for name in by_bare if name not in own and not figure_of(name)]
+    like_it = [name for name in others if _words(name) <= _OF_A_MEAN_REWARD]
+    rivals = [name for name in like_it if {"reward", "rewards"} & _words(name)]
+    if len(there := [by_bare[name] for name in (*taken, *rivals)]) > 1:
+        raise InputError(f"the reward could be {listing(there)}. Choose one with --map reward={there[0]}.")
 
 
 def _figures(
@@ -388,16 +445,29 @@ def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
 def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
     if "step" not in source:
         raise InputError(
-            f"no column says the step (looked for {', '.join(STEP_NAMES)}). Found: {listing(columns)}. "
-            "Name it with --map step=NAME."
+            f"no column says the step (looked for {', '.join(STEP_NAMES)}). Name it with --map step=NAME; "
+            f"found: {_by_likeness(columns, ('step', 'iter', 'epoch'))}."
         )
     if "reward" not in source:
         near = [c for c in columns if bare(c) in _PENALISED_REWARDS]
         why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
+        likely = _likely(columns, _LIKE_A_REWARD, but=near)
         raise InputError(
-            f"no column is known to be the reward. Found: {listing(columns)}.{why} "
-            "Name it with --map reward=NAME."
+            f"no column is known to be the reward.{why} Try --map reward={likely[0] if likely else 'NAME'}; "
+            f"found: {_by_likeness(columns, _LIKE_A_REWARD)}."
         )
+
+
+def _likely(columns: Collection[str], words: Sequence[str], but: Collection[str] = ()) -> list[str]:
+    """Columns with one of these words in their names, by the first such word; a spread is no reward."""
+    found = {c: next((i for i, w in enumerate(words) if w in c.lower()), None) for c in columns}
+    fit = [c for c, place in found.items() if place is not None and c not in but and not _is_statistic(c)]
+    return sorted(fit, key=lambda c: (found[c], len(c)))
+
+
+def _by_likeness(columns: Collection[str], words: Sequence[str]) -> str:
+    """All columns, the likeliest first."""
+    return listing([*dict.fromkeys([*_likely(columns, words), *columns])])
 
 
 def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
@@ -415,8 +485,9 @@ def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
-    found = [column for name, column in by_bare.items() if _is_evaluation(name) and not _is_statistic(name)]
+def _about_candidates(by_bare: Mapping[str, str]) -> list[str]:
+    """What to say of evaluations that are not taken as held-out evidence."""
+    found = _evaluations(by_bare.values())
     if not found:
         return []
     return [
@@ -425,18 +496,28 @@ def _heldout_candidates(by_bare: Mapping[str, str]) -> list[str]:
     ]
 
 
+def heldout_candidates(columns: Collection[str]) -> list[str]:
+    """Columns that may be a held-out score: evaluations, then other measures of success."""
+    others = [column for column in _likely(columns, _LIKE_A_SCORE) if not is_reward(column)]
+    return [*dict.fromkeys([*_evaluations(columns), *others])]
+
+
+def _evaluations(columns: Collection[str]) -> list[str]:
+    return [column for column in columns if _is_evaluation(bare(column)) and not _is_statistic(bare(column))]
+
+
 def _is_evaluation(name: str) -> bool:
     return name.startswith(_EVALUATIONS) and any(score in name for score in _SCORES)
 
 
 def _is_statistic(name: str) -> bool:
     """Whether a name that has a score's in it is of something else that is known of scores."""
-    *_, last = words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    return bool(_words(name) & _NO_SCORE) or last in _ENDS or any(map(_QUANTILE.fullmatch, words))
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word] or [""]
+    return bool(_words(name) & _NO_SCORE) or words[-1] in _ENDS or any(map(_QUANTILE.fullmatch, words))
 
 
 def _words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z]+", name.lower()))
+    return {word for word in re.split(r"[^a-z]+", name.lower()) if word}
 
 
 def listing(names: Collection[str], most: int = 12) -> str:

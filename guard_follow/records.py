@@ -20,7 +20,8 @@ from typing import Any, Protocol, Self
 
 from pydantic_core import from_json
 
-from guard_core.frameworks import STEP_NAMES, bare
+from guard_core.frameworks import bare
+from guard_follow.frameworks import FRAMEWORKS, STEP_NAMES
 
 Record = Mapping[str, Any]
 
@@ -42,9 +43,20 @@ MAX_NAME = 200
 _WRAPPERS = ("data", "metrics")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FORMS = {
+    form: [one for framework in FRAMEWORKS for one in framework.console if one.form == form]
+    for form in ("json", "dict", "fields")
+}
+_TAGS = [tag for console in _FORMS["json"] for tag in console.after]
 #: A number may stand before it, of a line that was cut off there.
-_VERL = re.compile(r"(?<![^\s\d])step:(\d{1,15}) - ")
-_ROLL = "metrics_tag: "
+_PAIRS = re.compile(r"(?<![^\s\d])step:(\d{1,15}) - ")
+_WORDS = "|".join(word for one in _FORMS["dict"] for word in one.after)
+_DICT = re.compile(rf"\b(?:{_WORDS}) (\d{{1,15}}): \{{")
+
+_ITEM = re.compile(r"'([^'\n]{1,200})': '?([^',}\s]{1,40})'?[,}]")
+_FIELDS = re.compile(r"\bStep (\d{1,15}) +\|")
+_FIELD = re.compile(r"([A-Za-z][A-Za-z ()/-]{0,40}?) +(-?\d{1,12}(?:\.\d{1,12})?)(%?)")
+_NAMES = {printed: logged for one in _FORMS["fields"] for printed, logged in one.names.items()}
 BOM = b"\xef\xbb\xbf"
 #: Of a line that cannot be read, where its whole end is looked for: so often it is tried.
 _MOST_TRIED = 8
@@ -234,35 +246,44 @@ def _is_number(cell: str) -> bool:
 
 
 class ConsoleLines(_Lines):
-    """What a trainer prints: verl's `step:1 - name:value - …`, ROLL's `metrics_tag: {…}`, JSON objects.
+    """What trainers print, in the forms of `frameworks.Console`, and JSON objects.
 
     Every other line is none of its metrics, and no fault. Ray's prefix and colours are taken off.
     """
 
     def _record(self, line: bytes) -> Record | None:
         text = _ANSI.sub("", line.decode("utf-8", "replace")).strip()
-        if found := list(islice(_VERL.finditer(text), MAX_KEYS)):
+        if found := list(islice(_PAIRS.finditer(text), MAX_KEYS)):
             self.bad += len(found) > 1  # lines that were cut off: the last one is whole
-            return _of_verl(int(found[-1][1]), text[found[-1].end() :])
-        if text.count(_ROLL + "{") or text.startswith("{"):
-            return self._of_json(text)
-        return None
+            return _of_pairs(int(found[-1][1]), text[found[-1].end() :])
+        if step := _DICT.search(text):
+            return {"step": int(step[1])} | dict(_ITEM.findall(text[step.end() :])[:MAX_KEYS])
+        if step := _FIELDS.search(text):
+            return {"step": int(step[1])} | _of_fields(text[step.end() :])
+        tag = next((tag for tag in _TAGS if tag + "{" in text), "")
+        return self._of_json(text, tag) if tag or text.startswith("{") else None
 
-    def _of_json(self, text: str) -> Record | None:
-        """ROLL's object, which must be whole; any other line in braces need not be JSON."""
-        roll = _of_roll(text)
-        self.bad += text.count(_ROLL + "{") > 1  # lines that were cut off: the last one is whole
+    def _of_json(self, text: str, tag: str) -> Record | None:
+        """An object after a tag, which must be whole; any other line in braces need not be JSON."""
+        tagged = _after_tag(text, tag) if tag else ""
+        self.bad += bool(tag) and text.count(tag + "{") > 1  # lines that were cut off: the last one is whole
         try:
-            row = from_json(roll or text)
+            row = from_json(tagged or text)
         except ValueError:
-            if roll:
+            if tagged:
                 raise
             row = _whole_end(text.encode())
             self.bad += row is not None
         return flatten(row) if isinstance(row, dict) else None
 
 
-def _of_verl(step: int, metrics: str) -> Record:
+def _of_fields(text: str) -> dict[str, Any]:
+    """The numbers between bars, under the names by which they are logged; a percentage is a share."""
+    found = (_FIELD.fullmatch(part.strip()) for part in text.split("|")[:MAX_KEYS])
+    return {_NAMES[m[1]]: float(m[2]) / (100 if m[3] else 1) for m in found if m and m[1] in _NAMES}
+
+
+def _of_pairs(step: int, metrics: str) -> Record:
     """One line of verl's.
 
     Raises:
@@ -285,10 +306,10 @@ def _without_type(value: str) -> str:
     return inner[:-1] if opened and kind.startswith("np.") and inner.endswith(")") else value
 
 
-def _of_roll(text: str) -> str:
-    """The JSON object of a line of ROLL, or what is there of one that was cut short; "" without any."""
-    start, end = text.rfind(_ROLL + "{"), text.rfind("}")
-    return "" if start < 0 else text[start + len(_ROLL) : end + 1 if end > start else None]
+def _after_tag(text: str, tag: str) -> str:
+    """The JSON object after the last tag, or what is there of one that was cut short."""
+    start, end = text.rfind(tag + "{"), text.rfind("}")
+    return text[start + len(tag) : end + 1 if end > start else None]
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------

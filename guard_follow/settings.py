@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from guard_core.frameworks import FRAMEWORKS, Setting
 from guard_follow.beneath import named_below, open_regular
 from guard_follow.errors import InputError
 from guard_follow.events import EVENTS
+from guard_follow.frameworks import FRAMEWORKS, Setting
 from guard_follow.records import DamagedError, Hparams
 from guard_follow.tail import CHUNK
 

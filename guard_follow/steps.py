@@ -10,10 +10,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from guard_client.samples import StepSample, sample_of, wrong_in_step
-from guard_core.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES, bare
+from guard_core.frameworks import bare
 from guard_core.wire import KlKind, StepReport
 from guard_follow import names
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES
 from guard_follow.names import Columns
 from guard_follow.records import BOUNDARY, ROTATED, Record, number
 from guard_follow.starts import VALUES, Starts

@@ -19,9 +19,10 @@ from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
 from guard_core.codes import Code, Level
-from guard_core.frameworks import FIGURES, FRAMEWORKS, Framework, Layout, Setting
+from guard_core.frameworks import FIGURES
 from guard_core.policy import Policy
 from guard_core.wire import Condition, DetectorReading, EvaluationSampling, EvaluationSummary, KlKind, Verdict
+from guard_follow.frameworks import FRAMEWORKS, Framework, Layout, Setting
 from guard_operator import __main__ as operator_process
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
 from guard_operator.reconcile.isolation import TABLE, On, Row
@@ -172,15 +173,12 @@ def frameworks() -> Iterator[str]:
     yield "A prefix `train/` is taken off a name; of several names the first that is there counts. In a name"
     yield "`*` is one part that the run chooses, such as an agent; where several fit, `--map` chooses."
     yield ""
-    known = [framework for framework in FRAMEWORKS if framework.metrics]
+    known = [framework for framework in FRAMEWORKS if framework.reads]
     yield "## Metrics"
     yield ""
     yield from table(
         ("`--format`", "Reads", "Reward", "KL to the reference, token mean", "Entropy", "Tested with"),
-        [
-            (f"`{f.key}`", f.metrics, _names(f.reward), _kl_names(f), _names(f.entropy), f.tested)
-            for f in known
-        ],
+        [(f"`{f.key}`", f.reads, _names(f.reward), _kl_names(f), _names(f.entropy), f.tested) for f in known],
     )
     yield "## Further figures"
     yield ""

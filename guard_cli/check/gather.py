@@ -24,7 +24,7 @@ from guard_service.heldout.staging import refuse_unstageable
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
-    from guard_service.heldout.worker import EvaluationResult
+    from guard_service.heldout.worker import EvaluationResult, EvaluationWorker
 
 #: The first evaluation of a process includes its start; below this many seconds a second one is cheap.
 SHORT_SECONDS = 60.0
@@ -119,19 +119,23 @@ def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str |
 
 def try_scorer(settings: HeldoutSettings, folder: Path) -> TriedScorer:
     """Start the evaluation process, which tries the scorer on the items' own answers."""
-    tried: list[int] = []
+    tried: list[TriedScorer] = []
     try:
-        start(_without_training(settings), folder, tried.append)
+        start(_without_training(settings), folder, lambda worker: tried.append(_tried(worker)))
     except (SplitError, CliError) as error:  # or the process did not survive its start
         return TriedScorer(str(error))
-    return TriedScorer(None, *tried)
+    return tried[0]
+
+
+def _tried(worker: EvaluationWorker) -> TriedScorer:
+    return TriedScorer(None, worker.answers_tried or 0, worker.grader_pay)
 
 
 def measure(
     settings: HeldoutSettings, model: Path, folder: Path
 ) -> tuple[TriedScorer, TriedEvaluation | None]:
     """As `try_scorer`, then one evaluation of the model; a second one where the first was short."""
-    tried: list[int] = []
+    tried: list[TriedScorer] = []
     results: list[EvaluationResult] = []
 
     def another(result: EvaluationResult) -> bool:
@@ -139,17 +143,17 @@ def measure(
         return len(results) == 1 and result.seconds < SHORT_SECONDS
 
     try:
-        evaluate(_without_training(settings), model, folder, another, tried.append)
+        evaluate(
+            _without_training(settings), model, folder, another, lambda worker: tried.append(_tried(worker))
+        )
     except SplitError as error:
         return TriedScorer(str(error)), None
     except CliError as error:
-        return TriedScorer(None, *tried), TriedEvaluation(None, None, str(error))
+        return tried[0] if tried else TriedScorer(None), TriedEvaluation(None, None, str(error))
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
-    return TriedScorer(None, *tried), TriedEvaluation(
-        seconds, fmean(first.items), None, paid, _in_part(first), *ends
-    )
+    return tried[0], TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 
 def _in_part(result: EvaluationResult) -> float:

@@ -99,15 +99,21 @@ class Model:
     weights: int = 0
 
 
+#: With what a problem of the training grader begins.
+GRADER = "proxy_scorer"
+
+
 @dataclass(frozen=True, slots=True)
 class TriedScorer:
     """The scorer, tried on the items' own answers. `problem`: why it cannot be used, None if it can.
 
-    `answers`: how many answers were tried; None: it is not known that it loads.
+    `answers`: how many answers were tried; None: it is not known that it loads. `pay`: what the training
+    grader pays on average for right answers, and for those of other items; None: it was not tried.
     """
 
     problem: str | None = None
     answers: int | None = None
+    pay: tuple[float, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +301,8 @@ def scorer_row(split: Split) -> Row:
     if split.items is None:
         return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
     problem, answers = split.scorer.problem, split.scorer.answers
+    if problem is not None and problem.startswith(GRADER):
+        return Row(name, CheckLevel.UNKNOWN, "the training grader has to be usable first")
     if problem is not None:
         return Row(name, CheckLevel.REFUSE, problem)
     if answers is None:
@@ -313,12 +321,20 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
         said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
         return Row(name, CheckLevel.UNKNOWN, said)
     if split.items is None or split.scorer.answers is None:
+        problem = split.scorer.problem or ""
+        if problem.startswith(GRADER):
+            return Row(name, CheckLevel.REFUSE, problem)
         return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
     if measured is None or measured.score is None:
-        return Row(name, CheckLevel.OK, "it loads; --time tries it on completions")
+        return _pay_row(name, split.scorer.pay)
+    return _paid_row(name, measured.score, measured)
+
+
+def _paid_row(name: str, score: float, measured: TriedEvaluation) -> Row:
+    """What the grader paid for the completions of --model."""
     if measured.paid is None:
         return Row(name, CheckLevel.REFUSE, "it failed on the completions of --model")
-    said = f"it gives {measured.paid:.3f} where the scorer gives {measured.score:.3f}"
+    said = f"it gives {measured.paid:.3f} where the scorer gives {score:.3f}"
     if measured.in_part:
         more = (
             f"; it pays a part for {measured.in_part:.0%} of what the scorer rejects, and that a policy "
@@ -326,6 +342,20 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
             "give the part of the grader that says right or wrong"
         )
         return Row(name, CheckLevel.WARN, said + more)
+    return Row(name, CheckLevel.OK, said)
+
+
+def _pay_row(name: str, pay: tuple[float, float | None] | None) -> Row:
+    """What the grader pays for the items' own answers."""
+    if pay is None:
+        return Row(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
+    right, wrong = pay
+    said = f"it pays {right:.2f} for right answers"
+    if wrong is None:
+        return Row(name, CheckLevel.OK, said)
+    said += f", and {wrong:.2f} for the answers of other items"
+    if wrong >= right:
+        return Row(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
     return Row(name, CheckLevel.OK, said)
 
 

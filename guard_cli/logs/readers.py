@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -21,6 +22,7 @@ from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, begins_of, bui
 from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, in_order, preferred, refuse_several
+from guard_follow.frameworks import FRAMEWORKS
 from guard_follow.records import (
     BOM,
     MAX_LINE,
@@ -302,7 +304,7 @@ def _json_cell(path: Path, line: int, name: str, cell: str | None) -> Any:
 
 
 def read_json(path: Path, keep: Keep) -> Table:
-    """TRL's trainer_state.json, whose `log_history` is a list of rows; that list alone; MLflow's history.
+    """Rows in one JSON document: a list of them, alone or under any name; columns of equal length; MLflow's.
 
     Raises:
         CliError: it is none of them.
@@ -311,26 +313,45 @@ def read_json(path: Path, keep: Keep) -> Table:
 
     try:
         state = from_json(path.read_bytes())
-    except ValueError as error:
-        raise CliError(
-            f"{path}: not JSON ({error}). A log of one object a line must be named *.jsonl."
-        ) from None
+    except ValueError:
+        return read_jsonl(path, keep)
     if mlflow.is_history(state):
         return read_mlflow([path], keep)
-    rows = state.get("log_history") if isinstance(state, dict) else state or None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    rows = _rows_of(state)
+    if rows is None:
         raise CliError(
-            f"{path}: a JSON file must be TRL's trainer_state.json with a list `log_history`, that list "
-            "alone, or what MLflow's `metrics/get-history` answers. A log of one object a line must be named "
-            "*.jsonl."
+            f"{path}: no log is in it. Of JSON are read: a list of objects, alone or under a name (TRL's "
+            '`log_history`), and an object of lists of one length, such as {"step": [1, 2], "reward": '
+            "[0.4, 0.5]}."
         )
     found: dict[str, None] = {}
     rows = [flatten(row) for row in rows]
     chunks = [_chunk_of_rows(rows, range(1, len(rows) + 1), keep, found)] if rows else []
-    kind, where = (
-        ("JSON", "entry") if isinstance(state, list) else ("trainer_state.json", "log_history entry")
-    )
+    is_trl = isinstance(state, dict) and "log_history" in state
+    kind, where = ("trainer_state.json", "log_history entry") if is_trl else ("JSON", "entry")
     return build(kind, chunks, OBJECTS.__contains__, f"{path}: {where}", found, keep.is_figure)
+
+
+def _is_column(cells: Any) -> bool:
+    return isinstance(cells, list) and not any(isinstance(cell, dict) for cell in cells)
+
+
+def _rows_of(document: Any) -> list[dict[str, Any]] | None:
+    """The rows of a JSON document; None if none are known in it."""
+    if isinstance(document, dict) and "log_history" in document:
+        document = document["log_history"]
+    if isinstance(document, list):
+        return document if document and all(isinstance(row, dict) for row in document) else None
+    if not isinstance(document, dict):
+        return None
+    columns = {  # pandas writes a column as an object with the numbers of its rows
+        name: list(cells.values()) if isinstance(cells, dict) else cells for name, cells in document.items()
+    }
+    lists = {name: cells for name, cells in columns.items() if _is_column(cells)}
+    if len(lists) == len(columns) and len({len(cells) for cells in lists.values()}) == 1:
+        return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    inside = [rows for value in document.values() if (rows := _rows_of(value)) is not None]
+    return inside[0] if len(inside) == 1 else None
 
 
 # -- MLflow --------------------------------------------------------------------------------------------
@@ -424,16 +445,26 @@ def read_console(path: Path, keep: Keep) -> Table:
     if not any(map(names.is_reward, {name for row in rows for name in row})):
         numbers, rows, note = _printed_rows(path) or (numbers, rows, None)
     if not rows:
-        raise CliError(
-            f"{path}: holds no metrics that are known: lines such as `step:1 - critic/score/mean:0.4 - …` "
-            "(verl), `metrics_tag: {…}` (ROLL), JSON objects or `{'loss': 0.1, 'reward': 0.4, …}` (TRL). A "
-            "log of another form must be named by what it is: *.jsonl, *.csv, events.out.tfevents.*, "
-            "trainer_state.json."
-        )
+        raise CliError(f"{path}: no line in it has metrics. {_what_to_give(path)}")
     found: dict[str, None] = {}
     chunk = _chunk_of_rows([dict(row) for row in rows], numbers, keep, found)
     table = build("console", [chunk], OBJECTS.__contains__, f"{path}: line", found, keep.is_figure)
     return replace(table, note=note)
+
+
+def _what_to_give(path: Path) -> str:
+    """Which file to replay in place of a console without metrics."""
+    with path.open("rb") as file:
+        text = file.read(CHUNK_BYTES).decode("utf-8", "replace").lower()
+    for framework in FRAMEWORKS:
+        names = {framework.key, framework.key.replace("-", "_")}
+        if framework.reads and any(re.search(rf"\b{re.escape(name)}\b", text) for name in names):
+            return f"It looks like output of {framework.name}: replay what that writes, {framework.reads}."
+    read = ", ".join(framework.name for framework in FRAMEWORKS if framework.console)
+    return (
+        f"What {read} and TRL print is read, and lines of JSON. Else replay the file that the trainer "
+        "writes: *.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
+    )
 
 
 def _printed_rows(path: Path) -> tuple[list[int], list[Record], str] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,31 +17,25 @@ from guard_cli.errors import CliError
 from guard_cli.logs.options import RunConfigOption, read_map
 from guard_cli.logs.readers import read_log
 from guard_cli.replay import report
-from guard_cli.replay.outcomes import DETECTORS, WHOLE_GUARD, DetectorOutcome, outcome
-from guard_cli.replay.run import Run, load_run
+from guard_cli.replay.outcomes import DETECTORS, outcome
+from guard_cli.replay.run import load_run
 from guard_cli.replay.symptoms import symptoms_of
 from guard_cli.replay.unjudged import how_it_ended, report_of
-from guard_core.codes import Level
 from guard_core.policy import Policy
 from guard_core.wording import meant
 from guard_follow.names import CANONICAL
 from guard_follow.settings import find_settings
-
-#: Exit code of a replay that found what `--fail-on` names.
-FAILED = 1
 
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")
 
 EXIT_CODES = {
     0: "the log was judged, whether a detector fired or not",
-    FAILED: "the guard, or the detector of --detector, says what --fail-on names",
     2: "wrong arguments, or input that cannot be used",
 }
 EPILOG = epilog(
-    "rlguard replay out/trainer_state.json --map heldout=eval_reward --plot replay.png",
-    "rlguard replay history.jsonl --detector heldout_guard --json",
-    "rlguard replay history.jsonl --what-if heldout_guard.ema_alpha=0.7",
+    "rlguard replay out/trainer_state.json --heldout-items 500 --plot replay.png",
+    "rlguard replay history.jsonl --detector calibrated --json",
     codes=EXIT_CODES,
 )
 
@@ -67,14 +61,6 @@ def replay(
             help="The policy.yaml of the run. Without it that of the report folder, or else the defaults."
         ),
     ] = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also judge with these policy keys changed, such as heldout_guard.ema_alpha=0.7; several "
-            "with commas. Repeat it to compare more policies.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,83 +70,48 @@ def replay(
         ),
     ] = None,
     run_config: RunConfigOption = None,
-    fail_on: Annotated[
-        str | None,
+    heldout_items: Annotated[
+        int | None,
         typer.Option(
-            help="End with exit code 1 if the whole guard, under this policy, says `fired`; or with "
-            "`warning` (`unknown` is the same) whatever it says but `healthy`, as `rlguard run` does: what "
-            "was not judged has not passed. With --detector that one counts.",
-            metavar="LEVEL",
+            "--heldout-items",
+            min=2,
+            help="Of how many items each held-out mean is, where the log has only means.",
         ),
     ] = None,
 ) -> None:
-    """Say when each detector would have stopped a past run.
+    """Say when the guard would have stopped a past run.
 
-    Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, torchtune, prime-rl; W&B,
-    TensorBoard and MLflow exports) and the guard's own history. A quantity that is not in the log is not
-    judged, and the output says so.
+    Reads what trainers and trackers leave behind (TRL, verl, OpenRLHF, NeMo-RL, prime-rl, SkyRL, slime, ROLL
+    and others; W&B, TensorBoard and MLflow exports; CSV, JSON and JSONL) and the guard's own history.
+    What is not in the log is not judged, and the first line says so.
     """
-    failing = _levels(fail_on)
-    outcomes = _replay(run, detector, as_json, plot, policy, what_if or [], column or [], run_config)
-    # The parts of the guard are shown whatever the policy says of them: it may hold one for advice.
-    counted = next(said for said in outcomes if said.detector == (detector or WHOLE_GUARD))
-    if counted.level in failing:
-        raise typer.Exit(FAILED)
-
-
-def _replay(
-    path: Path,
-    detector: str | None,
-    as_json: bool,
-    plot: Path | None,
-    policy_file: Path | None,
-    what_if: Sequence[str],
-    mapping: Sequence[str],
-    run_config: Path | None,
-) -> Sequence[DetectorOutcome]:
-    """What the policy as it is comes to."""
-    overrides = read_map(mapping)
+    overrides = read_map(column or [])
     names = _detectors(detector)
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise CliError(f"--plot {plot}: the name must end in {', '.join(PICTURES)}.")
-    policies = _policies(path, policy_file, what_if)
-    table = read_log(path, set(overrides.values()))
-    run = load_run(table, str(path), overrides, find_settings(run_config, path))
-    ended = how_it_ended(path)
-    run = replace(run, notes=(*run.notes, *filter(None, (ended.note,))))
-    named = [(name, [outcome(run, policy, d, ended) for d in names]) for name, policy in policies]
+    rules = _policy(run, policy)
+    loaded = load_run(
+        read_log(run, set(overrides.values())),
+        str(run),
+        overrides,
+        find_settings(run_config, run),
+        heldout_items,
+    )
+    ended = how_it_ended(run)
+    loaded = replace(loaded, notes=(*loaded.notes, *filter(None, (ended.note,))))
+    outcomes = [outcome(loaded, rules, name, ended) for name in names]
     if plot is not None:
         from guard_cli.replay.plot import save_outcomes
 
-        save_outcomes(plot, run, policies[0][1], named[0][1])
-    if as_json:
-        _print_json(run, named, single=detector is not None and not what_if)
+        save_outcomes(plot, loaded, rules, outcomes)
+    if not as_json:
+        report.show(Console(), loaded, outcomes, symptoms_of(loaded), plot)
+    elif detector is None:
+        print(json.dumps(report.full(loaded, outcomes, symptoms_of(loaded))))
     else:
-        report.show(Console(), run, named, symptoms_of(run))
-    return named[0][1]
-
-
-def _print_json(run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]], single: bool) -> None:
-    result: dict[str, Any] = (
-        report.one(named[0][1][0]) if single else report.full(run, named, symptoms_of(run))
-    )
-    print(json.dumps(result))
-    if single:  # the one object has no room for them
-        for sentence in named[0][1][0].inert:
-            print(f"not judged: {sentence}", file=sys.stderr)
-        for note in run.notes:
-            print(f"note: {note}", file=sys.stderr)
-
-
-def _levels(fail_on: str | None) -> Collection[Level]:
-    """The levels at which the command fails. What was not judged has not passed: `rlguard run`, too, ends
-    with 0 only where the last verdict is healthy, so `warning` and `unknown` are one.
-    """
-    no_pass = (Level.FIRED, Level.WARNING, Level.UNKNOWN)
-    known = {None: (), "fired": (Level.FIRED,), "warning": no_pass, "unknown": no_pass}
-    if fail_on not in known:
-        raise CliError(f"--fail-on {fail_on}: it must be fired, warning or unknown.")
-    return known[fail_on]
+        print(json.dumps(report.one(outcomes[0])))
+        for sentence in (*outcomes[0].inert, *loaded.notes):  # the one object has no room for them
+            print(f"note: {sentence}", file=sys.stderr)
 
 
 def _detectors(name: str | None) -> Sequence[str]:
@@ -176,13 +127,18 @@ def _policy_of_report(path: Path) -> Path | None:
     return folder / "policy.yaml" if folder is not None and (folder / "policy.yaml").is_file() else None
 
 
-def _policies(path: Path, given: Path | None, what_if: Sequence[str]) -> list[tuple[str, Policy]]:
-    from guard_cli.replay.policies import changed, policy_from_file
+def _policy(path: Path, given: Path | None) -> Policy:
+    """The thresholds: of the file that is given, of the run's report, or the defaults."""
+    from guard_service.errors import SettingsError
+    from guard_service.policy_file import load_policy
 
     file = given or _policy_of_report(path)
-    setting = "--policy" if given is not None else "the report's policy"
-    base = policy_from_file(file, setting) if file is not None else Policy()
-    return [("as it is", base), *((option, changed(base, option)) for option in what_if)]
+    if file is None:
+        return Policy()
+    try:
+        return load_policy(file, "--policy" if given is not None else "the report's policy")
+    except SettingsError as error:
+        raise CliError(str(error)) from None
 
 
 app = typer.Typer(add_completion=False)

@@ -12,32 +12,22 @@ from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
 from guard_core.attempts import EvaluationSeries
-from guard_core.codes import Code, Level
+from guard_core.codes import Level
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
-from guard_core.rounds import KlGate
-from guard_core.wire import Condition, KlKind, Verdict
+from guard_core.wire import Condition, Verdict
 
 #: What stops a run: the whole guard, as the policy has it.
 WHOLE_GUARD = "guard"
 
 #: Every name that `--detector` takes, in the order of the table. The others are its rules, each alone.
-DETECTORS = (
-    WHOLE_GUARD,
-    "heldout_guard",
-    "step_monitor",
-    "calibrated",
-    "both",
-)
+DETECTORS = (WHOLE_GUARD, "calibrated", "heldout_guard")
 
-#: What works on per-item outcomes and a baseline.
-CALIBRATED = DETECTORS[3:]
 
+#: Policies' detectors that need outcomes of items, or means of a known number of them.
+RULES_OF_ITEMS = ("calibrated", "both")
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
-
-#: So far below a threshold no rounding reaches it.
-BELOW = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +65,10 @@ class DetectorOutcome:
 def outcome(run: Run, policy: Policy, name: str, ended: Ended = NOTHING_TOLD) -> DetectorOutcome:
     """What the detector `name`, one of `DETECTORS`, says of the run under `policy`.
 
-    Quiet in a run of which nobody judged a part is not healthy, as under a live guard. The step monitor needs
-    no evaluation: it has judged every step.
+    Quiet in a run of which nobody judged a part is not healthy, as under a live guard.
     """
     found = _outcome(run, policy, name)
-    if found.fired or name == "step_monitor" or not (missing := unjudged(run, ended)):
+    if found.fired or not (missing := unjudged(run, ended)):
         return found
     sentence = f"held-out rules and tests: {missing}"
     found = replace(found, inert=(*found.inert, sentence))
@@ -90,11 +79,7 @@ def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     """The same, of what was judged."""
     if name == WHOLE_GUARD:
         return _whole_guard(run, policy)
-    if name == "step_monitor":
-        return _step_monitor(run, policy)
-    if name == "heldout_guard":
-        return _heldout_guard(run, policy)
-    return _calibrated(run, policy) if name == "calibrated" else _both(run, policy)
+    return _heldout_guard(run, policy) if name == "heldout_guard" else _calibrated(run, policy)
 
 
 def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
@@ -139,28 +124,6 @@ def _advice_in(verdict: Verdict) -> dict[str, Condition]:
     return {f"{c.code} {_NUMBER.sub('', c.message)}": c for c in verdict.conditions if c.advice}
 
 
-def _step_monitor(run: Run, policy: Policy) -> DetectorOutcome:
-    name = "step_monitor"
-    monitor, limit = policy.kl.build(), policy.kl.hard_stop
-    if limit is None:
-        return _quiet(name, Level.UNKNOWN, "the policy has no kl.hard_stop: the KL stops nothing")
-    gate = KlGate()
-    where = np.flatnonzero(run.armed_kl())
-    kls = run.kl[where]
-    if len(kls) and kls.max() < limit * BELOW:
-        where = where[:0]  # no average of medians exceeds the largest value: it cannot fire
-    for i, step, kl in zip(where.tolist(), run.step[where].tolist(), kls.tolist(), strict=False):
-        for counted in gate.admit(kl, KlKind.REF_TOKEN_MEAN):
-            if (status := monitor.update(step, counted)).fire:
-                rule = Code.KL_HARD_STOP.value
-                return DetectorOutcome(
-                    name, True, step, int(run.attempt[i]), rule, Level.FIRED, status.reason
-                )
-    if inert := tuple(_inert_kl(run)):
-        return _quiet(name, Level.UNKNOWN, inert[0], inert)
-    return _quiet(name, Level.HEALTHY, f"the KL EMA never rose by {limit:g} nats/token")
-
-
 def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
     name = "heldout_guard"
     inert = tuple(_inert(run, policy, name))
@@ -180,22 +143,6 @@ def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
         return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
     gap = guard.proxy_real_gap()
     return _quiet(name, Level.HEALTHY, f"quiet for {guard.count} rounds (Hacking Gap {gap:+.4f})", inert)
-
-
-def _both(run: Run, policy: Policy) -> DetectorOutcome:
-    """The first of the two to fire; the calibrated detector with half of alpha."""
-    rule, inert = _heldout_guard(run, policy), tuple(_inert(run, policy, "both"))
-    if not _can_calibrate(run):  # the rule needs no items
-        return replace(rule, detector="both", inert=inert)
-    halved = policy.model_copy(update={"calibrated": policy.calibrated_share()})
-    found = (_calibrated(run, halved), rule)
-    fired = [one for one in found if one.fired]
-    first = min(fired, key=_when) if fired else max(found, key=lambda one: one.level.severity)
-    return replace(first, detector="both", inert=inert)
-
-
-def _when(outcome: DetectorOutcome) -> tuple[int, int]:
-    return outcome.attempt or 0, outcome.step or 0
 
 
 def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
@@ -251,7 +198,7 @@ def _starting(run: Run) -> Sequence[Evaluation]:
     if run.passes or not run.has_items or not run.evaluations:
         return run.passes
     first = [e for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
-    return first if len(first) > 1 else ()
+    return first if len(first) > 1 or run.means_of else ()
 
 
 def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:
@@ -271,12 +218,13 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
     evaluations = len(run.evaluations)
     needed = max(1, policy.heldout_guard.min_steps)
     if evaluations == 0:
-        yield "held-out rules and tests: there is no held-out series"
+        yield "there is no held-out series"
     elif name in ("heldout_guard", "both") and (folded := _folded(run)) < needed:
         yield f"HeldOutGuard: min_steps is {needed}, and {folded} evaluations have steps before them"
-    if name in CALIBRATED and evaluations and not run.has_items:
-        yield "calibrated tests: the held-out series has no per-item outcomes (`items`)"
-    elif name in CALIBRATED and not baseline_of(run):
+    if name in RULES_OF_ITEMS and evaluations and not run.has_items:
+        column = run.columns.source.get("heldout", "heldout")
+        yield f"`{column}` is a mean; say of how many items it is: --heldout-items N"
+    elif name in RULES_OF_ITEMS and not baseline_of(run):
         yield (
             "calibrated tests: there is no baseline (lines with step 0 and only `items`, one for each pass "
             "of the starting policy)"

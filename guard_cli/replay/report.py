@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from guard_cli.replay.headline import headline
 from guard_cli.replay.outcomes import DetectorOutcome
 from guard_cli.replay.run import Run
 from guard_cli.replay.symptoms import column_for
-from guard_core.codes import Level
-from guard_core.symptoms import TITLES, Examined, Unseen
+from guard_core.symptoms import TITLES, Examined
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
 
@@ -25,20 +26,15 @@ def one(outcome: DetectorOutcome) -> dict[str, Any]:
         "step": outcome.step,
         "rule": outcome.rule,
         "level": outcome.level.value,
+        "reason": outcome.reason,
     }
 
 
-def full(
-    run: Run, named: Sequence[tuple[str, Sequence[DetectorOutcome]]], examined: Examined
-) -> dict[str, Any]:
-    """The object of `--json`.
-
-    Args:
-        run: the replayed run.
-        named: for each policy its name and what each detector said; the first is the policy as it is.
-        examined: the symptoms, which no detector knows of.
-    """
+def full(run: Run, outcomes: Sequence[DetectorOutcome], examined: Examined) -> dict[str, Any]:
+    """The object of `--json`: what the first detector said, then all of them, and the symptoms."""
     return {
+        "headline": headline(run, outcomes[0]),
+        **one(outcomes[0]),
         "source": run.source,
         "format": run.format,
         "framework": run.columns.framework,
@@ -49,10 +45,7 @@ def full(
         "items": len(run.evaluations[0].items) if run.evaluations and run.has_items else None,
         "baseline_passes": len(run.baseline),
         "notes": list(run.notes),
-        "policies": [
-            {"policy": name, "detectors": [_outcome(outcome) for outcome in outcomes]}
-            for name, outcomes in named
-        ],
+        "detectors": [_outcome(outcome) for outcome in outcomes],
         "symptoms": [
             {
                 "name": symptom.name,
@@ -75,7 +68,6 @@ def _outcome(outcome: DetectorOutcome) -> dict[str, Any]:
         "detector": outcome.detector,
         **one(outcome),
         "attempt": outcome.attempt,
-        "reason": outcome.reason,
         "cannot_judge": list(outcome.inert),
         "advice": [
             {
@@ -93,95 +85,51 @@ def _outcome(outcome: DetectorOutcome) -> dict[str, Any]:
 def show(
     console: Console,
     run: Run,
-    named: Sequence[tuple[str, Sequence[DetectorOutcome]]],
+    outcomes: Sequence[DetectorOutcome],
     examined: Examined,
+    plot: Path | None = None,
 ) -> None:
-    """Print the run, what each detector said, advice, symptoms, what could not be judged, and the notes."""
-    console.print(escape(_headline(run)))
-    console.print(escape(_mapping(run)), style="dim")
-    console.print(_table(run, named[0][1]) if len(named) == 1 else _side_by_side(named))
-    for number, (name, _) in enumerate(named[1:], start=1):
-        console.print(f"({number}) {escape(name)}", soft_wrap=True)
-    advice = dict.fromkeys(said for _, outcomes in named for o in outcomes for said in o.advice)
-    for said in advice:
+    """Print the answer, the picture's path, a small table, then advice, symptoms and notes."""
+    console.print(escape(headline(run, outcomes[0])), style="bold", soft_wrap=True)
+    if plot is not None:
+        console.print(escape(str(plot)), soft_wrap=True)
+    console.print(_table(run, outcomes))
+    console.print(escape(f"{_about(run)}; {_mapping(run)}"), style="dim", soft_wrap=True)
+    for said in dict.fromkeys(said for outcome in outcomes for said in outcome.advice):
         when = f"from step {said.step:,}" + ("" if said.at_end else ", no longer at the end")
-        console.print(
-            f"Advice {when} ({said.condition.code}): {escape(said.condition.message)}", soft_wrap=True
-        )
+        console.print(f"Advice {when}: {escape(said.condition.message)}", soft_wrap=True)
     _show_symptoms(console, examined)
-    inert = dict.fromkeys(sentence for _, outcomes in named for o in outcomes for sentence in o.inert)
-    if inert:
-        console.print("Not judged:", style="bold")
-        for sentence in inert:
-            console.print(f"  {escape(sentence)}", soft_wrap=True)
-    for note in run.notes:
-        console.print(f"Note: {escape(note)}", soft_wrap=True)
+    for sentence in dict.fromkeys([*(s for outcome in outcomes for s in outcome.inert), *run.notes]):
+        console.print(f"Note: {escape(sentence)}", soft_wrap=True)
 
 
 def _show_symptoms(console: Console, examined: Examined) -> None:
-    """A line for each, and one for all that could not be looked for."""
-    looked_for = len(TITLES) - len(examined.unseen)
-    found = f": none of {looked_for} looked for" if looked_for and not examined.symptoms else ""
-    console.print(f"Symptoms (advice; nothing is stopped for them){found}", style="bold")
     for symptom in examined.symptoms:
-        console.print(f"  {TITLES[symptom.name]}: {escape(symptom.sentence)}", soft_wrap=True)
-    if examined.unseen:
-        each = "; ".join(_unseen(one) for one in examined.unseen)
-        console.print(f"  Not looked for: {escape(each)}", soft_wrap=True)
-
-
-def _unseen(one: Unseen) -> str:
-    column = column_for(one)
-    return f"{TITLES[one.name]} ({one.why}{f'; it takes {column}' if column else ''})"
+        console.print(f"Advice, {TITLES[symptom.name]}: {escape(symptom.sentence)}", soft_wrap=True)
 
 
 def _table(run: Run, outcomes: Sequence[DetectorOutcome]) -> Table:
-    table = Table(pad_edge=False)
-    table.add_column("detector", no_wrap=True)
-    table.add_column("level", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("rule", no_wrap=True)
-    table.add_column("why")
-    for outcome in outcomes:
+    table = Table(pad_edge=False, box=None)
+    for name in ("detector", "says", "step", "rule"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "step" else "left")
+    for place, outcome in enumerate(outcomes):
         step = "-" if outcome.step is None else f"{outcome.step:,}"
         if run.attempts > 1 and outcome.attempt is not None:
             step += f" (attempt {outcome.attempt})"
-        table.add_row(outcome.detector, _level(outcome), step, outcome.rule or "-", _why(outcome))
+        table.add_row(outcome.detector, _says(outcome, counts=place == 0), step, outcome.rule or "-")
     return table
 
 
-def _why(outcome: DetectorOutcome) -> str:
-    """The reason; where it is that something cannot be judged, that stands once under the table."""
-    if outcome.level is Level.UNKNOWN and outcome.inert:
-        return "not judged, see below"
-    return escape(outcome.reason)
+def _says(outcome: DetectorOutcome, *, counts: bool) -> str:
+    """The level; `counts`: of what stops a run. The others are the guard's parts, each alone: they advise."""
+    style, level = STYLES[outcome.level.value], outcome.level.value
+    return f"[{style}]{level}[/]" if counts or not outcome.fired else "[yellow]would advise to stop[/]"
 
 
-def _side_by_side(named: Sequence[tuple[str, Sequence[DetectorOutcome]]]) -> Table:
-    """Detectors down, policies across."""
-    table = Table(pad_edge=False)
-    table.add_column("detector", no_wrap=True)
-    for number in range(len(named)):
-        table.add_column(f"({number})" if number else "as it is")
-    for row in zip(*(outcomes for _, outcomes in named), strict=True):
-        table.add_row(row[0].detector, *(_verdict(outcome) for outcome in row))
-    return table
-
-
-def _verdict(outcome: DetectorOutcome) -> str:
-    if outcome.step is None:
-        return _level(outcome)
-    return f"{_level(outcome)} at {outcome.step:,}\n{outcome.rule}"
-
-
-def _level(outcome: DetectorOutcome) -> str:
-    return f"[{STYLES[outcome.level.value]}]{outcome.level.value}[/]"
-
-
-def _headline(run: Run) -> str:
-    evaluations = f"{_count(len(run.evaluations), 'held-out evaluation')}"
-    if run.has_items:
-        evaluations += f" of {_count(len(run.evaluations[0].items), 'item')}" if run.evaluations else ""
+def _about(run: Run) -> str:
+    evaluations = _count(len(run.evaluations), "held-out evaluation")
+    if run.has_items and run.evaluations:
+        evaluations += f" of {_count(len(run.evaluations[0].items), 'item')}"
     passes = f", {_count(len(run.baseline), 'baseline pass', 'baseline passes')}" if run.baseline else ""
     attempts = f" in {run.attempts} attempts" if run.attempts > 1 else ""
     steps = _count(len(run.step), "step")

@@ -38,12 +38,14 @@ class Run:
     are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
     by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
     `passes`: of the starting policy, where the log has them apart. `has_items`: whether evaluations carry
-    per-item outcomes or only their mean. `samples`: how many are behind each outcome, and `trainer`: how the
-    trainer samples; None where the log does not say it.
+    per-item outcomes or only their mean. `means_of`: of how many items each mean is, which then stands for
+    the outcome of each. `samples`: how many are behind each outcome, and `trainer`: how the trainer samples;
+    None where the log does not say it.
     """
 
     source: str
     format: str
+    names: tuple[str, ...]
     columns: Columns
     attempt: Ints
     step: Ints
@@ -57,6 +59,7 @@ class Run:
     ends: tuple[int, ...]
     passes: tuple[Evaluation, ...]
     has_items: bool
+    means_of: int | None
     samples: int | None
     trainer: Sampling | None
     notes: tuple[str, ...]
@@ -78,7 +81,11 @@ class Run:
 
 
 def load_run(
-    table: Table, source: str, overrides: Mapping[str, str], settings: Mapping[str, str] | None = None
+    table: Table,
+    source: str,
+    overrides: Mapping[str, str],
+    settings: Mapping[str, str] | None = None,
+    means_of: int | None = None,
 ) -> Run:
     """Make a run of a table.
 
@@ -87,6 +94,7 @@ def load_run(
         source: its name, for messages.
         overrides: canonical name to column, from `--map`.
         settings: of the run's own configuration; see `names.resolve`.
+        means_of: how many items each held-out mean is of, where the log has only means.
 
     Raises:
         CliError: columns are missing or ambiguous, or a value cannot be right.
@@ -100,14 +108,18 @@ def load_run(
     baseline_rows = rows.baseline()
     usable = rows.usable(baseline_rows, notes)
     merged = _merge(rows, usable, notes)
-    scored = [*merged.evaluations(), *rows.further_passes(baseline_rows)]
+    if merged.scored:
+        means_of = None
+    scored = [*merged.evaluations(means_of), *rows.further_passes(baseline_rows)]
     return Run(
         source=source,
         format=table.format,
+        names=table.names,
         columns=columns,
         **_in_order(merged.steps(notes), scored),
         passes=rows.passes(baseline_rows),
-        has_items=bool(merged.scored),
+        has_items=bool(merged.scored) or means_of is not None,
+        means_of=means_of,
         samples=rows.samples(),
         trainer=rows.trainer(),
         notes=tuple(notes),
@@ -437,22 +449,35 @@ class _Merged:
     scored: Mapping[int, Evaluation]
     figures: Mapping[str, Floats]
 
-    def evaluations(self) -> list[_Scored]:
-        """The held-out evaluations; of one with only a mean that is said."""
+    def evaluations(self, means_of: int | None) -> list[_Scored]:
+        """The held-out evaluations; a mean of so many items is the outcome of each (see `guard_core.means`).
+
+        Raises:
+            CliError: it is not in [0, 1].
+        """
         heldout = self.values["heldout"]
         # Once there are items, a mean without them cannot be compared with the others.
         rows = sorted(self.scored) or np.flatnonzero(~np.isnan(heldout)).tolist()
         return [
             _Scored(
-                replace(self._evaluation(r), attempt=int(self.attempt[r]), step=int(self.step[r])),
+                replace(self._evaluation(r, means_of), attempt=int(self.attempt[r]), step=int(self.step[r])),
                 float(self.values["heldout_event"][r]),
             )
             for r in rows
         ]
 
-    def _evaluation(self, row: int) -> Evaluation:
-        mean = (float(self.values["heldout"][row]),)
-        return self.scored.get(row) or Evaluation(0, 0, "", mean, mean_only=True)
+    def _evaluation(self, row: int, means_of: int | None) -> Evaluation:
+        mean = float(self.values["heldout"][row])
+        if row in self.scored:
+            return self.scored[row]
+        if means_of is None:
+            return Evaluation(0, 0, "", (mean,), mean_only=True)
+        if not 0 <= mean <= 1:
+            raise CliError(
+                f"--heldout-items {means_of}: the held-out score of step {self.step[row]} is {mean:g}, and "
+                "a mean of outcomes lies between 0 and 1. Leave the option out."
+            )
+        return Evaluation(0, 0, "", (mean,) * means_of)
 
     def steps(self, notes: list[str]) -> dict[str, Any]:
         """The arrays of `Run` and `step_event`: only rows with a reward are steps, as for the guard."""

@@ -18,8 +18,8 @@ from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
 from guard_cli.saved import is_file, read_object, saved_text
 from guard_cli.starting import settings_to_start, why_no_settings
-from guard_core.frameworks import BY_KEY
 from guard_core.terminal import plain
+from guard_follow.frameworks import BY_KEY
 from guard_operator.api.names import GROUP, KIND
 
 EXIT_CODES = {
@@ -259,5 +259,5 @@ def _trainer_of(metrics: Mapping[str, Any]) -> str:
     layout = (metrics.get("checkpoints") or {}).get("layout")
     format_ = str((metrics.get("follow") or {}).get("format"))
     logs = BY_KEY.get(format_)
-    borrows = logs is not None and logs.metrics and logs.layout is None
+    borrows = logs is not None and logs.reads and not logs.layouts
     return format_ if borrows else str(layout or format_)

@@ -12,6 +12,7 @@ import typer
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode, exit_code_help
+from guard_cli.grouped import GroupedCommand
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
 from guard_follow.what import What
@@ -27,7 +28,7 @@ EPILOG = epilog(
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=EPILOG, cls=GroupedCommand)
 @options.with_evaluation
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The trainer, after `--`.")],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from guard_cli.output import StandardStream
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+#: Of a status line, with what stands before it.
+WIDTH = 90
 STYLES = {Level.HEALTHY: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.FIRED: "bold red"}
 
 
@@ -159,7 +162,7 @@ def gathers_baseline(verdict: Verdict) -> bool:
 
 
 def describe(verdict: Verdict, pace: BaselinePace) -> str:
-    """One line: step, the numbers that are known, level and reason; the baseline while it is made."""
+    """One line of fewer than 100 characters: step, scores and level, with a reason where there is one."""
     if gathers_baseline(verdict):
         made, planned = verdict.baseline_passes, verdict.baseline_planned
         left = pace.seconds_left(made, planned)
@@ -170,12 +173,11 @@ def describe(verdict: Verdict, pace: BaselinePace) -> str:
         parts.append(f"held-out {verdict.last_evaluation.score:.3f} at step {verdict.last_evaluation.step}")
     if verdict.in_loop_ema is not None:
         parts.append(f"reward {verdict.in_loop_ema:.3f}")
-    if verdict.proxy_real_gap is not None:
-        parts.append(f"gap {verdict.proxy_real_gap:+.3f}")
-    if verdict.kl_ema is not None:
-        parts.append(f"KL {verdict.kl_ema:.3g}")
-    parts.append(f"{verdict.level.value}: {verdict.reason}")
-    return " | ".join(parts)
+    if verdict.waiting:
+        parts.append(f"{verdict.waiting} to score")
+    healthy = verdict.level is Level.HEALTHY
+    parts.append(verdict.level.value if healthy else f"{verdict.level.value}: {verdict.reason}")
+    return shorten(" | ".join(parts), WIDTH, placeholder=" …")
 
 
 def _duration(seconds: float) -> str:

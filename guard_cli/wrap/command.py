@@ -13,7 +13,7 @@ from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.logs.options import FormatOption
-from guard_core.feed import LAYOUTS
+from guard_core.frameworks import LAYOUTS
 
 EXIT_CODES = {
     0: "the object is printed, whatever it warns of",
@@ -125,6 +125,7 @@ def wrap(
         MAX_BYTES,
         ManifestError,
         find_job,
+        placeholders,
         read_text,
         scalar_text,
         value_of,
@@ -177,9 +178,11 @@ def wrap(
         raise CliError(plain(wrong))
     _write(wrapped.text)
     restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
-    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts)):
+    unfilled = ", ".join(dict.fromkeys(placeholders(job.root)))
+    unchecked = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
+    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts, unchecked)):
         print(f"warning: {plain(doubt)}", file=sys.stderr)
-    for line in (*narrowed.changes, *told(wrapped, job, volume, said.broken)):
+    for line in (*narrowed.changes, *told(wrapped, job, volume, said.broken, whole=not unfilled)):
         print(line, file=sys.stderr)
 
 

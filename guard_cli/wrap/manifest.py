@@ -36,6 +36,8 @@ _TAGS = {
         (yaml.ScalarNode, "str int float bool null"),
     )
 }
+_PLACEHOLDER = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_][^}]*\}|\{\{[^}]*\}\}|<[A-Z][A-Z0-9_-]*>")
+_OF_A_SHELL = ("command", "args", "value")
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
@@ -229,12 +231,13 @@ def _no_job(nodes: list[yaml.Node]) -> str:
     found = ", ".join([*named][:5]) or "no object of Kubernetes"
     if any(kind == KIND for _, kind in kinds):
         return f"it has no {wanted}, and a {KIND}, which is guarded already"
-    for adapter in (find_adapter(*kind) for kind in kinds):
-        if adapter is not None:
-            one = adapter.resource.kind
+    groups = {(one.resource.kind, one.resource.api_version.partition("/")[0]) for one in ADAPTERS}
+    for version, kind in kinds:
+        if (kind, version.partition("/")[0]) in groups:
+            other = "" if find_adapter(version, kind) else f" of {version}"
             return (
-                f"it has no {wanted}, and a {one}, which is guarded where it exists: a {KIND} names it in "
-                "spec.targetRef (docs/attach.md)"
+                f"it has no {wanted}, and a {kind}{other}, which is guarded where it exists: a {KIND} names "
+                "it in spec.targetRef (docs/attach.md)"
             )
     if any(kind.endswith("List") for _, kind in kinds):
         return f"it has no {wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
@@ -304,6 +307,19 @@ def comments(text: str) -> Iterator[str]:
         end = token.end_mark.index
         if isinstance(token, yaml.ScalarToken) and token.style in ("|", ">"):
             yield from _COMMENT.findall(text[start:end].partition("\n")[0])
+
+
+def placeholders(node: yaml.Node | None) -> Iterator[str]:
+    """Values that a template fills in later, such as $NUM_NODES; what a container's shell reads is none."""
+    if isinstance(node, yaml.ScalarNode):
+        yield from [node.value] if _PLACEHOLDER.fullmatch(node.value) else []
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from placeholders(item)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if not (isinstance(key, yaml.ScalarNode) and key.value in _OF_A_SHELL):
+                yield from placeholders(value)
 
 
 def walk(node: yaml.Node) -> Iterator[Any]:

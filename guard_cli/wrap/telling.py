@@ -39,12 +39,18 @@ def refusal(said: Review, wrong: str) -> str:
     )
 
 
-def told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str]) -> Iterator[str]:
-    """What was decided, in lines for people; `broken`: the broken rows of the isolation table."""
-    return map(plain, _told(wrapped, job, volume, broken))
+def told(
+    wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str], *, whole: bool
+) -> Iterator[str]:
+    """What was decided, in lines for people; `broken`: the broken rows of the isolation table; `whole`: nothing is
+    to be filled in.
+    """
+    return map(plain, _told(wrapped, job, volume, broken, whole))
 
 
-def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str]) -> Iterator[str]:
+def _told(
+    wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str], whole: bool
+) -> Iterator[str]:
     spec = Spec.model_validate(wrapped.manifest["spec"])
     namespace, kind = wrapped.manifest["metadata"].get("namespace"), job.adapter.resource.kind
     where = f" in namespace {namespace}" if namespace else ""
@@ -73,8 +79,10 @@ def _told(wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Seq
         yield f"warning: {volume.warning}"
     if wrapped.uncommented:
         yield f"warning: the lines of {wrapped.uncommented} could not be moved: written anew, no comments"
-    yield "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
-    yield "still yours:"
+    checked = [
+        "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
+    ]
+    yield from [*(checked if whole else []), "still yours:"]
     if (feed := spec.guard.metrics) is None:
         yield f"  report reward and checkpoints from the trainer: {SCRIPT_PAGE}"
         yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"

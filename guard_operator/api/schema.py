@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_pascal
 
-from guard_core.feed import LAYOUTS
-from guard_core.frameworks import FILE_FORMATS, FORMATS
+from guard_core.frameworks import FILE_FORMATS, FORMATS, LAYOUTS
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
 from guard_operator.api.types import CAMEL_CHOICES, UNDECLARED, GuardedTrainingJob, cel
 

@@ -87,6 +87,8 @@ class HeldoutEvaluation:
         self._evaluator.check(self._split.items)
         #: Items whose own answer was tried; None where it was before.
         self._answers_tried = self._check_split(settings) if first else None
+        #: What the training grader pays for right answers, and for wrong ones; None where it was not tried.
+        self._pay = self._proxy.check_pay(self._split.items) if first and self._proxy else None
 
     def _check_split(self, settings: HeldoutSettings) -> int:
         if settings.train_prompts is not None:
@@ -105,6 +107,7 @@ class HeldoutEvaluation:
             "items": len(self._split.groups),
             "prompts": len(self._split),
             "answers": self._answers_tried,
+            "pay": self._pay,
             "digest": self._split.digest,
             "base_model": None if self._base is None else self._base.sha256,
             "scorer_code": self._scoring.code | ({} if self._proxy is None else self._proxy.code),

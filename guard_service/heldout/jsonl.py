@@ -93,7 +93,7 @@ def _told(error: ErrorDetails, known: Sequence[str]) -> str:
     if name == "prompt":
         return "prompt must be a text, or a list of messages with role (system, user, assistant) and content"
     if name == "answer":
-        return "answer must be a text: put quotes around a number"
+        return "answer must be a text, a number, or a list of them"
     if name == "id":
         return "id must be 1 to 128 visible ASCII characters without spaces"
     return f"{name}: {message(error)}"

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from guard_service.heldout.data_files import (
+    DataRow,
+    column,
+    is_parquet,
+    missing_column,
+    read_data,
+    write_parquet,
+)
 from guard_service.heldout.disjoint import disjoint_part, families
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.jsonl import lines, parse_object, read_file, refuse, validate
+from guard_service.heldout.jsonl import refuse, validate
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, missing, read_train_prompts, train_row
 from guard_service.heldout.text import Prompt, normalised
 
@@ -39,8 +47,7 @@ class MadeSplit:
 class _Row:
     """A row of the data set. `item`: what it is as a held-out item, None where the hash says training."""
 
-    number: int
-    line: bytes
+    data: DataRow
     prompt: Prompt
     key: str
     item: HeldoutItem | None
@@ -60,10 +67,10 @@ def make_split(
     fraction: float,
     salt: str = "rlguard",
     prompt_column: str = "prompt",
-    answer_column: str = "answer",
+    answer_column: str | None = "answer",
     near: bool = True,
 ) -> MadeSplit:
-    """Divide a JSONL data set into training and held-out files that `check_disjoint` accepts.
+    """Divide a data set (see `data_files`) into training and held-out files that `check_disjoint` accepts.
 
     The hash of a prompt's normalised text says its side, with `fraction` and `salt` only: rows may be added,
     dropped and shuffled; a larger fraction only adds to the held-out side. Then a held-out prompt that is
@@ -75,7 +82,9 @@ def make_split(
     under `meta`. Held-out near-duplicates of each other that have no `group` get one: they count as one item.
 
     Args:
+        train: JSONL, or Parquet if its name ends so.
         fraction: expected share of distinct prompts that are held out, in (0, 1).
+        prompt_column, answer_column: a name, or a dotted one; None: items have no answer.
 
     Raises:
         SplitError: a bad fraction, row or file, an output that exists, or a side that would be empty.
@@ -91,13 +100,13 @@ def make_split(
 
     def training(left: Sequence[HeldoutItem]) -> Iterator[tuple[str, Prompt]]:
         keys = {item.key for item in left}
-        return ((f"line {row.number}", row.prompt) for row in rows if row.key not in keys)
+        return ((f"line {row.data.number}", row.prompt) for row in rows if row.key not in keys)
 
     # In the order of the file, whatever the order of `first`.
     candidates = [row.item for row in rows if row.item is not None and first[row.key] is row.item]
     held = _grouped(disjoint_part(training, candidates, near), near)
     keys = {item.key for item in held}
-    kept = [_training_line(row, prompt_column) for row in rows if row.key not in keys]
+    kept = [row.data for row in rows if row.key not in keys]
     for side, count in (("training", len(kept)), ("held-out", len(held))):
         if not count:
             raise SplitError(
@@ -107,7 +116,10 @@ def make_split(
     try:
         _write(heldout, map(_split_line, held))
         HeldoutSplit.load(heldout)
-        _write(train, kept)
+        if is_parquet(train):
+            write_parquet(train, kept)
+        else:
+            _write(train, (_training_line(row, prompt_column) for row in kept))
     except SplitError:
         heldout.unlink(missing_ok=True)
         raise
@@ -140,36 +152,57 @@ def drop_overlapping(
 
 
 def _read_rows(
-    source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str
+    source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str | None
 ) -> list[_Row]:
+    data = read_data(source)
+    _refuse_missing(source, data, prompt_column, answer_column)
     rows: list[_Row] = []
     problems: list[str] = []
-    for number, line in lines(read_file(source).split(b"\n")):
+    for one in data:
         try:
-            row = parse_object(line)
-            if prompt_column != "prompt" and "prompt" in row:
-                raise ValueError(f"prompt and {prompt_column} are both there: name or keep one of them")
-            prompt = train_row(row, prompt_column).text
+            prompt = train_row({"prompt": column(one.columns, prompt_column)}, "prompt").text
             key = normalised(prompt)
             held = is_heldout(prompt, fraction, salt)
-            item = _heldout_item(row, key, prompt_column, answer_column) if held else None
-            rows.append(_Row(number, line, prompt, key, item))
+            item = _heldout_item(one.columns, key, prompt_column, answer_column) if held else None
+            rows.append(_Row(one, prompt, key, item))
         except ValueError as error:
-            problems.append(f"line {number}: {error}")
+            problems.append(f"line {one.number}: {error}")
     refuse(source, problems)
     return rows
+
+
+def _refuse_missing(
+    source: Path, rows: Sequence[DataRow], prompt_column: str, answer_column: str | None
+) -> None:
+    """Raise, in one line, if a column is in no row.
+
+    Raises:
+        SplitError: naming the option.
+    """
+    wanted = [("prompt", prompt_column, "--prompt-column")]
+    wanted += [] if answer_column is None else [("answer", answer_column, "--answer-column")]
+    if prompt_column != "prompt" and any("prompt" in r.columns and prompt_column in r.columns for r in rows):
+        raise SplitError(f"{source}: columns prompt and {prompt_column} are both there: keep one of them")
+    for what, name, option in wanted:
+        if rows and all(column(row.columns, name) is None for row in rows):
+            own = "; for a scorer of your own that needs no answer, --no-answer" if what == "answer" else ""
+            raise SplitError(f"{source}: {missing_column(rows, name, what, option)}{own}")
 
 
 #: Columns that an item has by the same name; all others go under `meta`.
 _OF_AN_ITEM = ("id", "scorer", "group", "system_prompt", "chat_template_kwargs", "answer_after")
 
 
-def _heldout_item(row: dict[str, object], key: str, prompt_column: str, answer_column: str) -> HeldoutItem:
+def _heldout_item(
+    columns: Mapping[str, object], key: str, prompt_column: str, answer_column: str | None
+) -> HeldoutItem:
     """A data set's row as an item of a split."""
-    if row.get(answer_column) is None:
-        raise missing(row, answer_column)
-    row = dict(row)
-    item = {"prompt": row.pop(prompt_column), "answer": row.pop(answer_column)}
+    row = {name: value for name, value in columns.items() if name not in (prompt_column, answer_column)}
+    item = {"prompt": column(columns, prompt_column)}
+    if answer_column is not None:
+        if (answer := column(columns, answer_column)) is None:
+            raise missing(columns, answer_column)
+        item["answer"] = answer
     item |= {name: row.pop(name) for name in _OF_AN_ITEM if row.get(name) is not None}
     item |= {"group": str(item["group"])} if "group" in item else {}
     item["id"] = str(item.get("id", "h-" + hashlib.sha256(key.encode()).hexdigest()[:16]))
@@ -190,11 +223,11 @@ def _grouped(items: Sequence[HeldoutItem], near: bool) -> tuple[HeldoutItem, ...
     )
 
 
-def _training_line(row: _Row, prompt_column: str) -> bytes:
+def _training_line(row: DataRow, prompt_column: str) -> bytes:
     if prompt_column == "prompt":
-        return row.line.strip()
-    columns = parse_object(row.line)
-    return json.dumps({"prompt": columns[prompt_column], **columns}, ensure_ascii=False).encode()
+        return row.line
+    named = {"prompt": column(row.columns, prompt_column), **row.columns}
+    return json.dumps(named, ensure_ascii=False, default=str).encode()
 
 
 def _split_line(item: HeldoutItem) -> bytes:

@@ -39,14 +39,18 @@ class Limits(NamedTuple):
 
 
 class ScoreRequest(NamedTuple):
-    """How right is this `completion`, a part of `whole`, to the item?"""
+    """How right is this `completion`, a part of `whole`, to the item?
+
+    `answers`: those that are accepted. `prompt`: a text, or chat messages.
+    """
 
     scorer: str
     item: str
     completion: str
     whole: str
-    answer: str
+    answers: Sequence[str]
     meta: Mapping[str, Any]
+    prompt: str | Sequence[Mapping[str, str]] = ""
 
 
 class ScoreResult(NamedTuple):

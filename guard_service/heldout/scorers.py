@@ -4,8 +4,9 @@ A scorer is a function `score(completion: str, answer: str, meta: Mapping[str, A
 answer begins after a mark (`answer_after`), its `completion` is what follows the mark; one that has a
 parameter `whole_completion` gets by that name all that was written. The training grader gets all of it as
 its `completion`, as it does in training. A scorer is named by one of the built-in names below, or as
-`module:function`. They are imported and called in the evaluation process only, and in those that it starts
-(`pool`): there, where scorers have a limit, all are called that may not end, and async ones always.
+`module:function`, also of a grader as TRL, verl and OpenRLHF call it (`graders`). They are imported and
+called in the evaluation process only, and in those that it starts (`pool`): there, where scorers have a
+limit, all are called that may not end, and async ones always.
 
 At start each item's own answer is scored as if it were the completion, and must score 1
 (`SplitScorers.check_answers`). A scorer for which that makes no sense, because an answer is no completion,
@@ -34,10 +35,12 @@ from fractions import Fraction
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.graders import call, grader_style, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
@@ -47,6 +50,7 @@ Answered = tuple[HeldoutItem, str, str]
 
 WHOLE = "whole_completion"  # a parameter that a scorer may have
 MAX_LISTED = 5
+MOST_TRIED = 64  # items of which a grader is tried at the start
 MAX_NAME = 64  # of an exception, characters
 MAX_LATE = 0.5  # share; above it nothing is said of the policy
 ROUNDING = 1e-9
@@ -164,6 +168,8 @@ def load_scorer(name: str) -> Scorer:
 
 
 def _check_signature(name: str, scorer: Scorer) -> None:
+    if grader_style(scorer):
+        return
     with contextlib.suppress(ValueError):  # a function of C may have none: its first call will tell
         signature = inspect.signature(scorer)
         try:
@@ -257,12 +263,24 @@ class NamedScorer(NamedTuple):
         except OSError:
             return None
 
-    def score(self, completion: str, answer: str, meta: Mapping[str, Any], whole: str) -> ScoreResult:
-        """Call it, here and now; of an async one, wait for its end."""
-        more = {WHOLE: whole} if self.takes_whole else {}
+    def score(self, request: ScoreRequest) -> ScoreResult:
+        """Call it, here and now, for each accepted answer until one is right."""
+        best = ScoreResult(0.0)
+        for answer in request.answers:
+            result = self._score(request, answer)
+            if result.score is None or result.score >= 1 - ROUNDING:
+                return result
+            best = max(best, result, key=lambda one: one.score or 0.0)
+        return best
+
+    def _score(self, asked: ScoreRequest, answer: str) -> ScoreResult:
         with _no_copies():
             try:
-                value = self.function(completion, answer, meta, **more)
+                if grader_style(self.function):
+                    value = call(self.function, asked.prompt, asked.completion, answer, asked.meta)
+                    return _valid(pay_of(_RUNNER.run(value) if self.is_async else value))
+                more = {WHOLE: asked.whole} if self.takes_whole else {}
+                value = self.function(asked.completion, answer, asked.meta, **more)
                 return _valid(_RUNNER.run(value) if self.is_async else value)
             except (Exception, asyncio.CancelledError) as error:
                 return _raised(error)
@@ -285,7 +303,8 @@ _NO_LIMIT = Limits()
 
 def _request(scorer: NamedScorer, answered: Answered) -> ScoreRequest:
     item, completion, whole = answered
-    return ScoreRequest(scorer.name, item.id, completion, whole, item.answer, item.meta)
+    prompt = item.prompt if isinstance(item.prompt, str) else item.conversation
+    return ScoreRequest(scorer.name, item.id, completion, whole, item.answers, item.meta, prompt)
 
 
 def _ask_all(asked: Sequence[_Asked], limits: Limits, take: Take) -> None:
@@ -293,8 +312,7 @@ def _ask_all(asked: Sequence[_Asked], limits: Limits, take: Take) -> None:
     elsewhere: list[tuple[int, ScoreRequest]] = []
     for place, (scorer, answered) in enumerate(asked):
         if scorer.runs_here(limits):
-            item, completion, whole = answered
-            take(place, scorer.score(completion, item.answer, item.meta, whole))
+            take(place, scorer.score(_request(scorer, answered)))
         else:
             elsewhere.append((place, _request(scorer, answered)))
     if elsewhere:
@@ -352,6 +370,11 @@ class SplitScorers:
                     if item.scorer is None:
                         raise
                     raise SplitError(f"item {item.id!r}: {error}") from error
+            if name in BUILT_IN and "answer" not in item.model_fields_set:
+                raise SplitError(
+                    f"{split.path}: item {item.id!r} has no answer, which scorer {name!r} compares with: "
+                    "only a scorer of your own needs none (--scorer module:function)"
+                )
             if self._scorers[name].function in (numeric, regex):
                 self._check_answer(item, name)
 
@@ -362,7 +385,8 @@ class SplitScorers:
 
     def _check_answer(self, item: HeldoutItem, name: str) -> None:
         try:
-            self._scorers[name].function("", item.answer, item.meta)
+            for answer in item.answers:
+                self._scorers[name].function("", answer, item.meta)
         except ValueError as error:
             raise SplitError(f"item {item.id!r} cannot be scored by {name!r}: {error}") from error
 
@@ -425,6 +449,11 @@ class SplitScorers:
         return _score_all([(self._scorer(one[0]), one) for one in answered], self._limits)
 
 
+def _differ(one: HeldoutItem, other: HeldoutItem) -> bool:
+    """Whether the answer of another item is wrong for this one, as far as texts say it."""
+    return other.answer.casefold() not in {answer.casefold() for answer in one.answers}
+
+
 class ProxyScoring:
     """The training grader, for every item: it is what the policy is paid by, so no item has another."""
 
@@ -444,6 +473,33 @@ class ProxyScoring:
     def code(self) -> dict[str, str]:
         """As of `SplitScorers`."""
         return {} if (code := self._scorer.code) is None else {self._scorer.name: code}
+
+    def check_pay(self, items: Sequence[HeldoutItem]) -> tuple[float, float | None] | None:
+        """What it pays on average for right answers, and for those of other items; None: not tried.
+
+        Raises:
+            SplitError: it failed, or pays nothing for right answers. One that wants more than an answer says
+                so by `check_answers = False`.
+        """
+        known = [item for item in items if item.answer][:MOST_TRIED]
+        if not known or not getattr(self._scorer.function, "check_answers", True):
+            return None
+        try:
+            right = self.score_all([(item, item.answer) for item in known])
+        except EvaluationError as error:
+            raise SplitError(f"proxy_scorer: {error}") from error
+        pay = fmean(graded.score for graded in right)
+        if pay <= ROUNDING:
+            raise SplitError(
+                f"proxy_scorer {self._scorer.name!r} pays 0 for the own answers of {len(known)} items: does "
+                "it want more than an answer (then set check_answers = False on the function), or columns "
+                "that the items lack under meta?"
+            )
+        pairs = zip(known, [*known[1:], known[0]], strict=True)
+        asked = [(item, other.answer) for item, other in pairs if _differ(item, other)]
+        with contextlib.suppress(EvaluationError):
+            return pay, fmean(graded.score for graded in self.score_all(asked)) if asked else None
+        return pay, None
 
     def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
         """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from guard_service.heldout.pool import ScoreRequest
 from guard_service.heldout.processes import open_channel, supervise
 from guard_service.heldout.scorers import NamedScorer
 
@@ -31,9 +32,8 @@ def main() -> None:
     _send(responses, {"ready": True})
     for line in requests:
         asked = json.loads(line)
-        scorer = scorers[asked["scorer"]]
-        result = scorer.score(asked["completion"], asked["answer"], asked["meta"], asked["whole"])
-        _send(responses, {"place": asked["place"], "result": result})
+        place, request = asked.pop("place"), ScoreRequest(**asked)
+        _send(responses, {"place": place, "result": scorers[request.scorer].score(request)})
 
 
 if __name__ == "__main__":

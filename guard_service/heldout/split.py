@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
 from guard_core.wording import nearest
+from guard_service.heldout.data_files import column as column_of
+from guard_service.heldout.data_files import is_parquet, read_data
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.jsonl import (
     is_showable,
@@ -40,6 +42,13 @@ class Message(BaseModel):
     content: str = Field(repr=False)
 
 
+def _answer_text(value: Any) -> Any:
+    """A number as it is written, without a `.0` at its end; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
 class HeldoutItem(BaseModel):
     """One held-out item. Its repr shows the id only."""
 
@@ -51,7 +60,10 @@ class HeldoutItem(BaseModel):
     prompt: Annotated[str, Field(min_length=1)] | Annotated[tuple[Message, ...], Field(min_length=1)] = Field(
         description="Text, or chat messages.", repr=False
     )
-    answer: str = Field(description="What the scorer compares with.", repr=False)
+    answer: str = Field(
+        "", description="What the scorer compares with: a text, a number, or a list of answers.", repr=False
+    )
+    accepted: tuple[str, ...] = Field((), description="Further answers that are right.", repr=False)
     scorer: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Scorer of this item; the settings' scorer if absent."
     )
@@ -75,6 +87,23 @@ class HeldoutItem(BaseModel):
         repr=False,
     )
     meta: dict[str, Any] = Field(default_factory=dict, description="Passed to the scorer.", repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept(cls, row: Any) -> Any:
+        """A number as text, and of a list of answers the first as `answer`, the others as `accepted`."""
+        if not isinstance(row, dict):
+            return row
+        answer = row.get("answer")
+        if isinstance(answer, list) and answer and all(isinstance(one, str | int | float) for one in answer):
+            first, *others = map(_answer_text, answer)
+            return {**row, "answer": first, "accepted": [*others, *row.get("accepted", ())]}
+        return {**row, "answer": _answer_text(answer)} if "answer" in row else row
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All that are right."""
+        return (self.answer, *self.accepted)
 
     @model_validator(mode="after")
     def _one_system_message(self) -> Self:
@@ -209,11 +238,16 @@ def missing(row: Mapping[str, Any], column: str) -> ValueError:
 
 
 def read_train_prompts(path: Path, column: str = "prompt") -> Iterator[tuple[str, Prompt]]:
-    """Yield (id, prompt) of a training set in JSONL, a line at a time; without an id it is `line N`.
+    """Yield (id, prompt) of a training set, of JSONL a line at a time; without an id it is `line N`.
 
     Raises:
         SplitError: while iterating: the file cannot be read, a line has no prompt, or there is no line.
     """
+    if path.is_dir() or is_parquet(path):
+        for data in read_data(path):
+            row = train_row({**data.columns, column: column_of(data.columns, column)}, column)
+            yield f"line {data.number}" if row.id is None else str(row.id)[:128], row.text
+        return
     number = 0
     try:
         with path.open("rb") as file:

@@ -146,6 +146,8 @@ class EvaluationWorker:
         self._prompts = 0
         #: Items whose own answer was tried with their scorer; None before `start`.
         self.answers_tried: int | None = None
+        #: What the training grader pays on average for right answers, and for wrong ones; None: not tried.
+        self.grader_pay: tuple[float, float | None] | None = None
         self.split_digest: str | None = None
         self._base_digest: str | None = None
         self._scorer_code: Mapping[str, str] | None = None
@@ -309,6 +311,7 @@ class EvaluationWorker:
         self._prompts = ready["prompts"]
         if ready["answers"] is not None:
             self.answers_tried = ready["answers"]
+            self.grader_pay = ready["pay"] and (ready["pay"][0], ready["pay"][1])
         self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
 
     async def _ask(

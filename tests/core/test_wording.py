@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import make_settings, read_config
-from guard_cli.replay import policies
 from guard_client.errors import GuardConfigError
 from guard_core.wording import not_yaml
 from guard_operator.api.types import Spec
@@ -85,10 +84,6 @@ def of_policy(path: Path) -> None:
     load_policy(path)
 
 
-def of_replay(path: Path) -> None:
-    policies.policy_from_file(path, "--policy")
-
-
 def of_config(path: Path) -> None:
     make_settings({**BASE, **read_config(path)}, {})
 
@@ -119,7 +114,6 @@ ITEM = '"id": "a", "prompt": "p", "answer": "1"'
         (of_policy, "[1, 2]", "Input should be a valid dictionary"),
         (of_policy, "1: {}", "1: Keys should be strings"),
         (of_policy, "kl: [", "is not YAML at line 1, column 6"),
-        (of_replay, "heldout_gard: {}", "heldout_gard: Extra inputs are not permitted"),
         (of_config, "heldut: {}", "heldut in --config is not a setting: did you mean heldout?"),
         (of_config, "1: x", "1 in --config is not a setting: known are"),
         (of_config, "port: many", "port in --config: Input should be a valid integer"),

@@ -111,6 +111,8 @@ def too_strict(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
 
 
 def impatient(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
+    if completion == answer:
+        return 1.0
     raise TypeError(f"no patience with {completion}")
 
 
@@ -145,4 +147,4 @@ def always_right(completion: str, answer: str, meta: Mapping[str, Any]) -> float
 
 
 def boastful(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    return 1.1
+    return 1.0 if completion == answer else 1.1

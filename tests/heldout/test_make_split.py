@@ -61,7 +61,7 @@ def test_refuses_to_make_what_cannot_be(tmp_path: Path) -> None:
             make_split(source, train, held, fraction=fraction)
     with pytest.raises(SplitError, match="no row is left for the held-out side"):
         make_split(source, train, held, fraction=1e-12)
-    with pytest.raises(SplitError, match="line 1: answer is missing"):
+    with pytest.raises(SplitError, match="no column answer"):
         make_split(write(tmp_path / "bad", {"prompt": "p"}), train, held, fraction=1 - 1e-12)
     same = write(tmp_path / "same", *({"id": "x", "prompt": f"p{i}", "answer": "1"} for i in range(40)))
     with pytest.raises(SplitError, match="already on line"):
@@ -165,15 +165,18 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"problem": "p", "answer": "1"}, "line 1: question is missing (columns here: problem, answer)"),
-        ({"question": "p", "prompt": "q", "answer": "1"}, "line 1: prompt and question are both there"),
-        ({"question": "p", "solution": "1"}, "line 1: answer is missing (columns here: question, solution)"),
-        ({"question": "p", "answr": "1"}, "(columns here: question, answr): is it answr?"),
+        (
+            {"problem": "p", "answer": "1"},
+            "(there are: problem, answer): name it with --prompt-column problem",
+        ),
+        ({"question": "p", "prompt": "q", "answer": "1"}, "columns prompt and question are both there"),
+        ({"question": "p", "solution": "1"}, "name it with --answer-column solution"),
+        ({"question": "p", "answr": "1"}, "name it with --answer-column answr"),
         (
             {"qestion": "p", "answer": "1"},
-            "question is missing (columns here: qestion, answer): is it qestion?",
+            "no column question (there are: qestion, answer): name it with --prompt-column qestion",
         ),
-        ({"question": "p", "answer": 1}, "line 1: answer must be a text"),
+        ({"question": "p", "answer": {}}, "line 1: answer must be a text"),
     ],
 )
 def test_a_column_that_is_not_there_is_told(tmp_path: Path, row: dict[str, Any], told: str) -> None:

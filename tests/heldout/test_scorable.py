@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.frameworks import FRAMEWORKS
+from guard_follow.frameworks import FRAMEWORKS
 from guard_service.heldout import scorable
 from guard_service.heldout.scorable import why_unscorable
 
@@ -69,7 +69,7 @@ def test_no_framework_is_told_the_setting_of_another(tmp_path: Path) -> None:
     told = why_unscorable(made(tmp_path / "c", ".metadata", "__0_0.distcp", "__1_0.distcp"))
     assert "fsdp_state_dict_type" not in told and "FSDP" not in told
     nemo_rl = next(framework for framework in FRAMEWORKS if framework.name == "NeMo-RL")
-    assert nemo_rl.layout is not None and "checkpointing.save_consolidated=true" in nemo_rl.layout.advice
+    assert nemo_rl.layouts and "checkpointing.save_consolidated=true" in nemo_rl.layouts[0].advice
 
 
 @pytest.mark.parametrize("base", [None, Path("/base")])

@@ -133,7 +133,7 @@ def test_a_scorer_that_raises_is_an_error_and_quotes_nothing(
 ) -> None:
     split = split_of(tmp_path, scorer="tests.heldout.odd_scorers:impatient")
     with pytest.raises(EvaluationError) as caught:
-        score(SplitScorers(split, "exact"), split.items[0], SECRET)
+        score(SplitScorers(split, "exact"), split.items[0], f"{SECRET}?")
     assert "scorer 'tests.heldout.odd_scorers:impatient' raised TypeError on item 'item-1'" in str(
         caught.value
     )
@@ -169,7 +169,10 @@ def test_loads_module_and_function() -> None:
         ("no_such_module:f", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
         ("json:nothing", "does not import: AttributeError: module 'json' has no attribute 'nothing'"),
         ("tests.heldout.broken_scorer:f", "does not import: RuntimeError: the grader's tables are missing"),
-        ("operator:truediv", r"cannot be called as score\(completion, answer, meta\): too many positional"),
+        (
+            "operator:truediv",
+            r"cannot be called as score\(completion, answer, meta\): too many positional",
+        ),
         ("tests.heldout.odd_scorers:of_keywords", r"arguments; it takes \(completion: 'str', \*, reference"),
         ("json:__name__", "is a str, not a function"),
         (":f", "does not import"),

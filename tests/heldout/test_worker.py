@@ -374,10 +374,17 @@ def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(setti
 
 
 def children() -> list[int]:
-    """The child processes of this one that have not ended."""
+    """The supervisors of evaluations among the children of this process, which may have others."""
     tasks = Path("/proc/self/task").iterdir()
     found = (int(pid) for task in tasks for pid in (task / "children").read_text().split())
-    return sorted(pid for pid in found if alive(pid))
+    return sorted(pid for pid in found if alive(pid) and evaluates(pid))
+
+
+def evaluates(pid: int) -> bool:
+    try:
+        return b"guard_service.heldout" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def grandchildren() -> list[int]:

@@ -257,7 +257,11 @@ def test_a_start_too_low_for_a_fall_takes_a_level_and_a_score_that_has_risen() -
 
 def test_the_training_grader() -> None:
     check(rows.grader_row(SPLIT, QUICK, given=False), UNKNOWN, "--proxy-scorer")
-    check(rows.grader_row(SPLIT, None, given=True), OK, "--time")
+    check(rows.grader_row(SPLIT, None, given=True), UNKNOWN, "--time")
+    paying = replace(SPLIT, scorer=replace(SPLIT.scorer, pay=(0.9, 0.1)))
+    check(rows.grader_row(paying, None, given=True), OK, "pays 0.90 for right answers, and 0.10")
+    blind = replace(SPLIT, scorer=replace(SPLIT.scorer, pay=(1.0, 1.0)))
+    check(rows.grader_row(blind, None, given=True), WARN, "does not tell right from wrong")
     check(rows.grader_row(SPLIT, QUICK, given=True), OK, "gives 0.625 where the scorer gives 0.500")
     check(rows.grader_row(SPLIT, replace(QUICK, paid=None), given=True), REFUSE, "failed on the completions")
     partly = rows.grader_row(SPLIT, replace(QUICK, in_part=0.25), given=True)

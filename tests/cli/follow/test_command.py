@@ -44,24 +44,6 @@ def test_options_of_a_followed_log_need_one():
     assert done.returncode == 2 and "give --follow" in done.stderr
 
 
-@pytest.mark.parametrize(("fail_on", "code"), [(None, 0), ("fired", 1), ("warning", 1), ("never", 2)])
-def test_fail_on(tmp_path, fail_on, code):
-    path = tmp_path / "log.jsonl"
-    rows = [{"step": s, "reward": 0.5, "kl": 5.0 if s > 20 else 0.0} for s in range(1, 60)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "policy.yaml").write_text("{detector: heldout_guard, kl: {hard_stop: 0.5, min_steps: 5}}")
-    more = [] if fail_on is None else ["--fail-on", fail_on]
-    done = rlguard("replay", path, "--policy", tmp_path / "policy.yaml", *more)
-    assert done.returncode == code, done.stdout + done.stderr
-
-
-def test_a_log_that_nobody_can_judge_fails_where_a_warning_does(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps({"step": s, "reward": 0.5, "kl": 0.0}) + "\n" for s in range(1, 60)))
-    assert rlguard("replay", path, "--fail-on", "fired").returncode == 0
-    assert rlguard("replay", path, "--fail-on", "warning").returncode == 1
-
-
 def test_a_replay_of_verl_says_why_its_kl_is_not_armed(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_bytes(SHAPES["verl"][2](0))

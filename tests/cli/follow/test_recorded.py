@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.frameworks import FRAMEWORKS
 from guard_follow import source as source_module
+from guard_follow.frameworks import FRAMEWORKS
 from tests.cli.follow.test_follower import Followed, replayed
 from tests.cli.logs.recorded import RECORDED, kl, reward, steps
 
@@ -103,6 +103,6 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
 
 
 def test_there_is_a_log_of_every_framework_in_the_table():
-    known = {framework.key for framework in FRAMEWORKS if framework.metrics}
+    known = {framework.key for framework in FRAMEWORKS if framework.reads}
     assert {recorded.format for recorded in RECORDED.values()} == known
-    assert all(framework.tested for framework in FRAMEWORKS if framework.metrics)
+    assert all(framework.tested for framework in FRAMEWORKS if framework.reads)

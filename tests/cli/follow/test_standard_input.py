@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from guard_core.frameworks import BY_KEY, FILE_FORMATS
+from guard_core.frameworks import FILE_FORMATS
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY
 from tests.cli.follow.test_follower import Followed, pieces, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, reward
 

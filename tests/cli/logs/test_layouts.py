@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
-from guard_core.frameworks import BY_KEY, FRAMEWORKS
+from guard_core.frameworks import LAYOUTS
 from guard_follow import layouts
+from guard_follow.frameworks import BY_KEY, FRAMEWORKS
 from guard_follow.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 
 LONG_AGO = 1_000_000_000
@@ -61,7 +62,11 @@ def save(root, key, step):
     return path
 
 
-LAID_OUT = [f.key for f in FRAMEWORKS if f.layout is not None]
+def test_who_reads_no_yaml_knows_whose_checkpoints_can_be_scored():
+    assert set(LAYOUTS) == {key for key, framework in BY_KEY.items() if framework.layouts}
+
+
+LAID_OUT = [f.key for f in FRAMEWORKS if f.layouts]
 
 
 def found(root, key, **more):
@@ -92,7 +97,7 @@ def test_a_shard_that_the_index_names_is_missing(tmp_path, key):
     assert found(tmp_path, key) == []
 
 
-@pytest.mark.parametrize("key", [k for k in LAID_OUT if not BY_KEY[k].layout.marks])
+@pytest.mark.parametrize("key", [k for k in LAID_OUT if not BY_KEY[k].layouts[0].marks])
 def test_without_a_marker_it_must_be_quiet(tmp_path, key):
     save(tmp_path, key, 5)
     assert found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS - 1) == []
@@ -101,7 +106,7 @@ def test_without_a_marker_it_must_be_quiet(tmp_path, key):
 
 @pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift", "roll"])
 def test_without_its_marker_it_is_not_complete(tmp_path, key):
-    (save(tmp_path, key, 5) / BY_KEY[key].layout.marker).unlink()
+    (save(tmp_path, key, 5) / BY_KEY[key].layouts[0].marker).unlink()
     assert found(tmp_path, key) == []
 
 
@@ -208,7 +213,7 @@ def test_a_marker_that_is_being_written_is_none(tmp_path, key, so_far):
 @pytest.mark.parametrize("key", ["trl", "prime-rl", "ms-swift", "roll"])
 def test_a_marker_older_than_the_weights_is_of_an_earlier_run(tmp_path, key):
     path = save(tmp_path, key, 5)
-    mark(path / BY_KEY[key].layout.marker, "{}", LONG_AGO - 1)
+    mark(path / BY_KEY[key].layouts[0].marker, "{}", LONG_AGO - 1)
     assert found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS - 2) == []
     assert len(found(tmp_path, key, now=LONG_AGO + QUIET_SECONDS + 1)) == 1  # a copy has any order
 

@@ -8,8 +8,8 @@ import pytest
 
 from guard_cli.logs.readers import read_log
 from guard_cli.starting import settings_to_start, why_no_settings
-from guard_core.frameworks import BY_KEY
 from guard_follow.errors import InputError
+from guard_follow.frameworks import BY_KEY
 from guard_follow.names import resolve, wanted, why_not_kl
 from guard_follow.records import MAX_NAME
 from tests.cli.logs.recorded import LOGS as RECORDED_LOGS
@@ -155,19 +155,21 @@ class TestLookalikes:
     def test_how_long_a_kl_took_is_not_offered_as_the_kl(self, name: str) -> None:
         assert resolve(["step", "reward", name], {}).notes == ()
 
-    def test_an_evaluation_by_the_training_reward_is_no_held_out_score(self) -> None:
+    def test_the_trainers_own_validation_is_the_held_out_score_and_that_is_said(self) -> None:
         columns = resolve(["step", "reward", "eval_reward"], {})
-        assert "heldout" not in columns.source
-        assert "--map heldout=eval_reward" in columns.notes[0]
+        assert columns.source["heldout"] == "eval_reward"
+        assert "trusts the trainer" in columns.notes[0]
         assert resolve(["step", "reward", "eval_reward"], {"heldout": "eval_reward"}).notes == ()
 
     def test_a_spread_is_not_offered_as_the_held_out_score(self) -> None:
         spreads = ["eval_frac_reward_zero_std", "eval_reward_std", "eval_rewards/words/std"]
         spreads += ["eval/reward_sem", "eval/reward_stderr", "eval/reward_time"]
         assert resolve(["step", "reward", *spreads], {}).notes == ()
-        [note] = resolve(["step", "reward", *spreads, "eval_reward", "eval_rewards/words/mean"], {}).notes
-        assert note.startswith("`eval_reward`, `eval_rewards/words/mean` may be scored")
-        assert "--map heldout=eval_reward." in note
+        [note] = resolve(
+            ["step", "reward", *spreads, "eval_words_reward", "eval_rewards/words/mean"], {}
+        ).notes
+        assert note.startswith("`eval_words_reward`, `eval_rewards/words/mean` may be scored")
+        assert "--map heldout=eval_words_reward." in note
 
     def test_neither_is_a_share_or_a_count(self) -> None:
         others = ["eval/num_correct_score", "val/reward_count", "eval/frac_reward_zero", "test_score_total_n"]
@@ -391,11 +393,11 @@ class TestErrors:
         )
 
     def test_no_step(self) -> None:
-        with pytest.raises(InputError, match=r"no column says the step.*Found: `loss`, `reward`"):
+        with pytest.raises(InputError, match=r"no column says the step.*found: `loss`, `reward`"):
             resolve(["loss", "reward"], {})
 
     def test_no_reward_says_what_was_found(self) -> None:
-        with pytest.raises(InputError, match=r"Found: `step`, `score`.*--map reward=NAME"):
+        with pytest.raises(InputError, match=r"--map reward=score; found: `score`, `step`"):
             resolve(["step", "score"], {})
 
     def test_several_runs_in_one_export(self) -> None:
@@ -440,13 +442,13 @@ def test_of_a_framework_without_such_settings_it_is_told_why() -> None:
     assert "tinker: its weights are in Tinker's service" in why_no_settings("tinker")
     assert [settings_to_start(key, "PATH", "NEW") for key in ("roll", "tinker", "jsonl")] == ["", "", ""]
     assert [why_no_settings(key) for key in ("verl", "trl", "jsonl")] == ["", "", ""]
-    followed = [f for f in BY_KEY.values() if f.metrics and f.key != "trl"]
+    followed = [f for f in BY_KEY.values() if f.reads and f.key != "trl"]
     assert all(f.start or f.start_note for f in followed)
 
 
 def test_ms_swift_is_told_to_write_where_it_is_looked_for() -> None:
     """By itself it makes a new folder at each start, whose name nobody knows before."""
-    assert "`--add_version false`" in BY_KEY["ms-swift"].metrics
+    assert "`--add_version false`" in BY_KEY["ms-swift"].reads
     assert "--output_dir NEW --add_version false`" in settings_to_start("ms-swift", "PATH", "NEW")
 
 

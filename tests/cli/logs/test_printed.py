@@ -90,5 +90,5 @@ def test_nothing_is_evaluated(tmp_path: Path) -> None:
 
 
 def test_without_a_reward_the_columns_are_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no column is known to be the reward. Found: .*`loss`"):
+    with pytest.raises(InputError, match=r"no column is known to be the reward.*found: .*`loss`"):
         replayed(log(tmp_path, "{'loss': 0.5, 'epoch': 0.1}"))

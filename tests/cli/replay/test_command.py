@@ -1,4 +1,4 @@
-"""`rlguard replay` as a user meets it: what is printed where, exit codes, pictures, what-if."""
+"""`rlguard replay` as a user meets it: what is printed where, exit codes, pictures."""
 
 import json
 import random
@@ -53,16 +53,16 @@ def good(tmp_path: Path) -> Path:
 
 class TestOneDetector:
     @pytest.mark.nightly
-    @pytest.mark.parametrize("name", [d for d in DETECTORS if d != "step_monitor"])
+    @pytest.mark.parametrize("name", DETECTORS)
     def test_a_hack_is_one_object_and_exit_code_0(self, replay: Invoke, hack: Path, name: str) -> None:
         result = replay(hack, "--detector", name, "--json")
         assert result.returncode == 0
         answer = json.loads(result.stdout)
-        assert answer.keys() == {"fired", "step", "rule", "level"}
+        assert answer.keys() == {"fired", "step", "rule", "level", "reason"}
         assert answer["fired"] is True and answer["level"] == "fired"
         assert 0 < answer["step"] <= 150 and isinstance(answer["rule"], str)
 
-    @pytest.mark.parametrize("name", [d for d in DETECTORS if d not in ("guard", "heldout_guard", "both")])
+    @pytest.mark.parametrize("name", ["calibrated"])
     def test_a_good_run_is_one_object_and_exit_code_0(self, replay: Invoke, good: Path, name: str) -> None:
         result = replay(good, "--detector", name, "--json")
         assert result.returncode == 0
@@ -79,8 +79,7 @@ class TestOneDetector:
     ) -> None:
         path = write(tmp_path / "none.jsonl", history(hack=True, passes=0))
         answer = json.loads(replay(path, "--detector", "calibrated", "--json").stdout)
-        assert answer == {"fired": False, "step": None, "rule": None, "level": "unknown"}
-        assert json.loads(replay(path, "--detector", "both", "--json").stdout)["fired"] is True
+        assert (answer["fired"], answer["step"], answer["level"]) == (False, None, "unknown")
         assert "there is no baseline" in replay(path).stdout
 
     def test_notes_go_to_stderr(self, replay: Invoke, tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ class TestOneDetector:
     def test_an_unknown_detector(self, replay: Invoke, hack: Path) -> None:
         result = replay(hack, "--detector", "nope")
         assert result.returncode == 2
-        assert "known are both, calibrated, guard" in result.stderr and result.stdout == ""
+        assert "calibrated, guard" in result.stderr and result.stdout == ""
 
 
 class TestReport:
@@ -110,7 +109,7 @@ class TestReport:
         path = write(tmp_path / "bare.jsonl", rows)
         assert json.loads(replay(path, "--detector", name, "--json").stdout)["level"] == "unknown"
         text = replay(path).stdout
-        assert "Not judged" in text and "there is no held-out series" in text
+        assert text.startswith("cannot judge: no held-out column") and "there is no held-out series" in text
         assert "there is no KL to the reference" in text
 
     def test_a_mean_without_items_is_judged_by_heldout_guard_only(
@@ -135,10 +134,10 @@ class TestReport:
     ) -> None:
         rows = [{"step": i, "reward": i / 10, "heldout": 0.95 if i < 20 else after} for i in range(1, 60)]
         path = write(tmp_path / "mean.jsonl", rows)
-        guard = json.loads(replay(path, "--json").stdout)["policies"][0]["detectors"][0]
+        guard = json.loads(replay(path, "--json").stdout)["detectors"][0]
         assert (guard["detector"], guard["fired"], guard["level"]) == ("guard", False, "unknown")
         assert guard["cannot_judge"] == [
-            "calibrated tests: the held-out series has no per-item outcomes (`items`)"
+            "`heldout` is a mean; say of how many items it is: --heldout-items N"
         ]
         assert [said["code"] for said in guard["advice"]] == ["hacking_gap"]
 
@@ -147,7 +146,7 @@ class TestReport:
         for row in rows:
             row["heldout"] = 0.5
         path = write(tmp_path / "advice.jsonl", rows)
-        [policy] = json.loads(replay(path, "--json").stdout)["policies"]
+        policy = json.loads(replay(path, "--json").stdout)
         advice = {d["detector"]: d["advice"] for d in policy["detectors"]}
         assert [a["code"] for a in advice["guard"]] == ["kl_hard_stop", "hacking_gap"], "as they came"
         assert "would have stopped the run" in advice["guard"][1]["message"]
@@ -157,8 +156,8 @@ class TestReport:
         text = replay(path).stdout
         first = {a["code"]: a["step"] for a in advice["guard"]}
         told = "HeldOutGuard at its thresholds would have stopped"
-        assert f"Advice from step {first['hacking_gap']} (hacking_gap): {told}" in text
-        assert f"Advice from step {first['kl_hard_stop']} (kl_hard_stop)" in text
+        assert f"Advice from step {first['hacking_gap']}: {told}" in text
+        assert f"Advice from step {first['kl_hard_stop']}" in text
 
     def test_advice_that_held_for_a_while_is_told_with_its_first_step(
         self, replay: Invoke, tmp_path: Path
@@ -166,24 +165,23 @@ class TestReport:
         """The KL rises between two evaluations and comes back before the next one."""
         rows = [{"step": i, "reward": 0.5, "kl": 0.5 if 30 <= i < 60 else 0.001} for i in range(1, 200)]
         path = write(tmp_path / "passing.jsonl", rows)
-        [policy] = json.loads(replay(path, "--json").stdout)["policies"]
+        policy = json.loads(replay(path, "--json").stdout)
         [said] = policy["detectors"][0]["advice"]
         assert (said["code"], said["attempt"], said["at_end"]) == ("kl_hard_stop", 0, False)
         # The median of five has moved at step 32; then the EMA takes two steps to pass 0.08.
         assert said["step"] == 33 and "KL to the reference at step 33 is" in said["message"]
-        assert "Advice from step 33, no longer at the end (kl_hard_stop)" in replay(path).stdout
+        assert "Advice from step 33, no longer at the end" in replay(path).stdout
 
     def test_full_json(self, replay: Invoke, hack: Path) -> None:
-        answer = json.loads(replay(hack, "--json", "--what-if", "heldout_guard.min_steps=5").stdout)
+        answer = json.loads(replay(hack, "--json").stdout)
         assert (answer["steps"], answer["evaluations"], answer["items"], answer["baseline_passes"]) == (
             200,
             100,
             128,
             16,
         )
-        assert [p["policy"] for p in answer["policies"]] == ["as it is", "heldout_guard.min_steps=5"]
-        for policy in answer["policies"]:
-            assert [d["detector"] for d in policy["detectors"]] == list(DETECTORS)
+        assert [d["detector"] for d in answer["detectors"]] == list(DETECTORS)
+        assert answer["headline"] == f"would have stopped at step {answer['step']}: {answer['reason']}"
 
     @pytest.mark.parametrize("suffix", [".png", ".svg"])
     @pytest.mark.parametrize("shape", ["hack", "attempts", "bare", "one step", "zero KL", "evaluations only"])
@@ -216,40 +214,7 @@ def test_the_help_names_all_that_may_be_mapped(replay: Invoke) -> None:
     assert ", ".join(CANONICAL) in text
 
 
-class TestWhatIf:
-    def test_side_by_side(self, replay: Invoke, hack: Path) -> None:
-        text = replay(
-            hack,
-            "--detector",
-            "heldout_guard",
-            "--what-if",
-            "heldout_guard.ema_alpha=0.7,heldout_guard.max_proxy_real_gap=0.3",
-            "--what-if",
-            "heldout_guard.max_proxy_real_gap=9,heldout_guard.rise_eps=1",
-        ).stdout
-        assert "(1) heldout_guard.ema_alpha=0.7" in text and "(2)" in text
-        row = next(line for line in text.splitlines() if "heldout_guard " in line)
-        assert row.count("fired") == 2
-
-    @pytest.mark.parametrize(
-        ("option", "message"),
-        [
-            ("heldout_guard.ema_alfa=1", "heldout_guard.ema_alfa: Extra inputs are not permitted"),
-            ("heldout_gard.ema_alpha=1", "heldout_gard: Extra inputs are not permitted"),
-            ("heldout_guard=1", "heldout_guard: Input should be a valid dictionary"),
-            ("detector.x=1", "detector: Input should be 'heldout_guard', 'calibrated' or 'both'"),
-            ("heldout_guard.ema_alpha", "expected KEY=VALUE"),
-            ("heldout_guard.ema_alpha=2", "heldout_guard.ema_alpha: Input should be less than 1 (got 2)"),
-            ("heldout_guard.ema_alpha=high", "heldout_guard.ema_alpha: Input should be a valid number"),
-            ("heldout_guard.ema_alpha=[", "'[' is not YAML at line 1, column 2"),
-        ],
-    )
-    def test_errors(self, replay: Invoke, hack: Path, option: str, message: str) -> None:
-        result = replay(hack, "--what-if", option)
-        assert result.returncode == 2
-        assert message in result.stderr
-        assert result.stdout == "" and "Traceback" not in result.stderr
-
+class TestPolicy:
     def test_a_policy_file(self, replay: Invoke, hack: Path, tmp_path: Path) -> None:
         policy = tmp_path / "policy.yaml"
         policy.write_text("heldout_guard: {max_proxy_real_gap: 9, rise_eps: 1}\n")

@@ -157,15 +157,6 @@ def test_a_part_alone_fires_where_the_judge_fires() -> None:
     assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
 
 
-def test_the_step_monitor_alone_fires_where_the_judge_fires() -> None:
-    policy = Policy(kl=KlPolicy(hard_stop=0.08))
-    reports, _ = history(5, 80, 2, 0.0, "drift")
-    run = exported(reports, [], None)
-    whole, part = outcome(run, policy, "guard"), outcome(run, policy, "step_monitor")
-    assert whole.fired
-    assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("first_checkpoint", [0, 3])
 def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(

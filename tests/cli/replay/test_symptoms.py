@@ -98,25 +98,10 @@ class TestWhatIsSaid:
         code, text = replay(write(tmp_path / "log.jsonl", sick()))
         assert code == 0
         lines = text.splitlines()
-        first = lines.index("Symptoms (advice; nothing is stopped for them)")
-        for title, line in zip(TITLES.values(), lines[first + 1 : first + 7], strict=True):
-            assert line.startswith(f"  {title}: ")
+        first = next(place for place, line in enumerate(lines) if line.startswith("Advice, "))
+        for title, line in zip(TITLES.values(), lines[first : first + 6], strict=True):
+            assert line.startswith(f"Advice, {title}: ")
         assert "60% of the completions were cut off at the length limit in steps 51 to 100" in text
-        assert "Not looked for" not in text
-
-    def test_nothing_found(self, replay: Replay, tmp_path: Path) -> None:
-        rows = [row | {"kl": 0.001 * row["step"], "entropy": 0.5} for row in plain()]
-        code, text = replay(write(tmp_path / "log.jsonl", rows))
-        assert code == 0 and "Symptoms (advice; nothing is stopped for them): none of 3 looked for\n" in text
-        unseen = next(line for line in text.splitlines() if "Not looked for" in line)
-        assert "length at its cap (the log has no share of clipped completions; it takes " in unseen
-        assert "`completions/clipped_ratio`, or --map clipped=COLUMN)" in unseen
-        assert "two columns such as `rewards/NAME/mean`" in unseen and "--map zero_std=COLUMN" in unseen
-
-    def test_a_log_that_has_none_of_it_is_not_called_well(self, replay: Replay, tmp_path: Path) -> None:
-        _, text = replay(write(tmp_path / "log.jsonl", [{"step": 1, "reward": 0.5}]))
-        assert "none of" not in text and "  Not looked for: reward components that part" in text
-        assert "it takes a token-mean KL, or --map kl=COLUMN" in text and "--map entropy=COLUMN" in text
 
     def test_json(self, replay: Replay, tmp_path: Path) -> None:
         code, text = replay(write(tmp_path / "log.jsonl", sick()), "--json")
@@ -139,11 +124,9 @@ class TestWhatIsSaid:
 class TestNothingDependsOnIt:
     def test_no_exit_code_and_no_verdict(self, replay: Replay, tmp_path: Path) -> None:
         well, ill = write(tmp_path / "plain.jsonl", plain()), write(tmp_path / "sick.jsonl", sick())
-        for options in ((), ("--fail-on", "warning"), ("--detector", "guard", "--fail-on", "fired")):
-            assert replay(well, *options)[0] == replay(ill, *options)[0]
-        assert replay(ill)[0] == 0
+        assert replay(well)[0] == replay(ill)[0] == 0
         told = [json.loads(replay(path, "--json")[1]) for path in (well, ill)]
-        assert told[0]["policies"] == told[1]["policies"] and told[0]["notes"] == told[1]["notes"]
+        assert told[0]["detectors"] == told[1]["detectors"] and told[0]["notes"] == told[1]["notes"]
         assert told[0]["symptoms"] != told[1]["symptoms"]
         assert replay(well, "--detector", "guard", "--json") == replay(ill, "--detector", "guard", "--json")
 
@@ -200,7 +183,7 @@ class TestNothingDependsOnIt:
         path = write(tmp_path / "log.jsonl", rows)
         assert len(read_log(path).numbers) <= MOST_FIGURES + 6
         code, text = replay(path)
-        assert code == 0 and "reward components that part (" in text and "length at its cap (" in text
+        assert code == 0 and "reward components that part" not in text and "length at its cap" not in text
         assert "Note: 104 columns look like figures for symptoms, and none is read of more than 32." in text
         assert "length_at_cap" not in names(examined(table(tmp_path, MOST_FIGURES)))
         assert "length_at_cap" in names(examined(table(tmp_path, MOST_FIGURES - 1)))

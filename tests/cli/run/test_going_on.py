@@ -9,7 +9,7 @@ from guard_cli.run.command import how_to_go_on
 from guard_cli.run.outcome import Ending, RunOutcome
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.session import where_it_starts
-from guard_core.frameworks import FRAMEWORKS
+from guard_follow.frameworks import FRAMEWORKS
 from guard_follow.what import What
 
 WEIGHTS = Path("/old run/best_checkpoint")

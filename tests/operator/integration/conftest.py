@@ -74,9 +74,8 @@ _numbers = count(1)
 
 
 @pytest.fixture
-def namespace(client: Client, plane: ControlPlane) -> str:
-    """A fresh namespace, at an API server that runs."""
-    plane.revive()
+def namespace(client: Client) -> str:
+    """A fresh namespace."""
     return new_namespace(client)
 
 

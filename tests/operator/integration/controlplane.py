@@ -14,7 +14,6 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -48,10 +47,6 @@ class Child:
         self._process.kill()
         self._process.wait(30)
 
-    def ended(self) -> str:
-        """How it ended, and what it said last."""
-        return f"{Path(self._command[0]).name} ended with {self._process.returncode}, and said {self.said()}"
-
     def said(self) -> str:
         """The end of its log."""
         return self._log.read_text()[-2000:]
@@ -68,14 +63,6 @@ class ControlPlane:
     etcd: Child
     api_server: Child
     etcd_url: str
-
-    def revive(self) -> None:
-        """Start again what ended by itself since the last test, and say how it ended."""
-        for child in (self.etcd, self.api_server):
-            if not child.runs():
-                warnings.warn(f"{child.ended()}: started again", stacklevel=2)
-                child.start()
-        _wait_ready(self)
 
     @property
     def port(self) -> int:

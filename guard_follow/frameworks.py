@@ -1,0 +1,210 @@
+"""The RL frameworks, of `guard_core/frameworks/*.yaml`: names of metrics, consoles, layouts, advice."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from guard_core.frameworks import FILES, fits
+
+QUANTITIES = ("reward", "kl", "entropy", "reward_std", "heldout")
+
+#: In order of preference. W&B's `_step` counts log calls, so it comes last.
+STEP_NAMES = ("global_step", "training/global_step", "trainer/global_step", "step", "Step", "_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a run on which it depends what a metric is.
+
+    Fields:
+        key: the last part of its name in the run's configuration, or the last ones, joined by dots.
+        values: those under which the metric is a mean over tokens of an estimate of the KL; () where it is
+            one under every number above 0, as of a coefficient: with 0 it is not computed, and 0 is logged.
+        default: what it is where a configuration does not name it; "" for not known. Where no configuration
+            is found nothing is known, so a framework with defaults alone would be armed by them.
+    """
+
+    key: str
+    values: tuple[str, ...] = ()
+    default: str = ""
+
+    @property
+    def condition(self) -> str:
+        """When the metric is one, for people."""
+        return f"{self.key}={' or '.join(self.values)}" if self.values else f"{self.key} above 0"
+
+    def fits(self, value: str) -> bool:
+        """Whether the metric is one under this value."""
+        return value in self.values if self.values else _number(value) > 0
+
+    def text(self, value: object) -> str | None:
+        """A value of the configuration as `fits` takes it; None if this setting has no such values."""
+        if not self.values:
+            return str(value) if not isinstance(value, bool) and _number(value) >= 0 else None
+        if _FLAGS.issuperset(self.values) and isinstance(value, int | float):
+            return str(value != 0).lower()  # TensorBoard has a flag for a number
+        return value if isinstance(value, str) else None
+
+
+_FLAGS = frozenset({"true", "false"})
+
+
+def _number(value: object) -> float:
+    """The value as a number, as YAML has 1e-3 for a text; NaN if it is none."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the checkpoints of a framework lie, and when one is complete.
+
+    Fields:
+        place: the name of a checkpoint's folder; `N` is its step.
+        models: folders in it that may hold the model in safetensors, "" for itself; the first that does.
+        marker: a file in it that the framework writes last; "" if there is none.
+        known_by: a file in it without which it is of another layout; it does not say that it is complete.
+        merged: what the folder beside it has after its name that holds the model where it holds none itself.
+        latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
+        latest_key: the key, where `latest` is JSON.
+        advice: what to set so that there are weights that can be scored.
+    """
+
+    place: str
+    models: tuple[str, ...] = ("",)
+    marker: str = ""
+    known_by: str = ""
+    merged: str = ""
+    latest: str = ""
+    latest_key: str = ""
+    advice: str = ""
+
+    @property
+    def folder(self) -> re.Pattern[str]:
+        """The name of a checkpoint's folder; the first group is its step."""
+        return re.compile(re.escape(self.place).replace("N", r"(\d{1,15})"))
+
+    @property
+    def marks(self) -> bool:
+        """Whether the framework marks a checkpoint as complete."""
+        return bool(self.latest or self.marker)
+
+    @property
+    def complete_when(self) -> str:
+        """For people."""
+        if self.latest:
+            return f"`{self.latest}` names its step or a later one"
+        if self.marker:
+            return (
+                f"it holds `{self.marker}`, no older than its weights (else as without one: quiet for 30 s)"
+            )
+        known = f"it holds `{self.known_by}`, " if self.known_by else ""
+        return f"{known}its weights are whole, and no file changed for 30 s"
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """A line of metrics that a framework prints.
+
+    Fields:
+        form: `pairs` (`step:1 - name:value - …`), `json` (an object), `dict`
+            (`WORD 1: {'name': value, …}`) or `fields` (`Step 1 | Name 0.3 | …`).
+        after: of `json` what stands before the object, of `dict` the words before the step.
+        names: of `fields`, each name that is printed, and the one under which it is logged.
+    """
+
+    form: str
+    after: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """Names that one framework logs under. Of several names for one quantity, the first present is taken.
+
+    In a name `*` stands for one part that the run chooses, such as an agent, and `**` for one or more.
+
+    Fields:
+        key: its name as `--format` has it.
+        name: as people write it.
+        rank: of two that fit equally well, the one with the lower rank is meant.
+        reward: mean in-loop reward before any KL penalty.
+        kl: token-mean KL to the reference, nats/token.
+        heldout: means of the run's own validation.
+        kl_needs: name of a KL to the settings that decide whether it is a token mean.
+        not_kl: name of what looks like the KL to why it is not taken.
+        marks: columns that it alone logs, where its names are those of another.
+        derived_from: the framework whose names it logs too, under which it must not be found.
+        reads: the files or lines that can be read, for people.
+        console: what it prints.
+        whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
+        layouts: where its checkpoints lie, whichever trainer of it trains; () if none can be scored.
+        start: settings with which a new run starts from the weights in `{path}` and saves into a new
+            `{folder}`; "" where none are known, as with a script of one's own.
+        start_note: what to know of `start`, or why there is none: a clause; "" where there is nothing.
+        tested: the release whose own writer made the log of the tests, or, of TRL, whose names are in it.
+    """
+
+    key: str
+    name: str
+    rank: int = 9
+    reward: tuple[str, ...] = ()
+    kl: tuple[str, ...] = ()
+    entropy: tuple[str, ...] = ()
+    reward_std: tuple[str, ...] = ()
+    heldout: tuple[str, ...] = ()
+    kl_needs: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
+    not_kl: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    derived_from: str = ""
+    reads: str = ""
+    console: tuple[Console, ...] = ()
+    whole_rows: bool = False
+    layouts: tuple[Layout, ...] = ()
+    start: str = ""
+    start_note: str = ""
+    tested: str = ""
+
+    def pick(self, quantity: str, present: Collection[str]) -> str | None:
+        """The first name of `quantity` that is present, or None."""
+        return next(iter(self.picks(quantity, present)), None)
+
+    def picks(self, quantity: str, present: Collection[str]) -> list[str]:
+        """Every name that is present for the first name of `quantity`: several only where that has a `*`."""
+        for name in getattr(self, quantity):
+            if name in present:
+                return [name]
+            if "*" in name and (found := [p for p in present if fits(p, name)]):
+                return found
+        return []
+
+
+def _read(key: str, file: Path) -> Framework:
+    """One framework; its file has the fields of `Framework`."""
+    given: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
+    needs = given.pop("kl_needs", {})
+    layouts, console = given.pop("layouts", ()), given.pop("console", ())
+    return Framework(
+        key=key,
+        kl_needs={name: tuple(Setting(**_tuples(one)) for one in several) for name, several in needs.items()},
+        layouts=tuple(Layout(**_tuples(one)) for one in layouts),
+        console=tuple(Console(**_tuples(one)) for one in console),
+        **_tuples(given),
+    )
+
+
+def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+FRAMEWORKS = tuple(sorted((_read(*one) for one in FILES.items()), key=lambda f: (f.rank, f.key)))
+BY_KEY = {framework.key: framework for framework in FRAMEWORKS}
