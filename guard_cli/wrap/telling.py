@@ -42,8 +42,9 @@ def refusal(said: Review, wrong: str) -> str:
 def told(
     wrapped: Wrapped, job: TrainingJob, volume: Volume | None, broken: Sequence[str], *, whole: bool
 ) -> Iterator[str]:
-    """What was decided, in lines for people; `broken`: the broken rows of the isolation table; `whole`: nothing is
-    to be filled in.
+    """What was decided, in lines for people.
+
+    `broken`: rows of the isolation table that are broken; `whole`: nothing is to be filled in.
     """
     return map(plain, _told(wrapped, job, volume, broken, whole))
 
