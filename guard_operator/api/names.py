@@ -46,6 +46,9 @@ JOB_NAME_RULE = f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAM
 QUEUE_PREFIX = "kueue.x-k8s.io/"
 QUEUE_LABEL = f"{QUEUE_PREFIX}queue-name"
 
+#: Keys of the Secrets with what a guard is known by.
+CERTIFICATE_KEY, PRIVATE_KEY_KEY = "tls.crt", "tls.key"
+INGEST_TOKEN_KEY, READ_TOKEN_KEY, SUPERVISOR_TOKEN_KEY = "ingest-token", "read-token", "supervisor-token"
 
 #: A StatefulSet gives its pods a label of its name and up to eleven characters more, of 63.
 MAX_GUARD_NAME = 52

@@ -6,7 +6,7 @@ unknown, never healthy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from guard_operator.guards.reading import LastWord
 Json = dict[str, Any]
 
 NO_LAST_WORD = "the guard before this one ended without a last word: how it judged this run is not known"
+NOTHING_KEPT = "a guard of this run was heard, and what was kept of it is gone: how it judged is not known"
 UNKEPT = "the guard before this one had made {made} evaluations, and what was kept knows of {kept}"
 
 
@@ -27,14 +28,16 @@ class Kept:
     Fields:
         state: that of its guard, opaque but for its latches.
         evaluated: how many checkpoints it had evaluated.
-        pod: UID of the pod of that guard.
+        pod: UID of the pod of that guard: the one that was told last of the run.
         mark: by which it is seen whether there is more to keep.
+        closed: whether nothing can be missing: it gave this as it ended, or was heard until then.
     """
 
     state: Json
     evaluated: int
     pod: str
     mark: str = ""
+    closed: bool = False
 
     @property
     def sequence(self) -> int:
@@ -42,36 +45,23 @@ class Kept:
         return int(self.state.get("sequence") or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Former:
-    """The guard before the one that is told.
-
-    Fields:
-        last_word: what it left when it ended; None: nothing.
-        followed: whether it was heard until it ended, so that nothing of it is missing.
-        heard: whether any guard of the run was heard before; else none was ever ready, and nothing trained.
-    """
-
-    last_word: LastWord | None = None
-    followed: bool = False
-    heard: bool = True
-
-
-def what_is_known(pod: str, kept: Kept | None, former: Former | None, latches: Sequence[Json]) -> Json:
+def what_is_known(
+    pod: str, kept: Kept | None, words: Mapping[str, LastWord], latches: Sequence[Json], *, heard: bool
+) -> Json:
     """What the guard in this pod is told by `PUT /v1/state`; {} of a new run.
 
     Args:
         pod: UID of its pod.
         kept: what was kept of the run; None: nothing.
-        former: the guard before it; None: there was none, or nobody knows of one.
+        words: what the guards before it left when they ended, by the UID of the pod.
         latches: those in the job's status.
+        heard: whether the job's status says that any guard of it was heard.
     """
     state = dict(kept.state) if kept is not None else {}
-    if why := _lost(pod, kept, former):
+    if why := _lost(pod, kept, words, heard):
         state = {"sequence": state.get("sequence", 0), "latches": state.get("latches", []), "lost": why}
-    closed = [*(state.get("latches") or []), *latches]
-    if former is not None and former.last_word is not None and former.last_word.verdict.stop:
-        closed.append(_latch_of(former.last_word.verdict))
+    left = [_latch_of(word.verdict) for word in words.values() if word.verdict.stop]
+    closed = [*(state.get("latches") or []), *latches, *left]
     if closed:
         state["latches"] = [first for fire in (True, False) for first in _of_kind(closed, fire)]
     return state
@@ -82,14 +72,22 @@ def latches_of(fire: Latched | None, halt: Latched | None) -> Sequence[Json]:
     return [_latch(kind, one) for kind, one in ((True, fire), (False, halt)) if one is not None]
 
 
-def _lost(pod: str, kept: Kept | None, former: Former | None) -> str:
-    """Why nobody knows all that the guard before this one knew; "" if somebody does, or there was none."""
-    if former is None or (kept is not None and kept.pod == pod):
+def _lost(pod: str, kept: Kept | None, words: Mapping[str, LastWord], heard: bool) -> str:
+    """Why nobody knows all that the guards before this one knew; "" if somebody does, or there was none.
+
+    Only a guard that was told of its run lets anything train, and what is kept names the last one that was.
+    """
+    if kept is not None and kept.pod == pod:
         return ""
-    if former.last_word is None:
-        return "" if former.followed or not (former.heard or kept) else NO_LAST_WORD
-    made, known = former.last_word.verdict.evaluated, 0 if kept is None else kept.evaluated
-    return UNKEPT.format(made=made, kept=known) if made > known else ""
+    made, known = (
+        max((word.verdict.evaluated for word in words.values()), default=0),
+        kept.evaluated if kept else 0,
+    )
+    if made > known:
+        return UNKEPT.format(made=made, kept=known)
+    if kept is None:
+        return NOTHING_KEPT if heard and not words else ""
+    return "" if kept.closed or kept.pod in words else NO_LAST_WORD
 
 
 def _latch(fire: bool, one: Latched) -> Json:

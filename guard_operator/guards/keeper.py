@@ -148,7 +148,7 @@ def _kept(secret: Json | None) -> Kept | None:
     try:
         content: Any = json.loads(zlib.decompress(packed))
         of = dict(content["state"]), int(content["evaluated"]), str(content["pod"]), str(content["mark"])
-        return Kept(*of)
+        return Kept(*of, closed=bool(content["closed"]))
     except (zlib.error, ValueError, TypeError, KeyError):
         log.error("what was kept of run %s cannot be read", secret and secret["metadata"]["name"])
         return None

@@ -16,17 +16,17 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 
 from guard_core.wire import Verdict
-from guard_operator.guards.adoption import Former, Kept, what_is_known
+from guard_operator.api import names
+from guard_operator.guards.adoption import Kept, what_is_known
 from guard_operator.guards.keeper import Keeper
-from guard_operator.guards.reading import Reading, understood
-from guard_operator.reconcile import layout
+from guard_operator.guards.reading import LastWord, Reading, understood
 from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.reflector import Key
 
@@ -63,7 +63,8 @@ class Guard:
         address, port: of the pod.
         host: the name in the certificate.
         latches: those in the job's status, as a guard knows them.
-        former: the guard before it, in another pod; None: there was none.
+        words: what the guards of its other pods left when they ended, by the UID of the pod.
+        heard: whether the job's status says that any guard of it was heard.
     """
 
     job: Key
@@ -74,7 +75,8 @@ class Guard:
     port: int
     host: str
     latches: tuple[Json, ...] = ()
-    former: Former | None = None
+    words: Mapping[str, LastWord] = field(default_factory=dict)
+    heard: bool = False
 
     @property
     def url(self) -> str:
@@ -102,6 +104,7 @@ class GuardPolls:
         self._readings: dict[str, Reading] = {}
         self._first_seen: dict[str, tuple[str, float]] = {}
         self._ended: dict[str, dict[str, str]] = {}
+        self._followed: dict[str, str] = {}
         self._marks: dict[str, str] = {}  # of what was kept; on the loop alone
         self._tasks: dict[str, tuple[Guard, asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
@@ -171,7 +174,7 @@ class GuardPolls:
         """The job is gone, or over: nothing of it need be known."""
         self.leave(uid)
         with self._lock:
-            for known in (self._readings, self._first_seen, self._ended):
+            for known in (self._readings, self._first_seen, self._ended, self._followed):
                 known.pop(uid, None)
 
     # -- on the loop ---------------------------------------------------------------------------------------
@@ -194,8 +197,13 @@ class GuardPolls:
 
     def _leave(self, uid: str) -> None:
         self._marks.pop(uid, None)
-        if (known := self._tasks.pop(uid, None)) is not None:
-            known[1].cancel()
+        if (known := self._tasks.pop(uid, None)) is None:
+            return
+        guard, task = known
+        task.cancel()
+        with self._lock:
+            if (reading := self._readings.get(uid)) is not None and _was_followed(reading, guard):
+                self._followed[uid] = guard.pod
 
     async def _ask(self, guard: Guard) -> None:
         """Ask until cancelled; whatever fails is tried again."""
@@ -220,9 +228,11 @@ class GuardPolls:
         credentials, kept = await self._call(self._keeper.run, guard.uid)
         assert self._session is not None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cadata=credentials[layout.CERTIFICATE_KEY])
-        line = Line(self._session, guard, context, credentials[layout.SUPERVISOR_TOKEN_KEY])
-        told = what_is_known(guard.pod, kept, guard.former, guard.latches)
+        context.load_verify_locations(cadata=credentials[names.CERTIFICATE_KEY])
+        line = Line(self._session, guard, context, credentials[names.SUPERVISOR_TOKEN_KEY])
+        if kept is not None and kept.pod == self._followed.get(guard.uid):
+            kept = replace(kept, closed=True)
+        told = what_is_known(guard.pod, kept, guard.words, guard.latches, heard=guard.heard)
         answer = await line.json("PUT", "/v1/state", body=told)
         if answer.get("adopted") and told.get("lost"):
             with self._lock:
@@ -246,20 +256,22 @@ class GuardPolls:
             self._changed(guard.job, verdict.stop)
         ends = new == etag and time.monotonic() - asked < WAIT_SECONDS / 2  # it was told to end
         if ends or self._marks.get(guard.uid) != _mark(guard, verdict):
-            await self._keep(guard, line, verdict, ends or verdict.stop or verdict.ended)
+            await self._keep(guard, line, verdict, ends)
         if ends:
             await asyncio.sleep(RETRY_SECONDS)
         return new
 
-    async def _keep(self, guard: Guard, line: Line, verdict: Verdict, over: bool) -> None:
-        """Keep its state, and the evidence if it is `over`; what cannot be kept now is kept after a poll."""
+    async def _keep(self, guard: Guard, line: Line, verdict: Verdict, ends: bool) -> None:
+        """Keep its state, and the evidence if it is over; what cannot be kept now is kept after a poll."""
         try:
-            if over:
+            if ends or verdict.stop or verdict.ended:
                 evidence = await line.json("GET", "/v1/evidence")
                 with self._lock:
                     self._ended[guard.uid] = {str(name): str(text) for name, text in evidence.items()}
             state, mark = await line.json("GET", "/v1/state"), _mark(guard, verdict)
-            await self._call(self._keeper.keep, guard.uid, Kept(state, verdict.evaluated, guard.pod, mark))
+            await self._call(
+                self._keeper.keep, guard.uid, Kept(state, verdict.evaluated, guard.pod, mark, ends)
+            )
             self._marks[guard.uid] = mark
         except (ClusterError, ValueError) as error:
             log.warning("%s/%s: the state of its guard was not kept: %s", *guard.job, _words(error))
@@ -342,6 +354,13 @@ def _mark(guard: Guard, verdict: Verdict) -> str:
 
 def _same_place(one: Guard, other: Guard) -> bool:
     return (one.pod, one.address, one.port) == (other.pod, other.address, other.port)
+
+
+def _was_followed(reading: Reading, guard: Guard) -> bool:
+    """Whether this guard, which is asked no more, was heard until it ended, as far as that can be told."""
+    since = reading.unreached_since
+    heard = since is None or time.monotonic() - since < FOLLOWED_SECONDS
+    return heard and reading.pod == guard.pod and reading.verdict is not None
 
 
 def _words(error: Exception) -> str:

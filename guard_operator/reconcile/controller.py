@@ -89,11 +89,11 @@ class Controller:
         One that is not found any more is asked for as long as it can be reached: its pod may have lost its
         labels or its owner.
         """
-        job, reading = snapshot.job, self._guards.reading(snapshot.job.uid)
-        if (guard := guard_to_ask(snapshot, reading)) is not None:
+        uid, reading = snapshot.job.uid, self._guards.reading(snapshot.job.uid)
+        if (guard := guard_to_ask(snapshot)) is not None:
             self._guards.follow(guard)
         elif reading is not None and reading.unreached_since is not None:
-            self._guards.leave(job.uid)
+            self._guards.leave(uid)
 
     def _act(self, snapshot: Snapshot, decision: Decision) -> None:
         """Carry it out, and remember what was refused: the next look says so."""

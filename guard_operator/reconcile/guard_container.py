@@ -85,7 +85,7 @@ def _startup_looks(own: GuardPod | None) -> int:
 
 
 def _probe(port: int, page: str, **timing: int) -> Json:
-    certificate = f"{layout.SECRET_DIR}/{layout.CERTIFICATE_KEY}"
+    certificate = f"{layout.SECRET_DIR}/{names.CERTIFICATE_KEY}"
     command = ["python", "-I", "-c", PROBE, str(port), page, certificate]
     return {"exec": {"command": command}, "timeoutSeconds": 5, **timing}
 
@@ -95,11 +95,11 @@ def _environment(job: Job, checkpoints: Json, index_field: str | None) -> Iterat
     values = {
         "RLGUARD_GUARD_HOST": "::",  # IPv6 and IPv4
         "RLGUARD_GUARD_PORT": str(guard.port),
-        "RLGUARD_GUARD_TLS_CERTIFICATE": f"{layout.SECRET_DIR}/{layout.CERTIFICATE_KEY}",
-        "RLGUARD_GUARD_TLS_KEY": f"{layout.SECRET_DIR}/{layout.PRIVATE_KEY_KEY}",
-        "RLGUARD_GUARD_INGEST_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.INGEST_TOKEN_KEY}",
-        "RLGUARD_GUARD_READ_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.READ_TOKEN_KEY}",
-        "RLGUARD_GUARD_SUPERVISOR_TOKEN_FILE": f"{layout.SECRET_DIR}/{layout.SUPERVISOR_TOKEN_KEY}",
+        "RLGUARD_GUARD_TLS_CERTIFICATE": f"{layout.SECRET_DIR}/{names.CERTIFICATE_KEY}",
+        "RLGUARD_GUARD_TLS_KEY": f"{layout.SECRET_DIR}/{names.PRIVATE_KEY_KEY}",
+        "RLGUARD_GUARD_INGEST_TOKEN_FILE": f"{layout.SECRET_DIR}/{names.INGEST_TOKEN_KEY}",
+        "RLGUARD_GUARD_READ_TOKEN_FILE": f"{layout.SECRET_DIR}/{names.READ_TOKEN_KEY}",
+        "RLGUARD_GUARD_SUPERVISOR_TOKEN_FILE": f"{layout.SECRET_DIR}/{names.SUPERVISOR_TOKEN_KEY}",
         "RLGUARD_GUARD_TERMINATION_MESSAGE": layout.TERMINATION_MESSAGE,
         "RLGUARD_GUARD_STATE_DIR": layout.STATE_DIR,
         "RLGUARD_GUARD_CHECKPOINT_ROOT": checkpoints["mountPath"],
@@ -197,14 +197,14 @@ def reporting_environment(job: Job, host: str, given: Sequence[Json]) -> list[Js
         host: where the guard is.
         given: the environment of the trainer's template; what it says about waiting stays.
     """
-    token = _from_secret(job, layout.TOKEN_ENV, layout.INGEST_TOKEN_KEY)
+    token = _from_secret(job, layout.TOKEN_ENV, names.INGEST_TOKEN_KEY)
     return [*guard_address(job, host), token, *_patience(job, given)]
 
 
 def guard_address(job: Job, host: str) -> list[Json]:
     """Build the variables that name the guard's address and its certificate."""
     url = {"name": layout.URL_ENV, "value": f"https://{host}:{job.spec.guard.port}"}
-    return [url, _from_secret(job, layout.CA_ENV, layout.CERTIFICATE_KEY)]
+    return [url, _from_secret(job, layout.CA_ENV, names.CERTIFICATE_KEY)]
 
 
 def _from_secret(job: Job, name: str, key: str) -> Json:

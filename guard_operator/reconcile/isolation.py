@@ -14,15 +14,17 @@ from enum import StrEnum
 from typing import Any
 
 from guard_operator.api.names import (
+    CERTIFICATE_KEY,
     GUARD_CONTAINER,
     GUARD_PART,
+    INGEST_TOKEN_KEY,
     PART_LABEL,
     RESERVED_PREFIX,
     support_name,
 )
 from guard_operator.api.types import GuardSpec
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.layout import CERTIFICATE_KEY, INGEST_TOKEN_KEY, TRAINER_ENV
+from guard_operator.reconcile.layout import TRAINER_ENV
 
 #: Keys of the job's Secret that the trainer has, too: with them it reports and knows its guard.
 SHARED_KEYS = (INGEST_TOKEN_KEY, CERTIFICATE_KEY)

@@ -47,9 +47,5 @@ UNREACHABLE_ENV, UNREACHABLE_SECONDS = "RLGUARD_UNREACHABLE_SECONDS", 300
 #: run has, so that it writes beside the others.
 RESUME_ENV, RUN_ENV = "RLGUARD_RESUME_FROM", "RLGUARD_RUN"
 
-#: Keys of the job's Secret, and of its ConfigMap.
-CERTIFICATE_KEY, PRIVATE_KEY_KEY = "tls.crt", "tls.key"
-INGEST_TOKEN_KEY = "ingest-token"
-READ_TOKEN_KEY = "read-token"
-SUPERVISOR_TOKEN_KEY = "supervisor-token"
+#: Of the job's ConfigMap.
 POLICY_KEY = "policy.yaml"

@@ -20,7 +20,7 @@ from guard_operator.reconcile.owned import host_of, owned
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import CONFIG_MAPS, SECRETS, Json, Resource
 
-TOKEN_KEYS = (layout.INGEST_TOKEN_KEY, layout.READ_TOKEN_KEY, layout.SUPERVISOR_TOKEN_KEY)
+TOKEN_KEYS = (names.INGEST_TOKEN_KEY, names.READ_TOKEN_KEY, names.SUPERVISOR_TOKEN_KEY)
 
 
 def new_credentials(job: Job, now: datetime) -> dict[str, str]:
@@ -32,7 +32,7 @@ def new_credentials(job: Job, now: datetime) -> dict[str, str]:
     """
     certificate, private_key = own_certificate(host_of(job), now)
     tokens = {key: secrets.token_urlsafe(32) for key in TOKEN_KEYS}
-    return {layout.CERTIFICATE_KEY: certificate, layout.PRIVATE_KEY_KEY: private_key, **tokens}
+    return {names.CERTIFICATE_KEY: certificate, names.PRIVATE_KEY_KEY: private_key, **tokens}
 
 
 def support_objects(

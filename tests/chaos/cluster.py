@@ -23,7 +23,6 @@ from typing import Any
 
 from guard_operator.api import names
 from guard_operator.api.types import GuardSpec
-from guard_operator.reconcile import layout
 from guard_operator.runtime.client import EVENTS, PODS, SECRETS
 from guard_operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job
@@ -77,9 +76,9 @@ class Training:
         self.run, self.world, self.rng = run, world.another(run.name), rng
         self.world.address = address
         files = {
-            "TLS_CERTIFICATE": layout.CERTIFICATE_KEY,
-            "TLS_KEY": layout.PRIVATE_KEY_KEY,
-            "SUPERVISOR_TOKEN_FILE": layout.SUPERVISOR_TOKEN_KEY,
+            "TLS_CERTIFICATE": names.CERTIFICATE_KEY,
+            "TLS_KEY": names.PRIVATE_KEY_KEY,
+            "SUPERVISOR_TOKEN_FILE": names.SUPERVISOR_TOKEN_KEY,
             "TERMINATION_MESSAGE": "termination-log",
         }
         settings = {name: str(directory / file) for name, file in files.items()}
@@ -243,7 +242,7 @@ class Cluster:
             one.world.pod_status(guard_status(one.restarts, _running(), ready))
             one.ready = ready
             if ready and one.trainer is None:
-                certificate = (one.guard.directory / layout.CERTIFICATE_KEY).read_text()
+                certificate = (one.guard.directory / names.CERTIFICATE_KEY).read_text()
                 one.trainer = Trainer(one.world.address, BEHIND, certificate, one.rng)
 
     def _start_guard(self, one: Training, pod: Json) -> None:
@@ -308,7 +307,7 @@ def _is_told(workload: Json | None) -> bool:
 
 def _is_ready(one: Training) -> bool:
     """What the readiness probe finds."""
-    context = ssl.create_default_context(cafile=str(one.guard.directory / layout.CERTIFICATE_KEY))
+    context = ssl.create_default_context(cafile=str(one.guard.directory / names.CERTIFICATE_KEY))
     context.check_hostname = False
     guard = http.client.HTTPSConnection(one.world.address, BEHIND, timeout=PROBE_SECONDS, context=context)
     try:

@@ -63,6 +63,16 @@ def test_the_next_guard_is_told_what_is_kept_of_the_run(running: World) -> None:
 
 
 @pytest.mark.always
+def test_a_pod_whose_guard_never_began_is_no_past_that_nobody_knows(running: World) -> None:
+    running.guard_says(step=9, evaluated=2, announced=2)
+    eventually(lambda: "state" in (kept(running) or {}).get("data", {}), "its state is kept")
+    replace_pod(running).end()  # it crashes as it starts
+    guard = replace_pod(running)
+    told = eventually(lambda: guard.told, "the next guard is told")
+    assert told["sequence"] > 0 and not told.get("lost")
+
+
+@pytest.mark.always
 def test_a_guard_that_was_lost_while_no_operator_looked_stops_the_run(here: World, make_job: MakeJob) -> None:
     """It may have fired: nobody knows."""
     here.claim()

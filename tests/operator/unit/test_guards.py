@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,12 +10,10 @@ import pytest
 
 from guard_core.wire import Verdict
 from guard_operator.api.types import Latched
-from guard_operator.guards.adoption import NO_LAST_WORD, Former, Kept, latches_of, what_is_known
-from guard_operator.guards.polls import FOLLOWED_SECONDS
+from guard_operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
 from guard_operator.guards.reading import (
     MAX_TEXT,
     LastWord,
-    Reading,
     differs,
     differs_at_once,
     guard_status,
@@ -126,56 +124,61 @@ def latch(step: int, fire: bool = True) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("kept", "former", "told"),
+    ("kept", "words", "heard", "told"),
     [
-        (None, None, {}),
-        (KEPT, None, STATE),
-        (KEPT, Former(followed=True), STATE),
-        (KEPT, Former(word(evaluated=2)), STATE),
-        (None, Former(heard=False), {}),
-        (None, Former(followed=True), {}),
-        (Kept(STATE, 2, "new"), Former(), STATE),
+        (None, {}, False, {}),
+        (None, {"pending": word()}, True, {}),
+        (replace(KEPT, closed=True), {}, True, STATE),
+        (KEPT, {"old": word(evaluated=2)}, True, STATE),
+        (KEPT, {"old": word(evaluated=2), "crashed": word()}, False, STATE),
+        (replace(KEPT, pod="new"), {}, True, STATE),
     ],
     ids=[
-        "a new run", "nobody knows of another guard", "followed to its end", "its last word was kept",
-        "none was ever heard", "followed, and nothing to keep", "it is of this very pod",
+        "a new run", "none judged anything", "kept as it ended", "its last word was kept",
+        "a guard that was never told is none of its past", "it is of this very pod",
     ],
 )  # fmt: skip
-def test_what_is_kept_is_told(kept: Kept | None, former: Former | None, told: Json) -> None:
-    assert what_is_known("new", kept, former, []) == told
+def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, LastWord], heard: bool, told: Json) -> None:
+    assert what_is_known("new", kept, words, [], heard=heard) == told
 
 
 @pytest.mark.parametrize(
-    ("kept", "former", "why"),
+    ("kept", "words", "why"),
     [
-        (KEPT, Former(), NO_LAST_WORD),
-        (None, Former(), NO_LAST_WORD),
-        (KEPT, Former(heard=False), NO_LAST_WORD),
+        (KEPT, {}, NO_LAST_WORD),
+        (KEPT, {"crashed": word(evaluated=1)}, NO_LAST_WORD),
+        (None, {}, NOTHING_KEPT),
         (
-            KEPT,
-            Former(word(evaluated=3), followed=True),
+            replace(KEPT, closed=True),
+            {"old": word(evaluated=3)},
             "had made 3 evaluations, and what was kept knows of 2",
         ),
-        (None, Former(word(evaluated=1)), "had made 1 evaluations, and what was kept knows of 0"),
+        (None, {"old": word(evaluated=1)}, "had made 1 evaluations, and what was kept knows of 0"),
     ],
-    ids=["not followed", "nothing kept", "kept by another operator", "not all kept", "none kept"],
+    ids=[
+        "no last word",
+        "only that of an older one",
+        "nothing kept of what was heard",
+        "not all kept",
+        "none kept",
+    ],
 )
-def test_what_nobody_knows_is_lost(kept: Kept | None, former: Former, why: str) -> None:
-    told = what_is_known("new", kept, former, [])
+def test_what_nobody_knows_is_lost(kept: Kept | None, words: dict[str, LastWord], why: str) -> None:
+    told = what_is_known("new", kept, words, [], heard=True)
     assert told["lost"].endswith(why) and "evaluations" not in told
     assert told["sequence"] == (7 if kept else 0), "it does not go back"
 
 
 def test_no_latch_opens() -> None:
     """Whoever knows of one: the status, what was kept, or the last word of a guard. The first is told."""
-    fired = Former(LastWord(9, FIRES))
-    assert what_is_known("new", None, fired, [])["latches"] == [
+    fired = {"older": LastWord(9, FIRES), "old": word()}
+    assert what_is_known("new", None, fired, [], heard=True)["latches"] == [
         {"fire": True, "code": "hacking_gap", "message": "gap", "attempt": 1, "step": 4}
     ]
     kept = Kept({"sequence": 7, "latches": [latch(1)]}, 0, "old")
-    told = what_is_known("new", kept, fired, [latch(2), latch(3, fire=False)])
+    told = what_is_known("new", kept, fired, [latch(2), latch(3, fire=False)], heard=True)
     assert told["latches"] == [latch(1), latch(3, fire=False)]
-    lost = what_is_known("new", kept, Former(), [])
+    lost = what_is_known("new", kept, {}, [], heard=True)
     assert lost["lost"] and lost["latches"] == [latch(1)]
     assert latches_of(None, Latched.model_validate(FIRE)) == [
         {"fire": False, "code": "hacking_gap", "message": "as it was", "attempt": 0, "step": 3}
@@ -211,51 +214,23 @@ OLD, NEW = pod("old", last_word=word(step=3)), pod("new", "10.0.0.2")
 HEARD = {"level": "healthy", "code": "ok", "reason": "fine"}
 
 
-def read(of: Pod, unreached: float | None = None) -> Reading:
-    """What was read of the guard in this pod, which cannot be reached for so many seconds."""
-    since = None if unreached is None else time.monotonic() - unreached
-    return Reading(of.uid, verdict=said(), heard_at=NOW, unreached_since=since)
-
-
 def test_the_guard_that_runs_is_asked_in_the_newest_pod() -> None:
-    assert guard_to_ask(snapshot(WORKER, OLD), None) is None, "none runs"
-    guard = guard_to_ask(snapshot(pod("older", "10.0.0.1"), NEW, WORKER, pod("next")), None)
+    assert guard_to_ask(snapshot(WORKER, OLD)) is None, "none runs"
+    guard = guard_to_ask(snapshot(pod("older", "10.0.0.1"), NEW, WORKER, pod("next")))
     assert guard is not None
     assert (guard.job, guard.uid, guard.pod) == (("ns", "run"), "0123456789", "uid-new")
     assert (guard.url, guard.host) == ("https://10.0.0.2:9000", "run-01234567.ns.svc")
     assert guard.target == "pod new at 10.0.0.2:9000"
-    over_6 = guard_to_ask(snapshot(pod("new", "fd00::2"), fire=FIRE), None)
+    over_6 = guard_to_ask(snapshot(pod("new", "fd00::2"), fire=FIRE))
     assert over_6 is not None and over_6.url == "https://[fd00::2]:9000"
     assert [one["step"] for one in over_6.latches] == [3]
 
 
-GONE = pod("gone")
-
-
-@pytest.mark.parametrize(
-    ("pods", "guard", "reading", "former"),
-    [
-        ([NEW], {}, None, None),
-        ([NEW], HEARD, read(NEW), None),
-        ([NEW], {}, read(GONE), Former(followed=True)),
-        ([NEW], {}, read(GONE, 5), Former(followed=True)),
-        ([NEW], {}, read(GONE, FOLLOWED_SECONDS + 60), Former()),
-        ([OLD, NEW], {}, read(GONE, FOLLOWED_SECONDS + 60), Former()),
-        ([OLD, NEW], {}, read(OLD), Former(OLD.last_word, followed=True)),
-        ([OLD, NEW], HEARD, None, Former(OLD.last_word)),
-        ([OLD, NEW], {}, None, Former(OLD.last_word, heard=False)),
-        ([NEW], HEARD, None, Former()),
-    ],
-    ids=[
-        "the first", "itself", "heard to its end", "heard almost to its end", "not heard for long",
-        "not heard for long, and an older one left its word", "with its last word",
-        "the operator starts, and its pod is there", "its pod is there, and it was never heard",
-        "the operator starts, and its pod is gone",
-    ],
-)  # fmt: skip
-def test_the_guard_before_it(pods: list[Pod], guard: Json, reading: Reading | None, former: Any) -> None:
-    found = guard_to_ask(snapshot(*pods, **guard), reading)
-    assert found is not None and found.former == former
+def test_it_is_told_what_the_others_left() -> None:
+    none = guard_to_ask(snapshot(NEW))
+    assert none is not None and (none.words, none.heard) == ({}, False)
+    after = guard_to_ask(snapshot(OLD, pod("pending"), NEW, **HEARD))
+    assert after is not None and (after.words, after.heard) == ({"uid-old": OLD.last_word}, True)
 
 
 # -- a last word that nobody heard -----------------------------------------------------------------------
