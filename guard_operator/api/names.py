@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from guard_core import job_api
-
-GROUP = job_api.GROUP
-VERSION = job_api.VERSION
-KIND = job_api.KIND
-PLURAL = job_api.PLURAL
-API_VERSION = job_api.API_VERSION
+GROUP = "rlguard.dev"
+VERSION = "v1alpha1"
+KIND = "GuardedTrainingJob"
+PLURAL = "guardedtrainingjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
 
 #: Field manager of everything the operator applies.
 OPERATOR_MANAGER = "rlguard-operator"

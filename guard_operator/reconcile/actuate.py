@@ -94,7 +94,6 @@ class Actuator:
         self._events = events
         self._keeper = keeper
         self._clock = clock
-        self._figures: dict[str, datetime] = {}  # by UID of the job: when figures were written last
 
     def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
@@ -270,13 +269,10 @@ class Actuator:
 
     def _is_due(self, job: Job) -> bool:
         """Whether what was read of the guard is to be written now; figures wait for a few seconds."""
-        now, last = self._clock(), self._figures.get(job.uid)
-        if job.unsaid is Unsaid.NOTHING:
-            return False
-        if job.unsaid is Unsaid.FIGURES and last is not None and now - last < FIGURES_TIME:
-            return False
-        self._figures[job.uid] = now
-        return True
+        last = None if job.status.guard is None else job.status.guard.read_at
+        if job.unsaid is Unsaid.FIGURES and last is not None:
+            return self._clock() - last >= FIGURES_TIME
+        return job.unsaid is not Unsaid.NOTHING
 
     def _apply(self, job: Job, report: Report, version: str) -> None:
         metadata = {

@@ -93,6 +93,7 @@ def _probe(port: int, page: str, **timing: int) -> Json:
 def _environment(job: Job, checkpoints: Json, index_field: str | None) -> Iterator[Json]:
     guard = job.spec.guard
     values = {
+        "RLGUARD_GUARD_RUN_NAME": job.name,
         "RLGUARD_GUARD_HOST": "::",  # IPv6 and IPv4
         "RLGUARD_GUARD_PORT": str(guard.port),
         "RLGUARD_GUARD_TLS_CERTIFICATE": f"{layout.SECRET_DIR}/{names.CERTIFICATE_KEY}",

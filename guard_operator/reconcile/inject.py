@@ -136,6 +136,7 @@ def _set_start(pod: Json, container: str, checkpoint: str, run: str) -> None:
 
 def _add_sidecar(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
     guard = job.spec.guard
+    pod["enableServiceLinks"] = False  # those of a Service `rlguard-guard` read as settings
     mount = checkpoint_mount(pod, template, guard.checkpoints.volume)
     assert mount is not None, "find_violations has passed"
     support = names.support_name(job.name, job.uid)
