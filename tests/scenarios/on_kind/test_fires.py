@@ -106,8 +106,12 @@ def test_a_job_and_a_namespace_that_are_deleted_during_a_fire_leave_nothing(
     then.eventually(
         lambda: everything_in(namespaces[0]) <= given_away, "nothing but what a user applied is left", GONE
     )
-    kept = cluster.kubectl("get", "secrets,configmaps", "--namespace", SYSTEM, "--output=yaml")
-    assert not any(uid in kept for uid in uids), "an operator keeps nothing of a job that is gone"
+
+    def is_kept() -> bool:
+        kept = cluster.kubectl("get", "secrets,configmaps", "--namespace", SYSTEM, "--output=yaml")
+        return any(uid in kept for uid in uids)
+
+    then.eventually(lambda: not is_kept(), "an operator keeps nothing of a job that is gone", GONE)
 
 
 def the_uid_of_its_workload(run: Run) -> str:
