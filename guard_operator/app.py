@@ -164,7 +164,8 @@ class Operator:
         if not (self._elector.is_leader and self._caches.all_synced()):
             return
         with suppress(ClusterError):  # the next time
-            self._keeper.sweep({raw["metadata"]["uid"] for raw in self._caches.jobs()}, self._namespaces)
+            alive = {raw["metadata"]["uid"] for raw in self._caches.jobs()}
+            self._keeper.sweep(alive, self._namespaces, JOBS)
 
     def _reconcile(self, key: Key) -> float | None:
         """One reconcile, once what the job needs has been listed; a latch waits for nothing."""

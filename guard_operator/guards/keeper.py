@@ -16,13 +16,15 @@ from typing import Any
 
 from guard_operator.api import names
 from guard_operator.guards.adoption import Kept
-from guard_operator.runtime.client import SECRETS, Client, Json
+from guard_operator.runtime.client import SECRETS, Client, Json, Resource, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
 
 PREFIX = "rlguard-run-"
 STATE_KEY = "state"
+#: Namespace, name and UID of the job, on each Secret.
+LABELS = (names.NAMESPACE_LABEL, names.JOB_LABEL, names.UID_LABEL)
 #: How many Secrets are read at once.
 PAGE = "200"
 
@@ -39,16 +41,16 @@ class Keeper:
         self._client, self._namespace = client, namespace
 
     def credentials(
-        self, namespace: str, uid: str, make: Callable[[], Mapping[str, str]]
+        self, job: tuple[str, str], uid: str, make: Callable[[], Mapping[str, str]]
     ) -> Mapping[str, str]:
-        """The key and tokens of a job's guard, by name; `make` gives those of a run that has none yet.
+        """The key and tokens of this job's guard, by name; `make` gives those of a run that has none yet.
 
         Raises:
             ClusterError: they can be neither read nor written now.
         """
         if (found := self._read(uid)) is None:
             try:
-                made = _secret(namespace, uid, make())
+                made = _secret(job, uid, make())
                 self._client.create(SECRETS, self._namespace, made, names.OPERATOR_MANAGER)
             except ApiError as error:
                 if error.status != 409:  # another operator was faster
@@ -96,20 +98,30 @@ class Keeper:
             if not (isinstance(error, ApiError) and error.status == 404):
                 log.warning("Secret %s%s was not removed: %s", PREFIX, uid, error)
 
-    def sweep(self, alive: Container[str], namespaces: Container[str] | None) -> None:
-        """Remove what is kept of every run in these namespaces (None: all) that is not `alive`, by UID."""
-        for namespace, uid in [*self._runs()]:
-            if uid not in alive and (namespaces is None or namespace in namespaces):
+    def sweep(self, alive: Container[str], namespaces: Container[str] | None, jobs: Resource) -> None:
+        """Remove what is kept of every run in these namespaces (None: all) whose job is gone.
+
+        Args:
+            alive: UIDs of the jobs in a cache, which may be behind: any other is read from the API server.
+            namespaces: those that this operator serves.
+            jobs: what to read them as.
+
+        Raises:
+            ClusterError: something cannot be read now.
+        """
+        for namespace, name, uid in [*self._runs()]:
+            served = namespaces is None or namespace in namespaces
+            if uid not in alive and served and of_uid(self._client.get(jobs, namespace, name), uid) is None:
                 self.forget(uid)
 
-    def _runs(self) -> Iterator[tuple[str, str]]:
-        """(namespace, UID) of the jobs of which something is kept."""
-        query = {"labelSelector": names.UID_LABEL, "limit": PAGE}
+    def _runs(self) -> Iterator[tuple[str, str, str]]:
+        """(namespace, name, UID) of the jobs of which something is kept."""
+        query = {"labelSelector": ",".join(LABELS), "limit": PAGE}
         while True:
             page = self._client.list(SECRETS, self._namespace, query)
             for one in page.get("items") or []:
-                labels = one["metadata"]["labels"]
-                yield labels.get(names.NAMESPACE_LABEL, ""), labels[names.UID_LABEL]
+                namespace, name, uid = (one["metadata"]["labels"][label] for label in LABELS)
+                yield namespace, name, uid
             more = (page.get("metadata") or {}).get("continue")
             if not more:
                 return
@@ -119,13 +131,13 @@ class Keeper:
         return self._client.get(SECRETS, self._namespace, PREFIX + uid)
 
 
-def _secret(namespace: str, uid: str, credentials: Mapping[str, str]) -> Json:
+def _secret(job: tuple[str, str], uid: str, credentials: Mapping[str, str]) -> Json:
     return {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
         "metadata": {
             "name": PREFIX + uid,
-            "labels": {names.UID_LABEL: uid, names.NAMESPACE_LABEL: namespace},
+            "labels": dict(zip(LABELS, (*job, uid), strict=True)),
         },
         "type": "Opaque",
         "stringData": dict(credentials),

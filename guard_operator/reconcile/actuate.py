@@ -170,7 +170,8 @@ class Actuator:
 
     def _create_support(self, job: Job, policy: Policy) -> None:
         """What the guard mounts beside its volumes: its key and tokens, and its policy."""
-        secret = self._keeper.credentials(job.namespace, job.uid, lambda: new_credentials(job, self._clock()))
+        owner = job.namespace, job.name
+        secret = self._keeper.credentials(owner, job.uid, lambda: new_credentials(job, self._clock()))
         for resource, body in support_objects(job, policy, secret):
             self._create_once(resource, job, body)
 
