@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from guard_operator.guards.adoption import Former, latches_of
-from guard_operator.guards.polls import FOLLOWED_SECONDS, Guard
+from guard_operator.guards.polls import FOLLOWED_SECONDS, PolledGuard
 from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.snapshot import Pod, Snapshot, guard_of
 
 
-def guard_to_ask(snapshot: Snapshot, reading: Reading | None) -> Guard | None:
+def guard_to_ask(snapshot: Snapshot, reading: Reading | None) -> PolledGuard | None:
     """The guard that runs, in the newest pod that has one; None: none does, or nobody knows where.
 
     `reading`: what was read of the guard of this run so far.
@@ -21,7 +21,7 @@ def guard_to_ask(snapshot: Snapshot, reading: Reading | None) -> Guard | None:
     if not running:
         return None
     pod, said = running[-1], guard_of(job)
-    return Guard(
+    return PolledGuard(
         job=(job.namespace, job.name),
         uid=job.uid,
         pod=pod.uid,

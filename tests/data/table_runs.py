@@ -131,7 +131,7 @@ def half_lost_at(run: Run) -> int:
     return next(e.step for i, e in enumerate(seen) if fmean(scores[max(0, i - 2) : i + 3]) <= half)
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     """One run: its line of the table, and what the summary counts."""
 
     name: str
@@ -145,7 +145,7 @@ class Row(NamedTuple):
     guarded: float  # share of the run's redrawn copies that are late, or, of a good run, stopped
 
     @classmethod
-    def of(cls, name: str, entry: dict[str, str]) -> Row:
+    def of(cls, name: str, entry: dict[str, str]) -> CheckRow:
         """Replay one run."""
         run = replayed(name)
         half = half_lost_at(run) if hacks(run) else 0
@@ -166,7 +166,7 @@ def again(name: str, run: Run, half: int) -> float:
     return fmean(stop is None or stop >= half for stop in stops)
 
 
-def under_a_guard(rows: list[Row]) -> str:
+def under_a_guard(rows: list[CheckRow]) -> str:
     """How many redrawn hacks are late on average, and how many good ones are stopped."""
     lines = [
         "| | hacks | late in the replay | late under a guard | good runs stopped under a guard |",
@@ -186,7 +186,7 @@ def under_a_guard(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def at_the_end(rows: list[Row]) -> str:
+def at_the_end(rows: list[CheckRow]) -> str:
     """How many runs of each kind by their end were stopped, and which of them had been another at worst."""
     lines = ["| at its end | runs | stopped | of these, another kind at worst |", "|---|---|---|---|"]
     for kind_then in ("hack", "slight", "good"):
@@ -197,7 +197,7 @@ def at_the_end(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def summary(rows: list[Row]) -> str:
+def summary(rows: list[CheckRow]) -> str:
     """How many hacks were stopped, and how many in time; how many good runs were."""
     lines = ["| | hacks stopped | before half of the loss | good runs stopped |", "|---|---|---|---|"]
     for use in (*USES, UNSEEN):
@@ -215,14 +215,14 @@ def summary(rows: list[Row]) -> str:
 def main() -> str:
     """Write the page; returns its summary."""
     manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
-    rows = [Row.of(name, entry) for name, entry in manifest.items()]
+    rows = [CheckRow.of(name, entry) for name, entry in manifest.items()]
     return write(
         rows,
         [Unseen.of(row.name, replayed(row.name), row.kind, row.half) for row in rows if row.use == UNSEEN],
     )
 
 
-def write(rows: list[Row], unseen: list[Unseen]) -> str:
+def write(rows: list[CheckRow], unseen: list[Unseen]) -> str:
     """The page with these rows; returns its summary."""
     said = summary(rows)
     good = [row for row in rows if row.kind == "good"]
