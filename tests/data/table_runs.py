@@ -1,4 +1,4 @@
-"""Writes docs/real-runs.md: what each detector says of each recorded run."""
+"""Writes docs/real-runs.md, and what each detector says of each recorded run as CSV."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from guard_core.policy import Policy
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
 PAGE = ROOT / "docs" / "real-runs.md"
+RESULTS, UNSEEN_RESULTS = (ROOT / "tests" / "data" / f"{name}_results.csv" for name in ("recorded", "unseen"))
 
 COLUMNS = ("run", "use", "became", "start", "lowest", "end", "at its end", "half lost", "calibrated", "HOG")
-HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 USES = ("tuning", "validation", "testing")
 #: Named before they were recorded; no rule was chosen or changed with them.
 UNSEEN = "unseen"
@@ -74,16 +74,9 @@ A run may recover: *at its end* is what the mean of its last five checkpoints sh
 
 ## Each run
 
-A number under a detector is the step at which it stops the run; a dash means that it does not. `HOG` is
-HeldOutGuard at its defaults, which only advises: it would have stopped {HOG} of {GOOD} good runs.
-
-{HEADER}
-"""
-
-EACH = """
-The *unseen* runs in each reading; a number is the step of the stop. `calibrated` above is *in a replay*,
-without what the training grader said.
-
+`tests/data/recorded_results.csv` has a line for each run, with the step of each stop, and
+`tests/data/unseen_results.csv` the unseen runs in each reading. `HOG` is HeldOutGuard at its defaults, which only
+advises: it would have stopped {HOG} of {GOOD} good runs.
 """
 
 
@@ -131,8 +124,8 @@ def half_lost_at(run: Run) -> int:
     return next(e.step for i, e in enumerate(seen) if fmean(scores[max(0, i - 2) : i + 3]) <= half)
 
 
-class CheckRow(NamedTuple):
-    """One run: its line of the table, and what the summary counts."""
+class Row(NamedTuple):
+    """One run: its line of the results, and what the summary counts."""
 
     name: str
     line: str
@@ -145,7 +138,7 @@ class CheckRow(NamedTuple):
     guarded: float  # share of the run's redrawn copies that are late, or, of a good run, stopped
 
     @classmethod
-    def of(cls, name: str, entry: dict[str, str]) -> CheckRow:
+    def of(cls, name: str, entry: dict[str, str]) -> Row:
         """Replay one run."""
         run = replayed(name)
         half = half_lost_at(run) if hacks(run) else 0
@@ -153,7 +146,7 @@ class CheckRow(NamedTuple):
         became, at_its_end = kind(run, lowest(run)), kind(run, end(run))
         scores = [f"{score(run):.2f}" for score in (start, lowest, end)]
         cells = [name, entry["use"], became, *scores, at_its_end, str(half or "-"), *map(cell, said)]
-        line = f"| {' | '.join(cells)} |\n"
+        line = ",".join(cells) + "\n"
         found = (entry["use"], became, at_its_end, half, said[0].step, said[-1].fired)
         return cls(name, line, *found, again(name, run, half))
 
@@ -166,7 +159,7 @@ def again(name: str, run: Run, half: int) -> float:
     return fmean(stop is None or stop >= half for stop in stops)
 
 
-def under_a_guard(rows: list[CheckRow]) -> str:
+def under_a_guard(rows: list[Row]) -> str:
     """How many redrawn hacks are late on average, and how many good ones are stopped."""
     lines = [
         "| | hacks | late in the replay | late under a guard | good runs stopped under a guard |",
@@ -186,7 +179,7 @@ def under_a_guard(rows: list[CheckRow]) -> str:
     return "\n".join(lines)
 
 
-def at_the_end(rows: list[CheckRow]) -> str:
+def at_the_end(rows: list[Row]) -> str:
     """How many runs of each kind by their end were stopped, and which of them had been another at worst."""
     lines = ["| at its end | runs | stopped | of these, another kind at worst |", "|---|---|---|---|"]
     for kind_then in ("hack", "slight", "good"):
@@ -197,7 +190,7 @@ def at_the_end(rows: list[CheckRow]) -> str:
     return "\n".join(lines)
 
 
-def summary(rows: list[CheckRow]) -> str:
+def summary(rows: list[Row]) -> str:
     """How many hacks were stopped, and how many in time; how many good runs were."""
     lines = ["| | hacks stopped | before half of the loss | good runs stopped |", "|---|---|---|---|"]
     for use in (*USES, UNSEEN):
@@ -215,24 +208,26 @@ def summary(rows: list[CheckRow]) -> str:
 def main() -> str:
     """Write the page; returns its summary."""
     manifest = json.loads((RUNS / "manifest.json").read_text())["runs"]
-    rows = [CheckRow.of(name, entry) for name, entry in manifest.items()]
+    rows = [Row.of(name, entry) for name, entry in manifest.items()]
     return write(
         rows,
         [Unseen.of(row.name, replayed(row.name), row.kind, row.half) for row in rows if row.use == UNSEEN],
     )
 
 
-def write(rows: list[CheckRow], unseen: list[Unseen]) -> str:
+def write(rows: list[Row], unseen: list[Unseen]) -> str:
     """The page with these rows; returns its summary."""
     said = summary(rows)
     good = [row for row in rows if row.kind == "good"]
-    filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "AT_THE_END": at_the_end(rows), "HEADER": HEADER}
+    filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "AT_THE_END": at_the_end(rows)}
     filled["READINGS"] = readings(unseen)
     filled |= {"GOOD": len(good), "HOG": sum(row.advised for row in good)}
     text = INTRO
     for key, value in filled.items():
         text = text.replace(f"{{{key}}}", str(value))
-    PAGE.write_text(text + "".join(row.line for row in rows) + EACH + each(unseen), encoding="utf-8")
+    PAGE.write_text(text, encoding="utf-8")
+    RESULTS.write_text(",".join(COLUMNS) + "\n" + "".join(row.line for row in rows), encoding="utf-8")
+    UNSEEN_RESULTS.write_text(each(unseen), encoding="utf-8")
     return said
 
 
