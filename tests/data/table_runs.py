@@ -75,8 +75,8 @@ A run may recover: *at its end* is what the mean of its last five checkpoints sh
 ## Each run
 
 `tests/data/recorded_results.csv` has a line for each run, with the step of each stop, and
-`tests/data/unseen_results.csv` the unseen runs in each reading. `HOG` is HeldOutGuard at its defaults, which only
-advises: it would have stopped {HOG} of {GOOD} good runs.
+`tests/data/unseen_results.csv` the unseen runs in each reading. `HOG` is HeldOutGuard at its defaults, which
+only advises: it would have stopped {HOG} of {GOOD} good runs.
 """
 
 
