@@ -31,7 +31,7 @@ class Judged(Protocol):
     def step(self) -> int: ...  # noqa: D102
 
 
-class LastWord(Protocol):
+class RunCounts(Protocol):
     """What is read of the last verdict, or of the status that repeats it; None is not known."""
 
     @property
@@ -64,7 +64,7 @@ class LastWord(Protocol):
     def last_evaluation(self) -> Judged | None: ...  # noqa: D102
 
 
-def not_judged(last: LastWord, wait_longer: str) -> str:
+def not_judged(last: RunCounts, wait_longer: str) -> str:
     """What was not judged, why, and what to set; "" if all was judged and found healthy.
 
     Args:
@@ -81,7 +81,7 @@ def not_judged(last: LastWord, wait_longer: str) -> str:
     return "; ".join(part for part in (missing, unwell, to_do) if part)
 
 
-def warned(last: LastWord) -> str:
+def warned(last: RunCounts) -> str:
     """What a run that was judged to its end warns of, and what to do; "" if it does not warn."""
     if last.level != Level.WARNING or left_out(last):
         return ""
@@ -94,7 +94,7 @@ def fired_at(step: int | None, code: Code, when: str = "") -> str:
     return f"fired at step {step}{when}{found}"
 
 
-def steps_after(last: LastWord) -> str:
+def steps_after(last: RunCounts) -> str:
     """Which steps came after the last judged checkpoint, in one clause, or ""."""
     count, judged, newest = last.steps_since_evaluation, last.last_evaluation, last.step
     if not count or judged is None or newest is None:
@@ -107,7 +107,7 @@ def steps_after(last: LastWord) -> str:
     return f"{which} came after the last judged checkpoint"
 
 
-def _too_many_after(last: LastWord) -> bool:
+def _too_many_after(last: RunCounts) -> bool:
     """Whether more steps came after the last judged checkpoint than one has had before, or too large a share.
 
     One long round at the beginning would else excuse as many steps at the end.
@@ -118,7 +118,7 @@ def _too_many_after(last: LastWord) -> bool:
     return after > longest or (steps is not None and after > MOST_AFTER * steps)
 
 
-def left_out(last: LastWord) -> str:
+def left_out(last: RunCounts) -> str:
     """Which checkpoints, passes and steps were not judged, or "". It asks nothing of the verdict itself."""
     if last.announced is None or last.evaluated is None or last.waiting is None:
         return "it is not known which checkpoints were evaluated: the guard does not say"
@@ -138,7 +138,7 @@ def left_out(last: LastWord) -> str:
     return ", ".join(parts)
 
 
-def _remedy(last: LastWord) -> str:
+def _remedy(last: RunCounts) -> str:
     """What to set. The verdict's condition knows best, unless it only wants evaluations that were lost."""
     lost = (
         (last.refused, Code.REPORTS_REFUSED.remedy),

@@ -43,7 +43,7 @@ class CheckLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckRow:
     """One line of the table: what was looked at, how it is, and what to do."""
 
     name: str
@@ -51,7 +51,7 @@ class Row:
     says: str
 
 
-def as_text(rows: Sequence[Row], width: int = 120) -> str:
+def as_text(rows: Sequence[CheckRow], width: int = 120) -> str:
     """The table for a log, no wider than `width` characters where its words allow."""
     names = 2 + max(len(row.name) for row in rows)
     levels = 2 + max(len(row.level) for row in rows)

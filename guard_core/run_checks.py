@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard_core.preflight import WITHOUT_KL, CheckLevel, Row, enough_evaluations, never_in_time
+from guard_core.preflight import WITHOUT_KL, CheckLevel, CheckRow, enough_evaluations, never_in_time
 
 _OK, _WARN, _REFUSE, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 
@@ -95,15 +95,15 @@ class RunFacts:
     max_lag: int | None = None
     evaluation_seconds: float | None = None
     step_seconds: float | None = None
-    own: Mapping[str, Row] = field(default_factory=dict)
+    own: Mapping[str, CheckRow] = field(default_factory=dict)
     ask: Mapping[str, str] = field(default_factory=dict)
 
-    def unknown(self, name: str) -> Row:
+    def unknown(self, name: str) -> CheckRow:
         """The row of a question to which the answer is not known."""
-        return Row(name, _UNKNOWN, self.ask.get(name, "not known"))
+        return CheckRow(name, _UNKNOWN, self.ask.get(name, "not known"))
 
 
-def run_rows(facts: RunFacts) -> list[Row]:
+def run_rows(facts: RunFacts) -> list[CheckRow]:
     """Every check, in the order in which they are shown."""
     own = facts.own
     rows = (
@@ -121,99 +121,103 @@ def run_rows(facts: RunFacts) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def reason_to_refuse(rows: list[Row]) -> str | None:
+def reason_to_refuse(rows: list[CheckRow]) -> str | None:
     """Why the run must not start; None if it may."""
     return next((row.says for row in rows if row.level == _REFUSE), None)
 
 
-def kl_row(facts: RunFacts) -> Row | None:
+def kl_row(facts: RunFacts) -> CheckRow | None:
     """Whether there will be a KL to the reference, and whether a limit on it can be watched."""
     if facts.kl_counts is None:
         return facts.unknown(KL) if KL in facts.ask else None
     if facts.kl_counts:
-        return Row(KL, _OK, "a mean over tokens" if facts.beta is None else f"beta is {facts.beta:g}")
+        return CheckRow(KL, _OK, "a mean over tokens" if facts.beta is None else f"beta is {facts.beta:g}")
     if facts.kl_limit is not None:
         needs = "set beta above 0, or " if facts.beta == 0 else ""
-        return Row(
+        return CheckRow(
             KL,
             _REFUSE,
             "there is no KL to the reference (a mean over tokens) to hold against kl.hard_stop "
             f"({facts.kl_limit:g}), and the run would end as one that was not judged: {needs}leave "
             "kl.hard_stop out of the policy",
         )
-    return Row(KL, _WARN, WITHOUT_KL) if facts.beta == 0 else None
+    return CheckRow(KL, _WARN, WITHOUT_KL) if facts.beta == 0 else None
 
 
-def folder_row(facts: RunFacts) -> Row:
+def folder_row(facts: RunFacts) -> CheckRow:
     """Whether checkpoints are saved where the guard takes them from."""
     folder = facts.folder
     if folder is None or folder.root is None:
         return facts.unknown(FOLDER)
     if not folder.inside:
-        return Row(
+        return CheckRow(
             FOLDER,
             _REFUSE,
             f"output_dir {folder.path} is outside the guard's checkpoint_root {folder.root}, so it would "
             "refuse every checkpoint: set output_dir to a folder below it, or checkpoint_root to one above",
         )
     if folder.problem is not None:
-        return Row(FOLDER, _REFUSE, f"{folder.path}: {folder.problem}")
-    return Row(FOLDER, _OK, f"{folder.path} is below the guard's {folder.root}")
+        return CheckRow(FOLDER, _REFUSE, f"{folder.path}: {folder.problem}")
+    return CheckRow(FOLDER, _OK, f"{folder.path} is below the guard's {folder.root}")
 
 
-def layout_row(facts: RunFacts) -> Row:
+def layout_row(facts: RunFacts) -> CheckRow:
     """Whether the guard could load what is saved: safetensors, no code, an adapter with its base."""
     if facts.layout is None:
         return facts.unknown(LAYOUT)
     if facts.layout:
-        return Row(LAYOUT, _REFUSE, facts.layout)
-    return Row(
+        return CheckRow(LAYOUT, _REFUSE, facts.layout)
+    return CheckRow(
         LAYOUT,
         _OK,
         "an adapter of the guard's base model" if facts.adapter else "whole weights in safetensors",
     )
 
 
-def tokenizer_row(facts: RunFacts) -> Row:
+def tokenizer_row(facts: RunFacts) -> CheckRow:
     """Whether a tokenizer lies beside the weights."""
     if facts.tokenizer is None:
         return facts.unknown(TOKENIZER)
     if facts.tokenizer:
-        return Row(TOKENIZER, _REFUSE, facts.tokenizer)
-    return Row(TOKENIZER, _OK, "saved with the model" + (", or with its base model" if facts.adapter else ""))
+        return CheckRow(TOKENIZER, _REFUSE, facts.tokenizer)
+    return CheckRow(
+        TOKENIZER, _OK, "saved with the model" + (", or with its base model" if facts.adapter else "")
+    )
 
 
-def evaluations_row(facts: RunFacts) -> Row:
+def evaluations_row(facts: RunFacts) -> CheckRow:
     """Whether there are enough checkpoints to judge by."""
     saves, needed = facts.saves, facts.needed
     if saves.never:
-        return Row(EVALUATIONS, _REFUSE, saves.never)
+        return CheckRow(EVALUATIONS, _REFUSE, saves.never)
     if saves.every is not None and saves.last is not None:
         wanted = min(saves.last, WANTED_CHECKPOINTS) if needed is None else needed.count
         late = never_in_time(saves.every, saves.last, wanted)
         if late is not None:
-            return Row(EVALUATIONS, _REFUSE, late)
+            return CheckRow(EVALUATIONS, _REFUSE, late)
     if saves.count is None or saves.last is None or needed is None:
         return facts.unknown(EVALUATIONS)
     enough, says = enough_evaluations(
         saves.count, needed.count, saves.last, needed.condition, by_steps=saves.by_steps
     )
-    return Row(EVALUATIONS, _OK if enough else _WARN, says)
+    return CheckRow(EVALUATIONS, _OK if enough else _WARN, says)
 
 
-def rotation_row(facts: RunFacts) -> Row:
+def rotation_row(facts: RunFacts) -> CheckRow:
     """Whether a checkpoint is still there when its turn comes."""
     kept = facts.kept
     if kept is None:
         return facts.unknown(ROTATION)
     if kept == 0:
-        return Row(ROTATION, _OK, "none: every checkpoint stays until it is scored")
+        return CheckRow(ROTATION, _OK, "none: every checkpoint stays until it is scored")
     if kept < 0:
-        return Row(ROTATION, _WARN, "none has room to wait for its score beside the best one: raise it")
+        return CheckRow(ROTATION, _WARN, "none has room to wait for its score beside the best one: raise it")
     if facts.max_lag is not None:
         most = min(facts.max_lag, kept - 1)
-        return Row(ROTATION, _OK, f"{kept} are kept, and training waits while more than {most} are unscored")
-    return Row(
+        return CheckRow(
+            ROTATION, _OK, f"{kept} are kept, and training waits while more than {most} are unscored"
+        )
+    return CheckRow(
         ROTATION,
         _WARN,
         f"{kept} are kept, and training does not wait: one that is deleted before its turn is judged by "
@@ -221,19 +225,19 @@ def rotation_row(facts: RunFacts) -> Row:
     )
 
 
-def time_row(facts: RunFacts) -> Row:
+def time_row(facts: RunFacts) -> CheckRow:
     """How long training waits for an evaluation."""
     if facts.evaluation_seconds is None:
         return facts.unknown(TIME)
     took = f"an evaluation takes {facts.evaluation_seconds:.3g} s"
     if facts.saves.every is None or not facts.step_seconds:
-        return Row(TIME, _UNKNOWN, f"{took}; give --save-steps and --step-seconds to compare it")
+        return CheckRow(TIME, _UNKNOWN, f"{took}; give --save-steps and --step-seconds to compare it")
     save = facts.saves.every * facts.step_seconds
     says = f"{took}, and the trainer saves every {save:.3g} s"
     if facts.evaluation_seconds <= save:
-        return Row(TIME, _OK, says)
+        return CheckRow(TIME, _OK, says)
     least = -int(-facts.evaluation_seconds // facts.step_seconds)
-    return Row(
+    return CheckRow(
         TIME,
         _WARN,
         f"{says}: training waits for the guard, or, where it does not wait, a fire comes late; set "

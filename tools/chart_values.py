@@ -219,8 +219,7 @@ class KueueValues(ValuesSection):
 
     enabled: bool = Field(
         False,
-        description="Read its Workloads (v1beta1), to say what a run waits for, and take those of stopped "
-        "runs out of their queue.",
+        description="Read its Workloads (v1beta1), to say what a run waits for.",
     )
 
 

@@ -31,7 +31,7 @@ from guard_client.samples import StepSample
 from guard_client.settings import ClientSettings, Options, refuse_other, switch
 from guard_client.stopping import Stop
 from guard_client.waiting import lag_that_rotation_leaves
-from guard_core.preflight import REFUSED, CheckLevel, Row, as_text
+from guard_core.preflight import REFUSED, CheckLevel, CheckRow, as_text
 from guard_core.run_checks import STEPS, reason_to_refuse
 from guard_core.wire import Sampling
 from trainer_image import ranks
@@ -466,7 +466,7 @@ def _refuse_other_rotation(args: TrainingArguments) -> None:
         )
 
 
-def _rows(run: Outset) -> list[Row]:
+def _rows(run: Outset) -> list[CheckRow]:
     """The checks; none of a Trainer that is not as others are, because other ranks wait for this one."""
     try:
         return trainer_rows(run)

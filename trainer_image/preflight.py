@@ -15,7 +15,7 @@ from typing import Any
 from guard_client.client import VerdictView
 from guard_core.adapter import MERGE, AdapterError, read_adapter_config
 from guard_core.codes import Code
-from guard_core.preflight import FROM_NOISIEST, CheckLevel, Row, needed_for
+from guard_core.preflight import FROM_NOISIEST, CheckLevel, CheckRow, needed_for
 from guard_core.run_checks import (
     EVALUATIONS,
     FOLDER,
@@ -67,7 +67,7 @@ class Outset:
     keep_best: bool = False
 
 
-def trainer_rows(run: Outset) -> list[Row]:
+def trainer_rows(run: Outset) -> list[CheckRow]:
     """Every check of the run."""
     return run_rows(facts_of(run))
 
@@ -117,44 +117,44 @@ def _limit(verdict: VerdictView | None) -> float | None:
 # -- rows that only the trainer's side can fill in -------------------------------------------------------
 
 
-def _steps_row(run: Outset) -> Row:
+def _steps_row(run: Outset) -> CheckRow:
     enough, says = what_is_learnt(run.args, run.trainer)
     if figures_of(run.args) is UNKNOWN:
-        return Row(STEPS, _UNKNOWN, f"{says}: without a `reward` in its logs nothing can be judged")
-    return Row(STEPS, _OK if enough else _WARN, says)
+        return CheckRow(STEPS, _UNKNOWN, f"{says}: without a `reward` in its logs nothing can be judged")
+    return CheckRow(STEPS, _OK if enough else _WARN, says)
 
 
-def _sampling_row(run: Outset) -> Row:
+def _sampling_row(run: Outset) -> CheckRow:
     if isinstance(run.sampling, ValueError):
         says = (
             f"the guard cannot evaluate as this trainer samples ({run.sampling}), so it is not told: its "
             "evaluator's own settings count"
         )
-        return Row(SAMPLING, _WARN, says)
+        return CheckRow(SAMPLING, _WARN, says)
     if run.sampling is None:
         says = "this trainer does not say how it samples: set temperature and max_new_tokens of the evaluator"
-        return Row(SAMPLING, _UNKNOWN, says)
-    return Row(SAMPLING, _OK, f"completions are sampled with {run.sampling.words}; the guard is told")
+        return CheckRow(SAMPLING, _UNKNOWN, says)
+    return CheckRow(SAMPLING, _OK, f"completions are sampled with {run.sampling.words}; the guard is told")
 
 
-def _start_row(run: Outset) -> Row:
+def _start_row(run: Outset) -> CheckRow:
     """Whether the guard has, or will have, what it compares with."""
     verdict = run.verdict
     if verdict is None:
-        return Row(START, _UNKNOWN, f"{_NO_ANSWER}; without its answer none is saved for it")
+        return CheckRow(START, _UNKNOWN, f"{_NO_ANSWER}; without its answer none is saved for it")
     if all(condition.code != Code.NO_BASELINE.value for condition in verdict.conditions):
-        return Row(START, _OK, "the guard has its baseline, or its policy needs none")
+        return CheckRow(START, _OK, "the guard has its baseline, or its policy needs none")
     if not verdict.wants_the_start:
         says = f"the baseline is being made: {verdict.baseline_passes} passes so far"
-        return Row(START, _UNKNOWN, f"{says}; nothing is judged before it is whole")
+        return CheckRow(START, _UNKNOWN, f"{says}; nothing is judged before it is whole")
     later = "the first checkpoint will be the baseline, and what was learnt before it is not judged"
     if run.state.global_step > 0:
         says = f"training goes on at step {run.state.global_step}: {later}; start with the guard from step 0"
-        return Row(START, _WARN, says)
+        return CheckRow(START, _WARN, says)
     if not can_save_start(run.args, run.model, run.trainer):
         how = "GuardCallback.from_env(trainer)"
-        return Row(START, _WARN, f"it cannot be saved without the trainer: {later}; give it with {how}")
-    return Row(START, _OK, "saved for the guard before the first step: it is the baseline")
+        return CheckRow(START, _WARN, f"it cannot be saved without the trainer: {later}; give it with {how}")
+    return CheckRow(START, _OK, "saved for the guard before the first step: it is the baseline")
 
 
 def can_save_start(args: Any, model: Any, trainer: Any) -> bool:

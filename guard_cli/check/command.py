@@ -16,7 +16,7 @@ from guard_cli.errors import CliError
 
 if TYPE_CHECKING:
     from guard_cli.check.rows import Found, Trainer
-    from guard_core.preflight import Row
+    from guard_core.preflight import CheckRow
     from guard_service.settings import GuardSettings
 
 WOULD_BE_REFUSED = 2
@@ -125,7 +125,7 @@ def _gather(
     )
 
 
-def _show(table: Sequence[Row]) -> None:
+def _show(table: Sequence[CheckRow]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from guard_core import preflight
 from guard_core.policy import GREEDY_PASSES, Policy
-from guard_core.preflight import CheckLevel, Row, is_greedy
+from guard_core.preflight import CheckLevel, CheckRow, is_greedy
 from guard_core.run_checks import (
     EVALUATIONS,
     FOLDER,
@@ -195,7 +195,7 @@ class Found:
         )
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Found) -> list[CheckRow]:
     """The whole table: what only this command can look at, and the checks of any run."""
     return [
         split_row(found.split),
@@ -210,7 +210,7 @@ def rows(found: Found) -> list[Row]:
     ]
 
 
-def _run_rows(found: Found) -> list[Row]:
+def _run_rows(found: Found) -> list[CheckRow]:
     """The checks that the trainer's callback makes too."""
     return run_rows(facts_for_checks(found))
 
@@ -256,14 +256,14 @@ def _tokenizer(model: Model) -> str:
     return "" if model.no_tokenizer is None else f"{model.path}: {model.no_tokenizer}"
 
 
-def _failed_evaluation(measured: TriedEvaluation | None) -> dict[str, Row]:
+def _failed_evaluation(measured: TriedEvaluation | None) -> dict[str, CheckRow]:
     """The row of an evaluation that was tried and failed."""
     if measured is None or measured.seconds is not None:
         return {}
-    return {TIME: Row(TIME, CheckLevel.REFUSE, measured.problem or "the evaluation failed")}
+    return {TIME: CheckRow(TIME, CheckLevel.REFUSE, measured.problem or "the evaluation failed")}
 
 
-def _measured_rows(found: Found) -> Iterator[Row]:
+def _measured_rows(found: Found) -> Iterator[CheckRow]:
     if found.measured is not None and found.measured.score is not None:
         yield completions_row(found.measured)
         yield score_row(found.measured.score, found)
@@ -272,68 +272,70 @@ def _measured_rows(found: Found) -> Iterator[Row]:
 # -- held-out data ---------------------------------------------------------------------------------------
 
 
-def split_row(split: Split) -> Row:
+def split_row(split: Split) -> CheckRow:
     """Whether the split can be read."""
     name = "held-out split"
     if split.items is None:
-        return Row(name, CheckLevel.REFUSE, split.problem or "it cannot be read")
+        return CheckRow(name, CheckLevel.REFUSE, split.problem or "it cannot be read")
     said = f"{split.items} items"
     if split.counted != split.items:
         said += f" in {split.counted} groups: those of one group are judged as one item"
     if split.apart:
-        return Row(name, CheckLevel.WARN, f"{said}; {split.apart}")
-    return Row(name, CheckLevel.OK, said)
+        return CheckRow(name, CheckLevel.WARN, f"{said}; {split.apart}")
+    return CheckRow(name, CheckLevel.OK, said)
 
 
-def overlap_row(split: Split) -> Row:
+def overlap_row(split: Split) -> CheckRow:
     """Whether the split is disjoint from the training prompts."""
     name = "overlap with training"
     if split.overlap is not None:
-        return Row(name, CheckLevel.REFUSE, split.overlap)
+        return CheckRow(name, CheckLevel.REFUSE, split.overlap)
     if split.compared and split.items is not None:
-        return Row(name, CheckLevel.OK, "none")
-    return Row(name, CheckLevel.UNKNOWN, "give --train-prompts: a prompt that was trained on measures memory")
+        return CheckRow(name, CheckLevel.OK, "none")
+    return CheckRow(
+        name, CheckLevel.UNKNOWN, "give --train-prompts: a prompt that was trained on measures memory"
+    )
 
 
-def scorer_row(split: Split) -> Row:
+def scorer_row(split: Split) -> CheckRow:
     """Whether the scorer loads and accepts the items' own answers."""
     name = "scorer and answers"
     if split.items is None:
-        return Row(name, CheckLevel.UNKNOWN, "the split has to be readable first")
+        return CheckRow(name, CheckLevel.UNKNOWN, "the split has to be readable first")
     problem, answers = split.scorer.problem, split.scorer.answers
     if problem is not None and problem.startswith(GRADER):
-        return Row(name, CheckLevel.UNKNOWN, "the training grader has to be usable first")
+        return CheckRow(name, CheckLevel.UNKNOWN, "the training grader has to be usable first")
     if problem is not None:
-        return Row(name, CheckLevel.REFUSE, problem)
+        return CheckRow(name, CheckLevel.REFUSE, problem)
     if answers is None:
-        return Row(name, CheckLevel.UNKNOWN, "the evaluation process has to start and stay first")
+        return CheckRow(name, CheckLevel.UNKNOWN, "the evaluation process has to start and stay first")
     if not answers:
-        return Row(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
+        return CheckRow(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
     others = split.items - answers
     left_out = f"; {others} more are not to be tried" if others else ""
-    return Row(name, CheckLevel.OK, f"the scorer loads, and the items' own answers score 1{left_out}")
+    return CheckRow(name, CheckLevel.OK, f"the scorer loads, and the items' own answers score 1{left_out}")
 
 
-def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> Row:
+def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> CheckRow:
     """Whether the training grader scores the held-out completions too."""
     name = "training grader"
     if not given:
         said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
-        return Row(name, CheckLevel.UNKNOWN, said)
+        return CheckRow(name, CheckLevel.UNKNOWN, said)
     if split.items is None or split.scorer.answers is None:
         problem = split.scorer.problem or ""
         if problem.startswith(GRADER):
-            return Row(name, CheckLevel.REFUSE, problem)
-        return Row(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
+            return CheckRow(name, CheckLevel.REFUSE, problem)
+        return CheckRow(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
     if measured is None or measured.score is None:
         return _pay_row(name, split.scorer.pay)
     return _paid_row(name, measured.score, measured)
 
 
-def _paid_row(name: str, score: float, measured: TriedEvaluation) -> Row:
+def _paid_row(name: str, score: float, measured: TriedEvaluation) -> CheckRow:
     """What the grader paid for the completions of --model."""
     if measured.paid is None:
-        return Row(name, CheckLevel.REFUSE, "it failed on the completions of --model")
+        return CheckRow(name, CheckLevel.REFUSE, "it failed on the completions of --model")
     said = f"it gives {measured.paid:.3f} where the scorer gives {score:.3f}"
     if measured.in_part:
         more = (
@@ -341,46 +343,46 @@ def _paid_row(name: str, score: float, measured: TriedEvaluation) -> Row:
             "learns to earn that part cannot be told from a hack, so the guard will only warn of it: "
             "give the part of the grader that says right or wrong"
         )
-        return Row(name, CheckLevel.WARN, said + more)
-    return Row(name, CheckLevel.OK, said)
+        return CheckRow(name, CheckLevel.WARN, said + more)
+    return CheckRow(name, CheckLevel.OK, said)
 
 
-def _pay_row(name: str, pay: tuple[float, float | None] | None) -> Row:
+def _pay_row(name: str, pay: tuple[float, float | None] | None) -> CheckRow:
     """What the grader pays for the items' own answers."""
     if pay is None:
-        return Row(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
+        return CheckRow(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
     right, wrong = pay
     said = f"it pays {right:.2f} for right answers"
     if wrong is None:
-        return Row(name, CheckLevel.OK, said)
+        return CheckRow(name, CheckLevel.OK, said)
     said += f", and {wrong:.2f} for the answers of other items"
     if wrong >= right:
-        return Row(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
-    return Row(name, CheckLevel.OK, said)
+        return CheckRow(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
+    return CheckRow(name, CheckLevel.OK, said)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------
 
 
-def memory_row(model: Model | None) -> Row:
+def memory_row(model: Model | None) -> CheckRow:
     """How much memory an evaluation needs at least."""
     if model is None:
-        return Row("memory", CheckLevel.UNKNOWN, "give --model DIR")
+        return CheckRow("memory", CheckLevel.UNKNOWN, "give --model DIR")
     needed = f"{(LEAST_MEMORY + model.weights) / 2**30:.1f} GiB"
-    return Row(
+    return CheckRow(
         "memory",
         CheckLevel.OK,
         f"an evaluation needs at least {needed}; more for its batches, and where it loads in another dtype",
     )
 
 
-def followed_row(followed: Followed) -> Row:
+def followed_row(followed: Followed) -> CheckRow:
     """Whether the guard will read what the trainer writes."""
     name = "followed log"
     if followed.problem is not None:
-        return Row(name, CheckLevel.REFUSE, f"{followed.problem} Nothing would be read, or judged")
+        return CheckRow(name, CheckLevel.REFUSE, f"{followed.problem} Nothing would be read, or judged")
     if followed.elsewhere is not None:
-        return Row(
+        return CheckRow(
             name,
             CheckLevel.WARN,
             f"the trainer saves in {followed.elsewhere}, and the guard looks for checkpoints in "
@@ -388,7 +390,7 @@ def followed_row(followed: Followed) -> Row:
         )
     old = "; what stands there already counts as of another run" if followed.old else ""
     said = f"{followed.log} ({followed.format}), and checkpoints in {followed.saves}{old}"
-    return Row(name, CheckLevel.OK, said)
+    return CheckRow(name, CheckLevel.OK, said)
 
 
 def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
@@ -412,7 +414,7 @@ def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
 # -- judging ---------------------------------------------------------------------------------------------
 
 
-def completions_row(measured: TriedEvaluation) -> Row:
+def completions_row(measured: TriedEvaluation) -> CheckRow:
     """Whether the completions come to an end, and to an answer; above the guard's own limits it warns."""
     shares = (
         (measured.truncated, MAX_TRUNCATED, "cut off at the length limit (max_new_tokens)"),
@@ -422,29 +424,29 @@ def completions_row(measured: TriedEvaluation) -> Row:
     said = [f"{share:.0%} {what}" for share, _, what in shares if share is not None]
     if measured.unscored >= MOST_UNSCORED:
         nothing = f"{measured.unscored:.0%} could not be scored, so the score says nothing of the policy"
-        return Row("completions", CheckLevel.REFUSE, "; ".join([nothing, *said]))
+        return CheckRow("completions", CheckLevel.REFUSE, "; ".join([nothing, *said]))
     if any(share is not None and share > limit for share, limit, _ in shares):
         scored = scores_what_is_cut_off(measured.truncated, measured.unscored)
         count = "what is cut off is scored as it is (score_truncated)" if scored else "they count as wrong"
-        return Row("completions", CheckLevel.WARN, f"{'; '.join(said)}: {count}")
+        return CheckRow("completions", CheckLevel.WARN, f"{'; '.join(said)}: {count}")
     if measured.truncated is None:
-        return Row("completions", CheckLevel.UNKNOWN, "; ".join(["how they end is not known", *said]))
-    return Row("completions", CheckLevel.OK, "; ".join(said))
+        return CheckRow("completions", CheckLevel.UNKNOWN, "; ".join(["how they end is not known", *said]))
+    return CheckRow("completions", CheckLevel.OK, "; ".join(said))
 
 
-def score_row(score: float, found: Found) -> Row:
+def score_row(score: float, found: Found) -> CheckRow:
     """Whether the starting score leaves room to move, and which falls from it stop the run."""
     from guard_core.detectors.run import cannot_fall_from, uninformative_baseline
 
     name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):
-        return Row(name, CheckLevel.WARN, said.message)
+        return CheckRow(name, CheckLevel.WARN, said.message)
     if policy.detector == "heldout_guard" or not found.split.counted:
-        return Row(name, CheckLevel.OK, f"{score:.3f}")
+        return CheckRow(name, CheckLevel.OK, f"{score:.3f}")
     if low := cannot_fall_from(score, policy.calibrated, has_grader=found.grader):
-        return Row(name, CheckLevel.WARN, low)
+        return CheckRow(name, CheckLevel.WARN, low)
     falls = preflight.about_falls(score, found.split.counted, found.affordable, found.sampling)
-    return Row(name, CheckLevel.OK, f"{score:.3f}; {falls}")
+    return CheckRow(name, CheckLevel.OK, f"{score:.3f}; {falls}")
 
 
 def baseline_passes(policy: Policy) -> int:
@@ -452,33 +454,35 @@ def baseline_passes(policy: Policy) -> int:
     return 0 if policy.detector == "heldout_guard" else policy.calibrated.baseline_passes
 
 
-def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> Row:
+def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> CheckRow:
     """How evaluations sample. The trainer says it with its first checkpoint, and is not asked here."""
     name = SAMPLING
     if sampling.source is SamplingSource.SETTINGS:
-        return Row(name, CheckLevel.OK, sampling.words)
+        return CheckRow(name, CheckLevel.OK, sampling.words)
     ask = "give --temperature and --max-new-tokens as the trainer has them"
     if timed:
-        return Row(name, CheckLevel.UNKNOWN, f"as the trainer's will be; tried here: {sampling.words}. {ask}")
-    return Row(name, CheckLevel.UNKNOWN, f"as the trainer's will be, if it says so; {ask}")
+        return CheckRow(
+            name, CheckLevel.UNKNOWN, f"as the trainer's will be; tried here: {sampling.words}. {ask}"
+        )
+    return CheckRow(name, CheckLevel.UNKNOWN, f"as the trainer's will be, if it says so; {ask}")
 
 
-def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "") -> Row:
+def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "") -> CheckRow:
     """Whether the passes of the starting policy are worth their time. `budget`: what theirs costs, or ""."""
     name, passes = "baseline passes", baseline_passes(policy)
     if passes == 0:
-        return Row(name, CheckLevel.OK, "detector heldout_guard needs none")
+        return CheckRow(name, CheckLevel.OK, "detector heldout_guard needs none")
     if sampling.temperature == 0 and sampling.source is SamplingSource.DEFAULT and not budget:
-        return Row(
+        return CheckRow(
             name, CheckLevel.OK, f"{passes}, or {GREEDY_PASSES} that agree if the trainer samples greedily"
         )
     if is_greedy(sampling) and passes > GREEDY_PASSES:
-        return Row(
+        return CheckRow(
             name,
             CheckLevel.WARN,
             f"{passes} passes at temperature 0 are all alike and count as one: set "
             f"calibrated.baseline_passes to {GREEDY_PASSES} in the policy, or a temperature above 0",
         )
     if budget:
-        return Row(name, CheckLevel.OK, budget)
-    return Row(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
+        return CheckRow(name, CheckLevel.OK, budget)
+    return CheckRow(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")

@@ -52,7 +52,7 @@ asyncio.sslproto.SSLProtocol.max_size = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class PolledGuard:
     """Where one guard is, and of which job.
 
     Fields:
@@ -106,7 +106,7 @@ class GuardPolls:
         self._ended: dict[str, dict[str, str]] = {}
         self._followed: dict[str, str] = {}
         self._marks: dict[str, str] = {}  # of what was kept; on the loop alone
-        self._tasks: dict[str, tuple[Guard, asyncio.Task[None]]] = {}
+        self._tasks: dict[str, tuple[PolledGuard, asyncio.Task[None]]] = {}
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
         self._calls = asyncio.Semaphore(KEEPERS)
@@ -162,7 +162,7 @@ class GuardPolls:
         away = sum(one.unreached_since is not None for one in asked)
         return away >= FEWEST and 2 * away > len(asked)
 
-    def follow(self, guard: Guard) -> None:
+    def follow(self, guard: PolledGuard) -> None:
         """Ask this guard from now on, and no other one of its job."""
         self._loop.call_soon_threadsafe(self._follow, guard)
 
@@ -179,7 +179,7 @@ class GuardPolls:
 
     # -- on the loop ---------------------------------------------------------------------------------------
 
-    def _follow(self, guard: Guard) -> None:
+    def _follow(self, guard: PolledGuard) -> None:
         known = self._tasks.get(guard.uid)
         if known is not None and _same_place(known[0], guard) and not known[1].done():
             return
@@ -205,7 +205,7 @@ class GuardPolls:
             if (reading := self._readings.get(uid)) is not None and _was_followed(reading, guard):
                 self._followed[uid] = guard.pod
 
-    async def _ask(self, guard: Guard) -> None:
+    async def _ask(self, guard: PolledGuard) -> None:
         """Ask until cancelled; whatever fails is tried again."""
         delay = RETRY_SECONDS
         while True:
@@ -223,7 +223,7 @@ class GuardPolls:
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - so that not all come at once
             delay = min(2 * delay, MOST_RETRY_SECONDS)
 
-    async def _adopt(self, guard: Guard) -> Line:
+    async def _adopt(self, guard: PolledGuard) -> Line:
         """Tell it what is known of its run. One that knows of a run already keeps what it has."""
         credentials, kept = await self._call(self._keeper.run, guard.uid)
         assert self._session is not None
@@ -242,7 +242,7 @@ class GuardPolls:
             self._marks.setdefault(guard.uid, kept.mark)
         return line
 
-    async def _poll(self, guard: Guard, line: Line, etag: str) -> str:
+    async def _poll(self, guard: PolledGuard, line: Line, etag: str) -> str:
         """One poll: note what it says, and keep its state where that has changed; its ETag."""
         asked, before = time.monotonic(), self.reading(guard.uid)
         content, new = await line.verdict(etag, 0 if not etag else WAIT_SECONDS)
@@ -261,7 +261,7 @@ class GuardPolls:
             await asyncio.sleep(RETRY_SECONDS)
         return new
 
-    async def _keep(self, guard: Guard, line: Line, verdict: Verdict, ends: bool) -> None:
+    async def _keep(self, guard: PolledGuard, line: Line, verdict: Verdict, ends: bool) -> None:
         """Keep its state, and the evidence if it is over; what cannot be kept now is kept after a poll."""
         try:
             if ends or verdict.stop or verdict.ended:
@@ -276,7 +276,7 @@ class GuardPolls:
         except (ClusterError, ValueError) as error:
             log.warning("%s/%s: the state of its guard was not kept: %s", *guard.job, _words(error))
 
-    def _failed(self, guard: Guard, error: Exception) -> None:
+    def _failed(self, guard: PolledGuard, error: Exception) -> None:
         """Note that it cannot be reached, and since when."""
         with self._lock:
             before = self._readings.get(guard.uid) or Reading(guard.pod, guard.target)
@@ -300,7 +300,7 @@ class Line:
     """The connection to one guard."""
 
     session: aiohttp.ClientSession
-    guard: Guard
+    guard: PolledGuard
     context: ssl.SSLContext
     token: str
 
@@ -347,16 +347,16 @@ async def _content(response: aiohttp.ClientResponse) -> Json:
     return content
 
 
-def _mark(guard: Guard, verdict: Verdict) -> str:
+def _mark(guard: PolledGuard, verdict: Verdict) -> str:
     """It changes with what the next guard of this run must know, too."""
     return f"{guard.pod} {verdict.evaluated} {verdict.kl_start} {verdict.stop} {verdict.ended}"
 
 
-def _same_place(one: Guard, other: Guard) -> bool:
+def _same_place(one: PolledGuard, other: PolledGuard) -> bool:
     return (one.pod, one.address, one.port) == (other.pod, other.address, other.port)
 
 
-def _was_followed(reading: Reading, guard: Guard) -> bool:
+def _was_followed(reading: Reading, guard: PolledGuard) -> bool:
     """Whether this guard, which is asked no more, was heard until it ended, as far as that can be told."""
     since = reading.unreached_since
     heard = since is None or time.monotonic() - since < FOLLOWED_SECONDS

@@ -110,7 +110,7 @@ def guard_status(verdict: Verdict, former: Mapping[str, Any], now: datetime) -> 
         "readAt": time,
         "level": verdict.level.value,
         "code": verdict.code.value,
-        "reason": text(said.reason),
+        "reason": clean_text(said.reason),
         **_advice(said),
         **{to_camel(name): getattr(verdict, name) for name in _COUNTS},
         **{to_camel(name): _shown(getattr(verdict, name)) for name in _MEANS},
@@ -141,7 +141,7 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def text(words: str) -> str:
+def clean_text(words: str) -> str:
     """These words without control characters, and not too long."""
     plain = _CONTROLS.sub("\ufffd", words)
     return plain if len(plain) <= MAX_TEXT else plain[: MAX_TEXT - 1] + "…"
@@ -150,7 +150,7 @@ def text(words: str) -> str:
 def _latched(verdict: Verdict, now: datetime) -> Json:
     return {
         "code": verdict.code.value,
-        "reason": text(verdict.reason),
+        "reason": clean_text(verdict.reason),
         "attempt": verdict.latch_attempt or 0,
         "step": verdict.latch_step or 0,
         "at": timestamp(verdict.latched_at or now),
@@ -162,7 +162,7 @@ def _advice(verdict: Verdict) -> Json:
     if not told:
         return {}
     words = "; ".join(message for _, message in told)
-    return {"advice": sorted({code.value for code, _ in told}), "adviceReason": text(words)}
+    return {"advice": sorted({code.value for code, _ in told}), "adviceReason": clean_text(words)}
 
 
 def _shown(value: float | None) -> float | None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from guard_operator.guards.adoption import latches_of
-from guard_operator.guards.polls import Guard
+from guard_operator.guards.polls import PolledGuard
 from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.snapshot import Snapshot, guard_of
 
 
-def guard_to_ask(snapshot: Snapshot) -> Guard | None:
+def guard_to_ask(snapshot: Snapshot) -> PolledGuard | None:
     """The guard that runs, in the newest pod that has one; None: none does, or nobody knows where."""
     job, guards = snapshot.job, [pod for pod in snapshot.pods if pod.guarded]
     running = [pod for pod in guards if pod.address]
     if not running:
         return None
     pod, said = running[-1], guard_of(job)
-    return Guard(
+    return PolledGuard(
         job=(job.namespace, job.name),
         uid=job.uid,
         pod=pod.uid,

@@ -1,4 +1,4 @@
-"""Writes docs/real-runs.md: what each detector says of each recorded run."""
+"""Writes docs/real-runs.md, and what each detector says of each recorded run as CSV."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from guard_core.policy import Policy
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
 PAGE = ROOT / "docs" / "real-runs.md"
+RESULTS, UNSEEN_RESULTS = (ROOT / "tests" / "data" / f"{name}_results.csv" for name in ("recorded", "unseen"))
 
 COLUMNS = ("run", "use", "became", "start", "lowest", "end", "at its end", "half lost", "calibrated", "HOG")
-HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 USES = ("tuning", "validation", "testing")
 #: Named before they were recorded; no rule was chosen or changed with them.
 UNSEEN = "unseen"
@@ -74,16 +74,9 @@ A run may recover: *at its end* is what the mean of its last five checkpoints sh
 
 ## Each run
 
-A number under a detector is the step at which it stops the run; a dash means that it does not. `HOG` is
-HeldOutGuard at its defaults, which only advises: it would have stopped {HOG} of {GOOD} good runs.
-
-{HEADER}
-"""
-
-EACH = """
-The *unseen* runs in each reading; a number is the step of the stop. `calibrated` above is *in a replay*,
-without what the training grader said.
-
+`tests/data/recorded_results.csv` has a line for each run, with the step of each stop, and
+`tests/data/unseen_results.csv` the unseen runs in each reading. `HOG` is HeldOutGuard at its defaults, which
+only advises: it would have stopped {HOG} of {GOOD} good runs.
 """
 
 
@@ -132,7 +125,7 @@ def half_lost_at(run: Run) -> int:
 
 
 class Row(NamedTuple):
-    """One run: its line of the table, and what the summary counts."""
+    """One run: its line of the results, and what the summary counts."""
 
     name: str
     line: str
@@ -153,7 +146,7 @@ class Row(NamedTuple):
         became, at_its_end = kind(run, lowest(run)), kind(run, end(run))
         scores = [f"{score(run):.2f}" for score in (start, lowest, end)]
         cells = [name, entry["use"], became, *scores, at_its_end, str(half or "-"), *map(cell, said)]
-        line = f"| {' | '.join(cells)} |\n"
+        line = ",".join(cells) + "\n"
         found = (entry["use"], became, at_its_end, half, said[0].step, said[-1].fired)
         return cls(name, line, *found, again(name, run, half))
 
@@ -226,13 +219,15 @@ def write(rows: list[Row], unseen: list[Unseen]) -> str:
     """The page with these rows; returns its summary."""
     said = summary(rows)
     good = [row for row in rows if row.kind == "good"]
-    filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "AT_THE_END": at_the_end(rows), "HEADER": HEADER}
+    filled = {"SUMMARY": said, "LIVE": under_a_guard(rows), "AT_THE_END": at_the_end(rows)}
     filled["READINGS"] = readings(unseen)
     filled |= {"GOOD": len(good), "HOG": sum(row.advised for row in good)}
     text = INTRO
     for key, value in filled.items():
         text = text.replace(f"{{{key}}}", str(value))
-    PAGE.write_text(text + "".join(row.line for row in rows) + EACH + each(unseen), encoding="utf-8")
+    PAGE.write_text(text, encoding="utf-8")
+    RESULTS.write_text(",".join(COLUMNS) + "\n" + "".join(row.line for row in rows), encoding="utf-8")
+    UNSEEN_RESULTS.write_text(each(unseen), encoding="utf-8")
     return said
 
 

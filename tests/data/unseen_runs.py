@@ -41,9 +41,9 @@ class Unseen(NamedTuple):
 
     @property
     def line(self) -> str:
-        """Its line of the table of unseen runs."""
+        """Its line of the results of unseen runs."""
         cells = (self.name, self.kind, self.half or "-", *("-" if s is None else s for s in self.stops))
-        return f"| {' | '.join(map(str, cells))} |\n"
+        return ",".join(map(str, cells)) + "\n"
 
 
 def ungraded(run: Run) -> Run:
@@ -88,7 +88,6 @@ def readings(runs: list[Unseen]) -> str:
 
 
 def each(runs: list[Unseen]) -> str:
-    """The table of them."""
-    return f"| run | became | half lost | {' | '.join(READINGS)} |\n{'|---' * 7}|\n" + "".join(
-        one.line for one in runs
-    )
+    """All of them as CSV."""
+    columns = ("run", "became", "half lost", *(f'"{name}"' if "," in name else name for name in READINGS))
+    return ",".join(columns) + "\n" + "".join(one.line for one in runs)

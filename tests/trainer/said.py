@@ -6,16 +6,18 @@ import re
 
 import pytest
 
-from guard_core.preflight import CheckLevel, Row
+from guard_core.preflight import CheckLevel, CheckRow
 
 _ROW = re.compile(rf"(\S.*?)  +({'|'.join(CheckLevel)})  +(.*)")
 
 
-def table_in(caplog: pytest.LogCaptureFixture) -> dict[str, Row]:
+def table_in(caplog: pytest.LogCaptureFixture) -> dict[str, CheckRow]:
     """Its rows by their names; those that warn are warnings of their own as well, and no others are."""
     (record,) = (r for r in caplog.records if r.getMessage().startswith("before the first step:\n"))
     lines = re.sub(r"\n {9,}", " ", record.getMessage()).splitlines()[1:]
-    rows = [Row(found[1], CheckLevel(found[2]), found[3]) for found in map(_ROW.fullmatch, lines) if found]
+    rows = [
+        CheckRow(found[1], CheckLevel(found[2]), found[3]) for found in map(_ROW.fullmatch, lines) if found
+    ]
     assert len(rows) == len(lines)
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     for row in rows:

@@ -9,7 +9,7 @@ import pytest
 
 from guard_client.client import VerdictView
 from guard_core.codes import Code
-from guard_core.preflight import CheckLevel, Row, as_text
+from guard_core.preflight import CheckLevel, CheckRow, as_text
 from guard_core.wire import Sampling
 from trainer_image.preflight import Outset, trainer_rows
 
@@ -28,7 +28,7 @@ TEN = {"long_rounds": 10, "short_rounds": 10}
 
 def row_of(
     name: str, answer: VerdictView | None = None, step: int = 0, of: dict[str, Any] | None = None, **args: Any
-) -> Row:
+) -> CheckRow:
     """One row of a run with these arguments; `of`: what else is known of it."""
     given = SimpleNamespace(**{"output_dir": "/c/out", "save_strategy": "steps", **args})
     state = SimpleNamespace(global_step=step, max_steps=100, save_steps=10, num_train_epochs=2)
@@ -95,7 +95,7 @@ def row_of(
         ),
     ],
 )
-def test_a_row_says_how_it_is_and_what_to_do(row: Row, level: CheckLevel, words: str) -> None:
+def test_a_row_says_how_it_is_and_what_to_do(row: CheckRow, level: CheckLevel, words: str) -> None:
     assert row.level == level and words in row.says
 
 
@@ -106,7 +106,9 @@ def test_what_is_not_known_of_a_trainer_is_no_warning() -> None:
 
 def test_the_table_keeps_its_columns_and_breaks_no_word() -> None:
     long = "a/path/without/a/place/to/break/it" * 5
-    text = as_text([Row("one", OK, "short"), Row("another", UNKNOWN, f"some words and {long} and more")], 60)
+    text = as_text(
+        [CheckRow("one", OK, "short"), CheckRow("another", UNKNOWN, f"some words and {long} and more")], 60
+    )
     lines = text.splitlines()
     assert lines[0] == "one      ok           short"
     assert lines[1].startswith("another  not checked  some words and")

@@ -19,7 +19,7 @@ from guard_cli.check.rows import (
 )
 from guard_core.evaluation import HfEvaluation
 from guard_core.policy import BaselineBudget, Policy
-from guard_core.preflight import CheckLevel, Row
+from guard_core.preflight import CheckLevel, CheckRow
 from guard_core.run_checks import Folder
 from guard_core.wire import EvaluationSampling
 
@@ -36,7 +36,7 @@ ENDED = replace(QUICK, truncated=0.0)
 GOOD = Trainer(save_steps=10, max_steps=200, save_total_limit=2, beta=0.01, step_seconds=2.0)
 
 
-def check(row: Row, level: CheckLevel, *words: str) -> None:
+def check(row: CheckRow, level: CheckLevel, *words: str) -> None:
     assert row.level == level, row
     for word in words:
         assert word in row.says, row
@@ -86,7 +86,7 @@ def test_a_good_run_is_ok_in_every_row() -> None:
     )
 
 
-def row_of(name: str, **more: object) -> Row:
+def row_of(name: str, **more: object) -> CheckRow:
     """One row of a run that is good but for `more`."""
     return next(row for row in rows.rows(found(**more)) if row.name == name)
 

@@ -408,7 +408,6 @@ def an_older_crd() -> Json:
     definition = crd()
     root = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     status = root["properties"]["status"]["properties"]
-    del status["guardDigest"]
     del status["stop"]["properties"]["pods"]
     return definition
 
@@ -420,10 +419,10 @@ def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_
     installed(an_older_crd())
     operator = running.operator()
     eventually(lambda: "which this operator notes" in operator.log.read_text(), "it says so")
-    lacks = ["status.guardDigest", "status.stop.pods"]
+    lacks = ["status.stop.pods"]
     assert f"the CRD lacks {', '.join(lacks)}, which" in operator.log.read_text()
     assert json.loads(operator.page("/debug/state"))["crdLacks"] == lacks
-    assert "rlguard_crd_fields_missing 2.0" in operator.page("/metrics")
+    assert "rlguard_crd_fields_missing 1.0" in operator.page("/metrics")
     with pytest.raises(HTTPError, match="503"):
         operator.page("/readyz")
     running.operators[0].kill()  # the one that was there before the CRD, and was ready

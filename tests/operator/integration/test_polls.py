@@ -6,6 +6,8 @@ The operator is a real process; the tests play training-operator, kubelet and gu
 from __future__ import annotations
 
 import base64
+import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -70,6 +72,26 @@ def test_a_pod_whose_guard_never_began_is_no_past_that_nobody_knows(running: Wor
     guard = replace_pod(running)
     told = eventually(lambda: guard.told, "the next guard is told")
     assert told["sequence"] > 0 and not told.get("lost")
+
+
+@pytest.mark.always
+def test_steps_stay_out_of_etcd_and_a_fire_does_not_wait(running: World) -> None:
+    """Figures are written at most every ten seconds, whatever the guard says meanwhile."""
+    running.guard_says(step=2)
+    eventually(lambda: running.job()["status"]["guard"]["step"] == 2, "a step is noted", within=20)
+    before, versions, begun = running.job(), set[str](), time.monotonic()
+    for step in range(3, 1003):
+        running.guard_says(step=step, steps=step)
+        versions.add(running.job()["metadata"]["resourceVersion"])
+        if time.monotonic() - begun > 8:
+            break
+    assert step > 20 and len(versions - {before["metadata"]["resourceVersion"]}) <= 1
+    running.fire()
+    running.expect("Fired", "True", "HackingGap")
+    noted = running.job()["status"]["guard"]
+    assert noted["steps"] == step
+    del noted["fire"], noted["bestCheckpoint"]
+    assert len(json.dumps(noted)) < len(json.dumps(before["status"]["guard"])) + 200, "it does not grow"
 
 
 @pytest.mark.always
