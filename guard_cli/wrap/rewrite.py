@@ -26,6 +26,7 @@ OWN, CARRIED = ("name", "namespace"), ("labels", "annotations")
 _NOTED = ("metadata", "annotations", "kubectl.kubernetes.io/last-applied-configuration")
 #: Where nodes mount local disks. Elsewhere a folder of another name would not be what its author meant.
 LOCAL_DISKS = "/mnt/"
+_NOT_THE_SAME = "it cannot be written so that it means the same: write out its anchors and `<<`"
 
 Path = tuple[str | int, ...]
 
@@ -75,10 +76,12 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         )
     except YAMLError as error:  # such as a key that stands twice
         raise not_yaml_error(error, job.document.line) from None
+    except KeyError:  # what `<<` brings cannot be taken out
+        raise ManifestError(_NOT_THE_SAME) from None
     own, workload = _taken_apart(deepcopy(content), dropped, narrowed, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
     if load(made) != manifest:
-        raise ManifestError("it cannot be written so that it means the same: write out its anchors and `<<`")
+        raise ManifestError(_NOT_THE_SAME)
     texts = [made if one is job.document else one.text for one in job.documents]
     return Wrapped(
         "".join(f"{one.marker}{text}" for one, text in zip(job.documents, texts, strict=True)),
