@@ -25,6 +25,7 @@ EPILOG = epilog(
     "--checkpoints checkpoints",
     codes=EXIT_CODES,
 )
+_CHECKED = "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
 
 app = typer.Typer(add_completion=False)
 
@@ -115,7 +116,7 @@ def wrap(
     from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
     from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders
     from guard_cli.wrap.rewrite import wrap_job
-    from guard_cli.wrap.source import composed_spec, find_source, named_by, needed, read_manifests
+    from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
     from guard_cli.wrap.summary import refusal, summary, to_do
     from guard_cli.wrap.volume import find_rank0
     from guard_core.terminal import plain
@@ -140,28 +141,32 @@ def wrap(
     except ManifestError as error:
         raise CliError(f"{where}: {error}") from None
     manifest = filled_in(wrapped.manifest)
-    spec = manifest["spec"]["template"]["spec"]
-    source = None
+    spec, source = manifest["spec"]["template"]["spec"], None
     if (wanted := named_by(job.adapter, spec)) is not None:
         source = find_source([*documents, *(read_manifests(runtime) if runtime else ())], wanted)
         if source is None:
             raise CliError(f"{where}: {needed(wanted)}")
     review = review_manifest(manifest, OperatorConfig(guard_image=""), source)
-    rank0 = find_rank0(composed_spec(job.adapter, spec, source), job.adapter, volume)
+    rank0 = find_rank0(job.adapter, spec, source, guard)
     volume_error = f"--checkpoints {volume}: {rank0.error}" if rank0 is not None and rank0.error else ""
-    if review.reason is not None or volume_error:
-        raise CliError(plain(volume_error) if review.reason is None else refusal(review, volume_error))
+    if review.reason is not None:
+        raise CliError(refusal(review, volume_error))
+    if volume_error or rank0 is None:
+        raise CliError(plain(volume_error))
     _write(wrapped.text)
-    restarts = rank0.counted_restarts if rank0 is not None and placement != "Pod" else ""
     unfilled = ", ".join(dict.fromkeys(placeholders(job.document.content)))
-    fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
-    checked = "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
-    for line in (
-        *(f"warning: {one}" for one in (unknown_scorer(evaluation["scorer"]), restarts, fill_in) if one),
-        *summary(wrapped, job, rank0, review),
-        *([] if unfilled else [checked]),
+    lines = [
+        *([f"warning: {doubt}"] if (doubt := unknown_scorer(evaluation["scorer"])) else []),
+        *(
+            [f"warning: fill in {unfilled} before you apply it: its value was not checked"]
+            if unfilled
+            else []
+        ),
+        *summary(wrapped, job.adapter, rank0, review),
+        *([] if unfilled else [_CHECKED]),
         *to_do(wrapped, job.adapter.resource.kind),
-    ):
+    ]
+    for line in lines:
         print(plain(line), file=sys.stderr)
 
 

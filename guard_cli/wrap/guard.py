@@ -10,10 +10,10 @@ from pydantic.alias_generators import to_camel
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import given
+from guard_core.wording import meant
 from guard_operator.api.types import policy_to_api
 from guard_service.errors import SettingsError
-from guard_service.heldout.errors import SplitError
-from guard_service.heldout.scorers import BUILT_IN, load_scorer
+from guard_service.heldout.scorers import BUILT_IN
 from guard_service.policy_file import load_policy
 
 #: How `--heldout` names what holds the split -> the field of `spec.guard.heldout.volume`.
@@ -63,14 +63,10 @@ def metrics_section(
     if follow is not None:
         saved = given(path=folder or None, layout=layout)
         return {"follow": {"path": follow, "format": format_}, **given(checkpoints=saved or None)}
-    if format_ != "auto":
-        raise CliError(f"--format {format_} is for a guard that reads a log: give --follow, too")
-    if layout is not None:
-        raise CliError(f"--layout {layout} is for a guard that reads a log: give --follow, too")
-    if folder:
-        raise CliError(
-            f"--checkpoints …/{folder}: only a guard that reads a log looks there: give --follow, too"
-        )
+    unused = {"--format ": format_.replace("auto", ""), "--layout ": layout, "--checkpoints …/": folder}
+    for option, value in unused.items():
+        if value:
+            raise CliError(f"{option}{value} is for a guard that reads a log: give --follow, too")
     return None
 
 
@@ -87,14 +83,7 @@ def policy_section(path: Path | None) -> dict[str, Any] | None:
 
 
 def unknown_scorer(name: str | None) -> str:
-    """What `rlguard run` would say of a scorer's name; "" of one of ours and of module:function.
-
-    It is no refusal: a package in the guard's image may bring a scorer that is not installed here.
-    """
+    """Doubt a scorer's name; "": it is known. A package in the guard's image may bring what is not."""
     if name is None or name in BUILT_IN or ":" in name:
         return ""
-    try:
-        load_scorer(name)
-    except SplitError as error:
-        return f"{error}. A package in the guard's image may bring it; here it is not installed"
-    return ""
+    return f"scorer {name!r} is unknown: {meant(name, BUILT_IN)} A package in the guard's image may bring it"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -21,9 +21,6 @@ from guard_operator.api.names import KIND
 
 #: No API server takes an object that is larger.
 MAX_BYTES = 1 << 20
-#: Of one object, counting what aliases repeat.
-MAX_VALUES = 50_000
-MAX_DEPTH = 64
 
 _MARKER = re.compile(r"^---[ \t]*(?:#[^\n]*)?(?:\n|\Z)", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_][^}]*\}|\{\{[^}]*\}\}|<[A-Z][A-Z0-9_-]*>")
@@ -40,7 +37,7 @@ class ManifestError(ValueError):
 class Loader(yaml.SafeLoader):
     """Reads plain scalars as kubectl does: 1e-6 is a number, 1:30 and 2026-01-02 are texts."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (as in the class above)
 
 
 for _type, _pattern in {
@@ -159,23 +156,22 @@ def _adapter_of(content: Any) -> WorkloadAdapter | None:
 
 
 def _no_job(contents: list[Any]) -> str:
-    *others, last = (
-        f"{one.resource.kind} ({one.resource.api_version})" for one in ADAPTERS if not one.only_attached
-    )
-    wanted = f"it has no {', '.join(others)} or {last}"
+    *others, last = (one.resource for one in ADAPTERS if not one.only_attached)
+    made = ", ".join(f"{one.kind} ({one.api_version})" for one in others)
+    wanted = f"it has no {made} or {last.kind} ({last.api_version})"
+    groups = {(one.resource.kind, one.resource.group) for one in ADAPTERS}
     kinds = [kind_of(content) for content in contents]
-    if any(kind == KIND for _, kind in kinds):
-        return f"{wanted}, and a {KIND}, which is guarded already"
-    groups = {(one.resource.kind, one.resource.api_version.partition("/")[0]) for one in ADAPTERS}
     for version, kind in kinds:
+        if kind == KIND:
+            return f"{wanted}, and a {KIND}, which is guarded already"
+        if kind.endswith("List"):
+            return f"{wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
         if (kind, version.partition("/")[0]) in groups:
             other = "" if find_adapter(version, kind) else f" of {version}"
             return (
                 f"{wanted}, and a {kind}{other}, which is guarded where it exists: a {KIND} names it in "
                 "spec.targetRef (docs/attach.md)"
             )
-    if any(kind.endswith("List") for _, kind in kinds):
-        return f"{wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
     named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
     return f"{wanted}: it has {', '.join([*named][:5]) or 'no object of Kubernetes'}"
 
@@ -186,22 +182,16 @@ def check_values(content: Any) -> None:
     Raises:
         ManifestError: it is one of these.
     """
-    waiting, seen = [(content, 1)], 0
-    while waiting:
-        value, depth = waiting.pop()
-        seen += 1
-        if seen > MAX_VALUES:
-            raise ManifestError(f"the job has more than {MAX_VALUES} values, counting what aliases repeat")
-        if depth > MAX_DEPTH:
-            raise ManifestError(f"the job is nested more than {MAX_DEPTH} levels deep")
-        if isinstance(value, dict):
-            waiting += [(one, depth + 1) for pair in value.items() for one in pair]
-        elif isinstance(value, list):
-            waiting += [(one, depth + 1) for one in value]
-        elif not isinstance(value, str | int | float | None):
-            raise ManifestError(f"{str(value)[:60]!r} has a type that JSON has not")
-        elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise ManifestError("a text has half of a surrogate pair, which no API server takes")
+    size = 0
+    try:
+        for part in json.JSONEncoder(ensure_ascii=False).iterencode(content):
+            size += len(part.encode())
+            if size > MAX_BYTES:
+                break
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ManifestError(f"JSON cannot hold it: {str(error)[:120]}") from None
+    if size > MAX_BYTES:
+        raise ManifestError(f"with its aliases written out it is larger than {MAX_BYTES >> 20} MiB")
 
 
 def placeholders(content: Any) -> Iterator[str]:

@@ -35,7 +35,7 @@ Path = tuple[str | int, ...]
 class Wrapped:
     """The file with the job wrapped, the wrapped object alone, and what was done on the way.
 
-    `old_name`: the job's own name, if it had one. `left_out`: paths of what the job had and the object has not.
+    `old_name`: the job's own, if it had one. `left_out`: paths of what the job had and the object has not.
     `narrowed`: host paths that were changed, and what to.
     """
 
@@ -76,7 +76,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         )
     except YAMLError as error:  # such as a key that stands twice
         raise not_yaml_error(error, job.document.line) from None
-    except KeyError:  # what `<<` brings cannot be taken out
+    except (KeyError, RecursionError):  # what `<<` brings cannot be taken out
         raise ManifestError(_NOT_THE_SAME) from None
     own, workload = _taken_apart(deepcopy(content), dropped, narrowed, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}

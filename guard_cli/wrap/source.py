@@ -67,15 +67,3 @@ def needed(source: TemplateSource) -> str:
     kind, name = source.resource.kind, plain(source.name)
     command = f"kubectl get {kind.lower()} {shlex.quote(name)} -o yaml"
     return f"its pods are made of the {kind} {name}: give it with --runtime (`{command}`)"
-
-
-def composed_spec(
-    adapter: WorkloadAdapter, spec: Mapping[str, Any], source: Mapping[str, Any] | None
-) -> Mapping[str, Any]:
-    """Put that object into the spec; where the two do not go together, the operator says it."""
-    if not isinstance(adapter, ComposedAdapter) or source is None:
-        return spec
-    try:
-        return adapter.composed(spec, source)
-    except TemplateError:
-        return spec

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
+from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, dotted
 from guard_operator.reconcile.refusals import pod_spec
 
 #: Volumes that can be written and go with their pod, and those that nobody can write.
@@ -16,46 +16,61 @@ _READ_ONLY = ("configMap", "secret", "projected", "downwardAPI", "image")
 
 @dataclass(frozen=True, slots=True)
 class Rank0:
-    """The pods and the container of rank 0, and the volume of its checkpoints, in words.
+    """Where rank 0 runs, and the volume of its checkpoints, in words.
 
-    `error`: why no checkpoint can be kept in it; `warnings`: what is to be known of a guard beside it.
+    `error`: why no checkpoint can be kept in it. `warnings`: of the volume, and of a guard beside rank 0.
     """
 
-    pods: str
-    container: str
-    volume: str = ""
-    error: str = ""
-    warning: str = ""
-    counted_restarts: str = ""
+    place: str
+    volume: str
+    error: str
+    warnings: tuple[str, ...]
 
 
-def find_rank0(spec: Mapping[str, Any], adapter: WorkloadAdapter, volume: str) -> Rank0 | None:
-    """Look at rank 0 of a workload with this spec; None: its template has not the shape, as the operator says."""
+def find_rank0(
+    adapter: WorkloadAdapter,
+    spec: Mapping[str, Any],
+    source: Mapping[str, Any] | None,
+    guard: Mapping[str, Any],
+) -> Rank0 | None:
+    """Look at rank 0 of a workload; None: its template has not the shape, as the operator says itself.
+
+    Args:
+        adapter: of the workload's kind.
+        spec: of the workload.
+        source: what its pods are made of beside the spec, if anything.
+        guard: `spec.guard`.
+    """
+    volume = guard["checkpoints"]["volume"]
     try:
+        if isinstance(adapter, ComposedAdapter):
+            spec = adapter.composed(spec, source or {})
         template = next(one for one in adapter.pod_templates(spec) if one.guarded)
         volumes = pod_spec(spec, template).get("volumes", [])
     except TemplateError:
         return None
-    owner = template.path[:-1]
-    pods = f"the pods of {dotted(owner)}" if owner else "its pods"
-    present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"
+    owner, limit = template.path[:-1], template.limit
     found = next((one for one in volumes if one.get("name") == volume), None)
-    if found is None:
-        error = f"the pod of rank 0 has no volume of this name; it has {present}"
-        return Rank0(pods, template.container, error=error)
-    words, error, warning, restarts = _describe(found), _unusable(found), "", ""
-    if _kind(found) in _TEMPORARY:
-        warning = (
-            f"the volume {volume} is no persistent claim ({words}): the last good checkpoint goes with the pod; "
-            f"it has {present}"
+    error = "the pod of rank 0 has no volume of this name" if found is None else _unusable(found)
+    present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"
+    words, warnings = _describe(found or {}), []
+    if _kind(found or {}) in _TEMPORARY:
+        warnings.append(
+            f"the volume {volume} is no persistent claim ({words}): the last good checkpoint goes with the "
+            f"pod; it has {present}"
         )
-    if template.limit:
-        restarts = (
-            f"{dotted(template.limit)} counts restarts of every container, the guard's too: a guard that runs "
-            "out of memory may fail a healthy run (docs/operator.md)"
+    if limit and guard.get("placement") != "Pod":
+        warnings.append(
+            f"{dotted(limit)} counts restarts of every container, the guard's too: a guard that runs out of "
+            "memory may fail a healthy run (docs/operator.md)"
         )
-    error = f"{error}; it has {present}" if error else ""
-    return Rank0(pods, template.container, words, error, warning, restarts)
+    pods = f"the pods of {dotted(owner)}" if owner else "its pods"
+    return Rank0(
+        f"{pods}, beside the container {template.container}",
+        words,
+        f"{error}; it has {present}" if error else "",
+        tuple(warnings),
+    )
 
 
 def _unusable(volume: Mapping[str, Any]) -> str:
