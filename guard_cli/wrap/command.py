@@ -110,8 +110,8 @@ def wrap(
 ) -> None:
     """Put a training job that you have under guard: print the GuardedTrainingJob around it.
 
-    Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
-    decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
+    Comments, order and quotes are kept; other documents of the file stay as they are. What was decided is
+    said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
     from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
     from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders

@@ -76,8 +76,10 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         )
     except YAMLError as error:  # such as a key that stands twice
         raise not_yaml_error(error, job.document.line) from None
-    except (KeyError, RecursionError):  # what `<<` brings cannot be taken out
+    except KeyError:  # what `<<` brings cannot be taken out
         raise ManifestError(_NOT_THE_SAME) from None
+    except RecursionError:
+        raise ManifestError("the job is nested too deeply") from None
     own, workload = _taken_apart(deepcopy(content), dropped, narrowed, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
     if load(made) != manifest:
