@@ -34,7 +34,8 @@ def read_object(text: str) -> CommentedMap:
     ruamel.yaml keeps a comment line with the value above it. One above a key of the object or of its metadata
     has to go where that key goes, so it is read apart.
     """
-    tree, lines = _round_trip().load(text), text.split("\n")
+    tree: CommentedMap = _round_trip().load(text)
+    lines = text.split("\n")
     above: list[tuple[bool, str, range]] = []
     for mapping in (tree, tree["metadata"]):
         for key in () if mapping.fa.flow_style() else mapping:
@@ -54,12 +55,11 @@ def read_object(text: str) -> CommentedMap:
             CommentToken(f"{lines[number].lstrip()}\n", CommentMark(column))
             for number, column in zip(numbers, columns, strict=True)
         ] or None
-    result: CommentedMap = tree
-    return result
+    return tree
 
 
 def write(tree: CommentedMap) -> str:
-    """Write a tree of `read`, with the indentation that it had."""
+    """Write a tree of `read_object`, with the indentation that it had."""
     yaml, stream = _round_trip(), StringIO()
     blocks = [one for one in tree.values() if isinstance(one, CommentedMap) and not one.fa.flow_style()]
     columns = [one.lc.col - tree.lc.col for one in blocks]

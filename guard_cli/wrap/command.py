@@ -155,13 +155,9 @@ def wrap(
         raise CliError(plain(volume_error))
     _write(wrapped.text)
     unfilled = ", ".join(dict.fromkeys(placeholders(job.document.content)))
+    fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
     lines = [
-        *([f"warning: {doubt}"] if (doubt := unknown_scorer(evaluation["scorer"])) else []),
-        *(
-            [f"warning: fill in {unfilled} before you apply it: its value was not checked"]
-            if unfilled
-            else []
-        ),
+        *(f"warning: {one}" for one in (unknown_scorer(evaluation["scorer"]), fill_in) if one),
         *summary(wrapped, job.adapter, rank0, review),
         *([] if unfilled else [_CHECKED]),
         *to_do(wrapped, job.adapter.resource.kind),
