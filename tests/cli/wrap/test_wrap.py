@@ -386,23 +386,6 @@ def test_where_the_split_lies(wrap: Run, heldout: str, volume: Json, split: str)
     assert "split: y" not in done.stdout, "for kubectl that would be `true`"
 
 
-@pytest.mark.parametrize(
-    ("heldout", "said"),
-    [
-        ("held.jsonl", "write claim:NAME/PATH"),
-        ("claim:held", "write claim:NAME/PATH"),
-        ("claim:/a", "write claim:NAME/PATH"),
-        ("pvc:held/a", "write claim:NAME/PATH"),
-        ("secret:held/a/b", "a/b is no key of a secret"),
-        ("claim:Held/a", "spec.guard.heldout.volume.claimName"),
-        ("claim:held//a", "must be a path inside the volume"),
-        ("claim:held/a/../../b", "must be a path inside the volume"),
-    ],
-)
-def test_a_place_of_the_split_that_cannot_be(wrap: Run, heldout: str, said: str) -> None:
-    assert said in refused(wrap(SHORT, heldout=heldout))
-
-
 #: Every option of an evaluation that other commands have -> its words, and where they end up.
 OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
     "scorer": (["--scorer", "math"], {"scorer": "math"}),
@@ -438,13 +421,37 @@ def test_what_other_commands_say_of_an_evaluation_is_said_here_too(wrap: Run, op
     assert scoring == {key: value for key, value in place.items() if key not in evaluator}
 
 
-def test_what_no_evaluation_can_be_is_refused(wrap: Run) -> None:
-    assert "without a limit means nothing" in refused(wrap(SHORT, "--on-scorer-timeout", "wrong"))
-    assert "hf.samples" in refused(wrap(SHORT, "--samples", "0"))
-    greedy = ("--samples", "2", "--temperature", "0")
-    assert "set a temperature above 0" in refused(wrap(SHORT, *greedy))
-    assert "must be a JSON object" in refused(wrap(SHORT, "--chat-template-kwargs", "[1]"))
-    assert "hf.stop" in refused(wrap(SHORT, *(word for n in range(99) for word in ("--stop", str(n)))))
+REFUSED_OPTIONS = {
+    "--heldout held.jsonl": "write claim:NAME/PATH",
+    "--heldout claim:held": "write claim:NAME/PATH",
+    "--heldout pvc:held/a": "write claim:NAME/PATH",
+    "--heldout secret:held/a/b": "a/b is no key of a secret",
+    "--heldout claim:Held/a": "spec.guard.heldout.volume.claimName",
+    "--heldout claim:held/a/../../b": "must be a path inside the volume",
+    "--on-scorer-timeout wrong": "without a limit means nothing",
+    "--samples 0": "hf.samples",
+    "--samples 2 --temperature 0": "set a temperature above 0",
+    "--chat-template-kwargs [1]": "must be a JSON object",
+    " ".join(f"--stop {n}" for n in range(99)): "hf.stop",
+    "--backlog oldest": "heldout.backlog",
+    "--keep-best": "keepBest needs state.claimName",
+    "--placement Moon": "Input should be 'Sidecar' or 'Pod' (got 'Moon')",
+    "--state-claim held": "must not be the claim of the held-out split",
+    "--policy none.yaml": "--policy",
+    "--follow ../m.jsonl": "spec.guard.metrics.follow.path",
+    "--follow m.jsonl --format varl": "did you mean verl",
+    "--follow m.jsonl --format tinker": "checkpoints.layout",
+    "--follow m.jsonl --layout tinker": "spec.guard.metrics.checkpoints.layout",
+    "--follow m.jsonl --checkpoints ck/../x": "spec.guard.metrics.checkpoints.path",
+    "--format verl": "--format verl is for a guard that reads a log: give --follow, too",
+    "--layout verl": "--layout verl is for a guard that reads a log: give --follow, too",
+    "--checkpoints ck/run": "--checkpoints …/run is for a guard that reads a log: give --follow, too",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED_OPTIONS)
+def test_an_option_that_cannot_be_used_is_refused(wrap: Run, options: str) -> None:
+    assert REFUSED_OPTIONS[options] in refused(wrap(SHORT, *options.split()))
 
 
 def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
@@ -452,8 +459,6 @@ def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
     guard = wrapped(done)["spec"]["guard"]
     assert guard["heldout"]["backlog"] == "newest"
     assert guard["state"] == {"claimName": "st", "keepBest": True}
-    assert "heldout.backlog" in refused(wrap(SHORT, "--backlog", "oldest"))
-    assert "keepBest needs state.claimName" in refused(wrap(SHORT, "--keep-best"))
 
 
 def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
@@ -463,13 +468,10 @@ def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
     assert guard["heldout"]["trainPrompts"] == "t.jsonl"
     assert "the guard: in a pod of its own" in done.stderr and "beside the container" not in done.stderr
     assert "loads each checkpoint into vLLM" in done.stderr and "rlguard/guard-vllm" in done.stderr
-    assert "Input should be 'Sidecar' or 'Pod' (got 'Moon')" in refused(wrap(SHORT, "--placement", "Moon"))
-    assert "must not be the claim of the held-out split" in refused(wrap(SHORT, "--state-claim", "held"))
 
 
 def test_a_policy(wrap: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
-    assert "--policy" in refused(wrap(SHORT, "--policy", policy))
     policy.write_text("kl: {hard_stop: -1}")
     assert "kl.hard_stop: Input should be greater than 0" in refused(wrap(SHORT, "--policy", policy))
     policy.write_text("detector: both\nkl: {hard_stop: 0.5}\nsilent: {action: stop}\n")
@@ -499,27 +501,6 @@ def test_the_folder_and_the_layout_of_its_checkpoints(wrap: Run) -> None:
     assert guard["checkpoints"] == {"volume": "ck"}
     assert guard["metrics"]["checkpoints"] == {"path": "run/7", "layout": "verl"}
     assert "and save in its folder run/7, as verl does" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--follow", "../m.jsonl"), "spec.guard.metrics.follow.path"),
-        (("--follow", "m.jsonl", "--format", "varl"), "did you mean verl"),
-        (("--follow", "m.jsonl", "--format", "tinker"), "checkpoints.layout"),
-        (("--follow", "m.jsonl", "--layout", "varl"), "did you mean verl"),
-        (("--follow", "m.jsonl", "--layout", "tinker"), "spec.guard.metrics.checkpoints.layout"),
-        (("--follow", "m.jsonl", "--checkpoints", "ck/../x"), "spec.guard.metrics.checkpoints.path"),
-        (("--format", "verl"), "--format verl is for a guard that reads a log"),
-        (("--layout", "verl"), "--layout verl is for a guard that reads a log"),
-        (
-            ("--checkpoints", "ck/run"),
-            "--checkpoints …/run is for a guard that reads a log",
-        ),
-    ],
-)
-def test_what_no_guard_could_follow_is_refused(wrap: Run, options: tuple[str, ...], said: str) -> None:
-    assert said in refused(wrap(SHORT, *options))
 
 
 def test_a_job_that_is_suspended_is_told(wrap: Run) -> None:
@@ -573,16 +554,11 @@ def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) ->
     assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
 
 
-@pytest.mark.parametrize(
-    "kind", ["nfs: {server: s, path: /p}", "csi: {driver: d}", "hostPath: {path: /data}"]
-)
-def test_any_volume_that_outlives_its_pod_keeps_checkpoints(wrap: Run, kind: str) -> None:
-    done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", kind))
-    assert wrapped(done) and f"checkpoints: volume ck, {kind.partition(':')[0]}" in done.stderr
-
-
-def test_a_volume_that_goes_with_its_pod_is_warned_of(wrap: Run) -> None:
-    assert "warning" not in wrap(SHORT).stderr
+def test_what_is_said_of_a_volume_that_keeps_checkpoints(wrap: Run) -> None:
+    for kind in ("nfs: {server: s, path: /p}", "csi: {driver: d}", "hostPath: {path: /data}"):
+        done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", kind))
+        assert wrapped(done) and f"checkpoints: volume ck, {kind.partition(':')[0]}" in done.stderr
+        assert "warning" not in done.stderr
     done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", "emptyDir: {}"))
     assert wrapped(done)
     assert "warning: the volume ck is no persistent claim (emptyDir)" in done.stderr
