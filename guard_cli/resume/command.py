@@ -16,7 +16,7 @@ from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOpt
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
-from guard_cli.saved import is_file, read_object, saved_text
+from guard_cli.saved import is_file, read_object
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY
@@ -81,7 +81,7 @@ def resume_run(
     Its containers get RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does
     that, and a script of yours has to. What was decided is said on stderr.
     """
-    from guard_cli.wrap.rewrite import as_yaml
+    from guard_cli.wrap.as_written import as_yaml
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
@@ -170,7 +170,7 @@ def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Ma
     Raises:
         CliError: it is needed and not to be had.
     """
-    from guard_cli.wrap.source import found_in, given_by, named_by, pods_of
+    from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
     from guard_operator.adapters import at, find_adapter
 
     template = at(manifest, "spec", "template")
@@ -182,12 +182,12 @@ def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Ma
             raise CliError(f"--runtime {runtime}: a {at(template, 'kind')} names no runtime")
         return None
     if runtime is not None:
-        found = found_in({str(runtime): saved_text(runtime)}, source)
+        found = find_source(read_manifests(str(runtime)), source)
         if found is None:
-            raise CliError(f"{runtime}: {pods_of(source)}, which is not in it")
+            raise CliError(f"{runtime}: {needed(source)}")
         return found
     if cluster is None:
-        raise CliError(f"{pods_of(source)}: {given_by(source)}")
+        raise CliError(needed(source))
     return cluster.source(source)
 
 

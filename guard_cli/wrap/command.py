@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +25,7 @@ EPILOG = epilog(
     "--checkpoints checkpoints",
     codes=EXIT_CODES,
 )
+_CHECKED = "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
 
 app = typer.Typer(add_completion=False)
 
@@ -110,80 +110,60 @@ def wrap(
 ) -> None:
     """Put a training job that you have under guard: print the GuardedTrainingJob around it.
 
-    Its own lines are kept, with comments and order; other documents of the file stay as they are. What was
-    decided is said on stderr. What the operator would refuse is refused here, and no cluster is asked.
+    Comments, order and quotes are kept; other documents of the file stay as they are. What was decided is
+    said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
-    from guard_cli.wrap.guard import (
-        checkpoint_volume,
-        counted_restarts,
-        guard_section,
-        metrics_section,
-        unknown_scorer,
-    )
-    from guard_cli.wrap.host_paths import narrow_host_paths
-    from guard_cli.wrap.manifest import (
-        MAX_BYTES,
-        ManifestError,
-        find_job,
-        placeholders,
-        read_text,
-        scalar_text,
-        value_of,
-    )
+    from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
+    from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders
     from guard_cli.wrap.rewrite import wrap_job
-    from guard_cli.wrap.source import composed_spec, source_in
-    from guard_cli.wrap.telling import refusal, told
+    from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
+    from guard_cli.wrap.summary import refusal, summary, to_do
+    from guard_cli.wrap.volume import find_rank0
     from guard_core.terminal import plain
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    checkpoints, _, folder = checkpoints.partition("/")
-    guard = guard_section(
-        heldout=heldout,
-        train_prompts=train_prompts,
-        checkpoints=checkpoints,
+    volume, _, folder = checkpoints.partition("/")
+    scoring = options.heldout_options(heldout=None, train_prompts=None, backlog=backlog, **evaluation)
+    guard = options.given(
+        heldout=heldout_section(heldout, train_prompts, base_model, scoring),
+        checkpoints={"volume": volume},
         metrics=metrics_section(follow, format_, folder, checkpoint_layout),
-        scoring=options.heldout_options(heldout=None, train_prompts=None, backlog=backlog, **evaluation),
-        base_model=base_model,
-        policy=policy,
-        relaxed=relaxed,
         placement=placement,
-        state=options.given(claimName=state_claim, keepBest=keep_best),
+        state=options.given(claimName=state_claim, keepBest=keep_best) or None,
+        isolation="Relaxed" if relaxed else None,
+        policy=policy_section(policy),
     )
-    where = "stdin" if file == "-" else file
+    documents, where = read_manifests(file), "stdin" if file == "-" else file
     try:
-        text = read_text(_read(file, MAX_BYTES + 1))
-        job = find_job(text)
-        narrowed = narrow_host_paths(
-            job, name or scalar_text(value_of(job.root, "metadata", "name")) or "run"
-        )
-        job = find_job(narrowed.text)
+        job = find_job(documents)
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
         raise CliError(f"{where}: {error}") from None
-    given, texts = wrapped.manifest["spec"]["template"]["spec"], {where: text}
-    if runtime is not None:
-        try:
-            texts[runtime] = read_text(_read(runtime, MAX_BYTES + 1))
-        except ManifestError as error:
-            raise CliError(f"{runtime}: {error}") from None
-    source = source_in(texts, job.adapter, given)
-    said = review_manifest(wrapped.manifest, OperatorConfig(guard_image=""), source)
-    composed = composed_spec(job.adapter, given, source)
-    volume = checkpoint_volume(composed, job.adapter, checkpoints)
-    wrong = f"--checkpoints {checkpoints}: {volume.wrong}" if volume is not None and volume.wrong else ""
-    if said.reason is not None:
-        raise CliError(refusal(said, wrong))
-    if wrong:
-        raise CliError(plain(wrong))
+    manifest = filled_in(wrapped.manifest)
+    spec, source = manifest["spec"]["template"]["spec"], None
+    if (wanted := named_by(job.adapter, spec)) is not None:
+        source = find_source([*documents, *(read_manifests(runtime) if runtime else ())], wanted)
+        if source is None:
+            raise CliError(f"{where}: {needed(wanted)}")
+    review = review_manifest(manifest, OperatorConfig(guard_image=""), source)
+    rank0 = find_rank0(job.adapter, spec, source, guard)
+    volume_error = f"--checkpoints {volume}: {rank0.error}" if rank0 is not None and rank0.error else ""
+    if review.reason is not None:
+        raise CliError(refusal(review, volume_error))
+    if volume_error or rank0 is None:
+        raise CliError(plain(volume_error))
     _write(wrapped.text)
-    restarts = "" if placement == "Pod" else counted_restarts(composed, job.adapter)
-    unfilled = ", ".join(dict.fromkeys(placeholders(job.root)))
-    unchecked = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
-    for doubt in filter(None, (unknown_scorer(evaluation["scorer"]), restarts, unchecked)):
-        print(f"warning: {plain(doubt)}", file=sys.stderr)
-    for line in (*narrowed.changes, *told(wrapped, job, volume, said.broken, whole=not unfilled)):
-        print(line, file=sys.stderr)
+    unfilled = ", ".join(dict.fromkeys(placeholders(job.document.content)))
+    fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
+    lines = [
+        *(f"warning: {one}" for one in (unknown_scorer(evaluation["scorer"]), fill_in) if one),
+        *summary(wrapped, job.adapter, rank0, review),
+        *([] if unfilled else [_CHECKED]),
+        *to_do(wrapped, job.adapter.resource.kind),
+    ]
+    for line in lines:
+        print(plain(line), file=sys.stderr)
 
 
 def _write(text: str) -> None:
@@ -199,18 +179,3 @@ def _write(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
         raise CliError(f"stdout cannot be written: {error.strerror or error}") from None
-
-
-def _read(file: str, most: int) -> bytes:
-    """The first bytes of a file, or of stdin.
-
-    Raises:
-        CliError: it cannot be read.
-    """
-    try:
-        if file == "-":
-            return sys.stdin.buffer.read(most)
-        with Path(file).open("rb") as opened:
-            return opened.read(most)
-    except (OSError, ValueError) as error:
-        raise CliError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -1,49 +1,37 @@
-"""What a job's pods are made of beside its own spec, such as the runtime of a TrainJob. Pure."""
+"""Manifest files, and the object in them that a job's pods are made of, such as the runtime of a TrainJob."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-import yaml
-
 from guard_cli.errors import CliError
-from guard_cli.wrap.manifest import (
-    ManifestError,
-    check,
-    compose,
-    documents,
-    kind_of,
-    meaning,
-    scalar_text,
-    value_of,
-)
+from guard_cli.wrap.manifest import MAX_BYTES, Document, ManifestError, check_values, kind_of, read_documents
 from guard_core.terminal import plain
-from guard_operator.adapters import ComposedAdapter, TemplateError, TemplateSource, WorkloadAdapter
+from guard_operator.adapters import ComposedAdapter, TemplateError, TemplateSource, WorkloadAdapter, at
 
 
-def source_in(
-    texts: Mapping[str, str], adapter: WorkloadAdapter, spec: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    """The object that a spec names, from manifests; None: of this kind none is needed, or it names none.
-
-    Args:
-        texts: each under the name of its file; the first one has the job.
-        adapter: of the job's kind.
-        spec: of the job.
+def read_manifests(file: str) -> tuple[Document, ...]:
+    """Read the documents of a file; - is stdin.
 
     Raises:
-        CliError: it is in none of them, or one cannot be read.
+        CliError: it cannot be used.
     """
-    source = named_by(adapter, spec)
-    if source is None:
-        return None
-    found = found_in(texts, source)
-    if found is None:
-        said = f"{next(iter(texts))}: {pods_of(source)}, which is not in it: add it, or {given_by(source)}"
-        raise CliError(said)
-    return found
+    try:
+        if file == "-":
+            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                content = opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise CliError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return read_documents(content)
+    except ManifestError as error:
+        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
 
 
 def named_by(adapter: WorkloadAdapter | None, spec: Mapping[str, Any]) -> TemplateSource | None:
@@ -56,50 +44,26 @@ def named_by(adapter: WorkloadAdapter | None, spec: Mapping[str, Any]) -> Templa
         return None  # the operator's own words follow
 
 
-def found_in(texts: Mapping[str, str], source: TemplateSource) -> Mapping[str, Any] | None:
-    """That object, from manifests, each under the name of its file; None: it is in none of them.
+def find_source(documents: Iterable[Document], source: TemplateSource) -> Mapping[str, Any] | None:
+    """Find that object among these; None: none of them is it.
 
     Raises:
-        CliError: one cannot be read.
+        CliError: it is no object of an API server.
     """
-    for name, text in texts.items():
-        try:
-            if (found := _find(text, source)) is not None:
-                return found
-        except ManifestError as error:
-            raise CliError(f"{name}: {error}") from None
-    return None
-
-
-def pods_of(source: TemplateSource) -> str:
-    """For people."""
-    return f"its pods are made of the {source.resource.kind} {plain(source.name)}"
-
-
-def given_by(source: TemplateSource) -> str:
-    """How to give that object to a command."""
-    kind, name = source.resource.kind.lower(), shlex.quote(plain(source.name))
-    return f"give it with --runtime (`kubectl get {kind} {name} -o yaml`)"
-
-
-def _find(text: str, source: TemplateSource) -> Mapping[str, Any] | None:
     wanted = (source.resource.api_version, source.resource.kind)
-    for part in documents(text):
-        node = compose(part)
-        named = scalar_text(value_of(node, "metadata", "name")) == source.name
-        if isinstance(node, yaml.MappingNode) and named and kind_of(node) == wanted:
-            check(node, part.line)
-            return meaning(part.text)
+    for document in documents:
+        content: Mapping[str, Any] = document.content
+        if kind_of(content) == wanted and at(content, "metadata", "name") == source.name:
+            try:
+                check_values(content)
+            except ManifestError as error:
+                raise CliError(f"{source.resource.kind} {plain(source.name)}: {error}") from None
+            return content
     return None
 
 
-def composed_spec(
-    adapter: WorkloadAdapter, spec: Mapping[str, Any], source: Mapping[str, Any] | None
-) -> Mapping[str, Any]:
-    """The spec with that in it; as it is where the two do not go together, which the operator says."""
-    if not isinstance(adapter, ComposedAdapter) or source is None:
-        return spec
-    try:
-        return adapter.composed(spec, source)
-    except TemplateError:
-        return spec
+def needed(source: TemplateSource) -> str:
+    """That the object is needed, and how to give it."""
+    kind, name = source.resource.kind, plain(source.name)
+    command = f"kubectl get {kind.lower()} {shlex.quote(name)} -o yaml"
+    return f"its pods are made of the {kind} {name}: give it with --runtime (`{command}`)"

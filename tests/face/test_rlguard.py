@@ -216,7 +216,7 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     imported = {"math-verify": "math_verify", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
-    imported["pydantic-settings"] = "pydantic_settings"
+    imported |= {"pydantic-settings": "pydantic_settings", "ruamel-yaml": "ruamel.yaml"}
 
     def packages(extra: str) -> set[str]:
         found: set[str] = set()

@@ -107,7 +107,7 @@ def test_it_is_guarded_under_the_default_isolation(
 
 def test_a_local_disk_that_holds_the_kubelets_files_is_narrowed_to_a_folder(tmp_path: Path) -> None:
     out, told = wrap(tmp_path / "job.yaml", ELASTIC, "--placement", "Pod")
-    assert "path: /mnt/k8s-disks/0/elastic   # the node's RAID" in out
+    assert "path: /mnt/k8s-disks/0/elastic # the node's RAID" in out
     assert "hostPath /mnt/k8s-disks/0: now /mnt/k8s-disks/0/elastic" in told
 
 

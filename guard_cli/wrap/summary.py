@@ -1,0 +1,101 @@
+"""What `rlguard wrap` says on stderr: what was decided, what is default, what is still to be done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from guard_cli.wrap.rewrite import Wrapped
+from guard_cli.wrap.volume import Rank0
+from guard_core.terminal import plain
+from guard_operator.adapters import ComposedAdapter, WorkloadAdapter, WorkloadState
+from guard_operator.api.names import KIND, QUEUE_LABEL
+from guard_operator.api.types import Spec
+from guard_operator.reconcile.layout import GUARD_UID
+from guard_operator.reconcile.review import Review
+
+#: Kinds that Kueue v0.11.9 does not know, so that it neither suspends nor counts them.
+UNQUEUED = frozenset({"TrainJob"})
+#: Names that an object of a cluster can have. A command with any other could be taken for options.
+_CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+def refusal(review: Review, volume_error: str) -> str:
+    """The operator's own words, each finding on a line of its own; then the error of the volume, if any."""
+    composed = any(one.startswith("spec.template.spec.runtime.") for one in review.findings)
+    lines = [
+        f"the operator would refuse it ({review.reason}), so nothing is printed. `spec.template.spec` is "
+        f"the job's `spec`{', and `runtime` there its runtime with its patches' if composed else ''}:",
+        *(f"  {plain(one)}" for one in (*review.findings, *filter(None, [volume_error]))),
+    ]
+    if review.findings[0].startswith("metadata.name must"):
+        lines.append("  --name gives it another")
+    return "\n".join(lines)
+
+
+def summary(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Review) -> Iterator[str]:
+    """What was decided, and what to know of it."""
+    spec, metadata = Spec.model_validate(wrapped.manifest["spec"]), wrapped.manifest["metadata"]
+    guard, template, kind = spec.guard, spec.made_from, adapter.resource.kind
+    for path, folder in wrapped.narrowed.items():
+        yield f"hostPath {path}: now {folder}, because it covers directories of the node"
+    where = f" in namespace {metadata['namespace']}" if metadata.get("namespace") else ""
+    yield f"{KIND} {metadata['name']}{where}; the operator makes a {kind} of the same name from it"
+    own_pod = "a pod of its own, which outlives the trainer's"
+    yield f"the guard: in {own_pod if guard.placement == 'Pod' else rank0.place}"
+    if isinstance(adapter, ComposedAdapter):
+        source = adapter.source(template.spec)
+        yield f"its pods: of {source.resource.kind} {source.name} as that is when the job is created"
+    yield from _settings(spec)
+    yield f"checkpoints: volume {guard.checkpoints.volume}, {rank0.volume}"
+    carried = " and ".join(key for key in ("labels", "annotations") if getattr(template.metadata, key))
+    if carried:
+        yield f"{carried}: as before, of the {kind}"
+    if wrapped.left_out:
+        yield f"left out: {', '.join(wrapped.left_out)}"
+    yield from (f"warning: not isolated: {one}" for one in review.broken)
+    if adapter.state({"spec": template.spec})[0] is WorkloadState.SUSPENDED:
+        yield "warning: its spec says suspend, so that it starts once that is taken out"
+    if kind in UNQUEUED and QUEUE_LABEL in template.metadata.labels:
+        yield (
+            f"warning: Kueue v0.11.9, with which this is tested, knows no {kind}: the label {QUEUE_LABEL} "
+            "does nothing there, and the run starts outside of the quota"
+        )
+    yield from (f"warning: {one}" for one in rank0.warnings)
+
+
+def _settings(spec: Spec) -> Iterator[str]:
+    guard, heldout, volume = spec.guard, spec.guard.heldout, spec.guard.heldout.volume
+    sources = {"claim": volume.claim_name, "Secret": volume.secret_name, "ConfigMap": volume.config_map_name}
+    place = next(f"{kind} {name}" for kind, name in sources.items() if name is not None)
+    how = "loads each checkpoint" + (" into vLLM" if heldout.evaluator.vllm is not None else "")
+    default = "" if "scorer" in heldout.model_fields_set else " by default: a completion must be the answer"
+    yield f"held-out split: {heldout.split} in {place}; scorer {heldout.scorer}{default}; the guard {how}"
+    policy = "" if "policy" in guard.model_fields_set else " by default"
+    silence = f"a guard silent for {spec.on_silence.after_seconds} s: {spec.on_silence.action}"
+    yield f"detector {guard.policy.detector}{policy}; on a fire: {spec.on_fire}; {silence}"
+    yield f"isolation {guard.isolation}; the guard's image and resources: the operator's defaults"
+
+
+def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
+    """What is still to be done by the user."""
+    guard = Spec.model_validate(wrapped.manifest["spec"]).guard
+    namespace = wrapped.manifest["metadata"].get("namespace")
+    yield "still yours:"
+    if (feed := guard.metrics) is None:
+        yield "  report reward and checkpoints from the trainer: docs/guard-a-script.md"
+        yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
+    else:
+        log, folder = feed.follow.path, feed.checkpoints.path
+        where = "directly in that volume" if folder == "." else f"in its folder {folder}"
+        layout = "" if feed.layout is None else f", as {feed.layout} does"
+        yield (
+            f"  let the trainer write its log to {log} in the volume {guard.checkpoints.volume}, and save "
+            f"{where}{layout}: docs/follow.md"
+        )
+        yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
+    if guard.heldout.evaluator.vllm is not None:
+        yield "  give the guard an image with vLLM (rlguard/guard-vllm), and a GPU (spec.guard.resources)"
+    if wrapped.old_name is not None and _CLUSTER_NAME.fullmatch(wrapped.old_name):
+        command = f"kubectl delete {kind.lower()} {wrapped.old_name}{f' -n {namespace}' if namespace else ''}"
+        yield f"  end the {kind} if it runs: {command} --ignore-not-found"

@@ -1,0 +1,101 @@
+"""The volume in which rank 0 of a workload saves its checkpoints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, dotted
+from guard_operator.reconcile.refusals import pod_spec
+
+#: Volumes that can be written and go with their pod, and those that nobody can write.
+_TEMPORARY = ("emptyDir", "ephemeral")
+_READ_ONLY = ("configMap", "secret", "projected", "downwardAPI", "image")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank0:
+    """Where rank 0 runs, and the volume of its checkpoints, in words.
+
+    `error`: why no checkpoint can be kept in it. `warnings`: of the volume, and of a guard beside rank 0.
+    """
+
+    place: str
+    volume: str
+    error: str
+    warnings: tuple[str, ...]
+
+
+def find_rank0(
+    adapter: WorkloadAdapter,
+    spec: Mapping[str, Any],
+    source: Mapping[str, Any] | None,
+    guard: Mapping[str, Any],
+) -> Rank0 | None:
+    """Look at rank 0 of a workload; None: its template has not the shape, as the operator says itself.
+
+    Args:
+        adapter: of the workload's kind.
+        spec: of the workload.
+        source: what its pods are made of beside the spec, if anything.
+        guard: `spec.guard`.
+    """
+    volume = guard["checkpoints"]["volume"]
+    try:
+        if isinstance(adapter, ComposedAdapter):
+            spec = adapter.composed(spec, source or {})
+        template = next(one for one in adapter.pod_templates(spec) if one.guarded)
+        volumes = pod_spec(spec, template).get("volumes", [])
+    except TemplateError:
+        return None
+    owner, limit = template.path[:-1], template.limit
+    found = next((one for one in volumes if one.get("name") == volume), None)
+    error = "the pod of rank 0 has no volume of this name" if found is None else _unusable(found)
+    present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"
+    words, warnings = _describe(found or {}), []
+    if _kind(found or {}) in _TEMPORARY:
+        warnings.append(
+            f"the volume {volume} is no persistent claim ({words}): the last good checkpoint goes with the "
+            f"pod; it has {present}"
+        )
+    if limit and guard.get("placement") != "Pod":
+        warnings.append(
+            f"{dotted(limit)} counts restarts of every container, the guard's too: a guard that runs out of "
+            "memory may fail a healthy run (docs/operator.md)"
+        )
+    pods = f"the pods of {dotted(owner)}" if owner else "its pods"
+    return Rank0(
+        f"{pods}, beside the container {template.container}",
+        words,
+        f"{error}; it has {present}" if error else "",
+        tuple(warnings),
+    )
+
+
+def _unusable(volume: Mapping[str, Any]) -> str:
+    """Why no checkpoint can be kept in a volume; "" if one can."""
+    kind = _kind(volume)
+    if not kind or kind in _READ_ONLY:
+        return f"no trainer can save in a volume {f'of the kind {kind}' if kind else 'of no kind'}"
+    if _read_only(volume):
+        return "the trainer cannot write there"
+    if kind == "persistentVolumeClaim" and not volume[kind].get("claimName"):
+        return "its claimName is not set"
+    return ""
+
+
+def _kind(volume: Mapping[str, Any]) -> str:
+    return next((str(key) for key, value in volume.items() if key != "name" and value is not None), "")
+
+
+def _read_only(volume: Mapping[str, Any]) -> bool:
+    source = volume.get(_kind(volume))
+    return isinstance(source, Mapping) and source.get("readOnly") is True
+
+
+def _describe(volume: Mapping[str, Any]) -> str:
+    words = kind = _kind(volume) or "of no kind"
+    if kind == "persistentVolumeClaim":
+        words = f"claim {volume[kind].get('claimName') or 'without a name'}"
+    return words + (", read-only" if _read_only(volume) else "")
