@@ -1,8 +1,8 @@
 """RayClusters that exist, guarded by `spec.targetRef`, and the real KubeRay operator on a real API server.
 
 - A RayCluster that comes after its guard's job is attached by its UID, and KubeRay's pods are seen.
-- Suspended by a fire, all of its pods go and KubeRay makes none; if somebody resumes it, that is so again.
-- Stopped or deleted by a fire, it is gone and KubeRay makes no pod again. One made anew is left alone.
+- Deleted by a fire, it is gone and KubeRay makes no pod again. One that somebody made anew before the fire
+  is left alone.
 - The RayCluster of a RayJob is refused: KubeRay would make it again.
 The tests play kubelet, StatefulSet controller and garbage collector.
 """
