@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from guard_operator.api import names
 from guard_operator.api.names import GROUP, KIND, PLURAL, UID_LABEL, VERSION
 from guard_operator.runtime.client import PODS, Client, Resource, load_configuration
 
@@ -28,7 +29,7 @@ TRAINING = "kubeflow"  # where the training-operator runs
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-TRAINER_CONTAINER = "pytorch"
+GUARD_CONTAINER, TRAINER_CONTAINER = names.GUARD_CONTAINER, "pytorch"
 
 
 class CommandError(AssertionError):

@@ -63,7 +63,7 @@ REFUSED = [
         "elastic",
         lambda j: j["spec"]["template"]["spec"].update(elasticPolicy={"minReplicas": 1}),
         "TemplateRefused",
-        "spec.template.spec.elasticPolicy elastic jobs have no fixed rank 0",
+        "spec.template.spec.elasticPolicy needs guard.placement: Pod",
     ),
     Refused(
         "unknown-field",
