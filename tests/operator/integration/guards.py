@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import ssl
 import tempfile
 import threading
@@ -27,9 +28,9 @@ _numbers = count(1)
 
 
 def next_address() -> str:
-    """A loopback address that no other pod of these tests has."""
-    number = next(_numbers)
-    return f"127.{64 + number // 62_500}.{number // 250 % 250}.{number % 250 + 1}"
+    """A loopback address that no other pod of these tests has, and no test process beside this one."""
+    process = os.getpid()
+    return f"127.{64 + process // 250 % 128}.{process % 250}.{next(_numbers) % 250 + 1}"
 
 
 class Guard:
