@@ -150,7 +150,7 @@ def test_the_cluster_of_a_rayjob_is_refused(
     here.attach(make_job)
     here.operator()
     said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
-    assert "it belongs to RayJob nightly, which would make it again" in said
+    assert "RayJob nightly controls it: name that" in said
 
 
 def test_the_sample_names_one_that_kuberay_makes(
