@@ -76,7 +76,7 @@ def last_word(message: str) -> LastWord | None:
 
 
 def error_of(message: str) -> str:
-    """Why a guard ended, of its termination message: what it left beside its verdict, or the end of its log."""
+    """Why a guard ended: what it left beside its verdict when it ended, or the end of its log."""
     try:
         return str(json.loads(message).get("error", ""))
     except (ValueError, AttributeError):

@@ -79,6 +79,7 @@ class Process(Measured):
         """Seconds from the start until it has looked at everything."""
 
         def idle() -> bool:
+            self.works()
             queue = self.state()["queue"]
             return not queue["waiting"] and not queue["working"]
 
