@@ -59,7 +59,7 @@ def main() -> int:
     try:
         settings = load_settings()
         log_as(settings.log_format)
-        serve_guard(settings)
+        _serve(settings)
     except SettingsError as error:
         print(f"rlguard guard: {error}", file=sys.stderr)
         return 2
@@ -67,6 +67,17 @@ def main() -> int:
         print(f"rlguard guard: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _serve(settings: GuardSettings) -> None:
+    """Serve; an error is left in the termination message, too."""
+    from guard_service.engine.termination import leave_error
+
+    try:
+        serve_guard(settings)
+    except GuardError as error:
+        leave_error(settings.termination_message, error)
+        raise
 
 
 def log_as(form: Literal["text", "json"]) -> None:

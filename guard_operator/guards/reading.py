@@ -75,6 +75,14 @@ def last_word(message: str) -> LastWord | None:
         return None
 
 
+def error_of(message: str) -> str:
+    """Why a guard ended: what it left beside its verdict when it ended, or the end of its log."""
+    try:
+        return str(json.loads(message).get("error", ""))
+    except (ValueError, AttributeError):
+        return message
+
+
 def understood(content: Json) -> Verdict:
     """The verdict of a guard of this release, or of another one: a latch of an unknown code is a latch.
 

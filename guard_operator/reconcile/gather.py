@@ -28,7 +28,7 @@ from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
-from guard_operator.guards.reading import LastWord, Reading, last_word
+from guard_operator.guards.reading import LastWord, Reading, error_of, last_word
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
@@ -927,7 +927,7 @@ def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
     # A guard that the kubelet ends because it does not get ready has code 0, as one at the end of its pod.
     failed = ended.get("exitCode") or (ended and "terminated" not in state)
     if status["name"] == names.GUARD_CONTAINER and not status.get("started") and failed:
-        last = (ended.get("message") or "").strip()[-LAST_WORDS:]
+        last = error_of(ended.get("message") or "").strip()[-LAST_WORDS:]
         how = f"exit code {ended['exitCode']} ({status.get('restartCount', 0)} restarts)"
         return Waiting(Reason.GUARD_CRASHED, f"the guard ended with {how}: {last}".removesuffix(": "))
     waits = state.get("waiting") or {}

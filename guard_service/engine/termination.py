@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from guard_core.trainer_view import status_view
@@ -19,6 +20,7 @@ TOLD = (
 )  # fmt: skip
 #: Characters of a reason: the whole must stay below 1 KiB, also where each takes several bytes.
 MAX_REASON = 150
+MAX_BYTES = 1024
 
 
 class TerminationMessage:
@@ -50,3 +52,16 @@ def termination_message(verdict: Verdict, sequence: int) -> bytes:
     said = verdict.model_dump(mode="json", include=set(TOLD), exclude_none=True)
     said |= {"sequence": sequence, "reason": status_view(verdict).reason[:MAX_REASON]}
     return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def leave_error(path: Path | None, error: Exception) -> None:
+    """Add why the guard ends to the verdict in the file, as far as 1 KiB has room for it.
+
+    Without a verdict the kubelet takes the end of the log, which says it, too.
+    """
+    if path is None:
+        return
+    with suppress(OSError, ValueError):
+        content = path.read_bytes()
+        words = str(error).encode()[: (MAX_BYTES - len(content)) // 2].decode("utf-8", "ignore")
+        path.write_text(json.dumps(json.loads(content) | {"error": words}, ensure_ascii=False), "utf-8")

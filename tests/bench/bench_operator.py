@@ -1,38 +1,55 @@
-"""The operator with many running jobs, on a real kube-apiserver and etcd; pods are objects without a kubelet.
+"""The operator with many running jobs, on a real kube-apiserver and etcd, with guards over HTTPS.
 
-    python tests/bench/bench_operator.py [--jobs 1000] [--pods 16] [--fires 100] [--seconds 30] [--code DIR]
+    python tests/bench/bench_operator.py [--jobs 1000] [--pods 16] [--fires 100] [--seconds 30]
                                          [--training-operator PROGRAM]
 
-The jobs, their workloads and pods (`fleet.py`) are written into etcd, and an operator comes upon them. Shown:
-how long it takes to lead and to have looked at everything; memory; processor time while nothing happens, and
-while every guard reports every 15 s, written into etcd as well, so that the reports come at their rate
-however busy the API server is. Then the reports end, and once the API server has passed them all on: the time
-from a fire (its write answered) until a bare watch has it, until the stop request is on the workload, as
-a watch sees it, and until no pod is left. This program plays the training-operator. API server, etcd and
-operator share the machine with it, so the latencies are upper bounds; that of the bare watch is the peer.
-`--code` is another checkout, whose operator is measured to compare with. `--training-operator` is the real
-one's program (`make kind-up` builds it into the cache): at the end it comes upon the same workloads and pods.
+The jobs, their workloads and pods (`fleet.py`) are written into etcd, and an operator comes upon them, as
+after a change of the leader. Their guards are real servers with a key each, in one process (`guards.py`); the
+pods are objects without a kubelet. Shown: how long it takes to lead, to have polled every guard and to have
+looked at everything; memory; processor time while every run trains (a guard says nothing of a step), and
+while each guard has evaluated a checkpoint every five minutes; the time from a fire until the delete request
+is on the workload, as a watch sees it, and until no pod is left. This program plays the training-operator and
+the garbage collector. API server, etcd, guards and operator share the machine with it, so the latencies are
+upper bounds. `--training-operator` is the real one's program (`make kind-up` builds it into the cache): at
+the end it comes upon the same workloads and pods.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import yaml
-from fleet import POD, ROOT, TEAMS, Json, a_job, a_pod, a_service, a_workload, report, uid
+from fleet import (
+    POD,
+    PORT,
+    ROOT,
+    TEAMS,
+    Json,
+    a_job,
+    a_kept_secret,
+    a_key,
+    a_pod,
+    a_service,
+    a_workload,
+    address,
+    host,
+    uid,
+)
 from processes import PATIENCE_SECONDS, Peer, Process, share
 
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
@@ -40,13 +57,14 @@ sys.path.insert(0, str(ROOT / "tests" / "operator"))
 from integration.conftest import NAMESPACES, install
 from integration.controlplane import ControlPlane, control_plane
 from integration.waiting import eventually
-from integration.world import JOBS, PYTORCHJOBS, apply_guard
+from integration.world import JOBS, PYTORCHJOBS
 
 from guard_operator.api.schema import crd
-from guard_operator.runtime.client import MERGE, PODS, SERVICES, Client, Resource, load_configuration
+from guard_operator.runtime.client import MERGE, PODS, SECRETS, SERVICES, Client, Resource, load_configuration
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
-HEARTBEAT_SECONDS = 15.0
+#: Between two evaluations of one guard.
+EVALUATION_SECONDS = 300.0
 #: Of one transaction of etcd, whose requests may have 1.5 MiB.
 BATCH_BYTES = 1 << 20
 
@@ -130,99 +148,80 @@ def name_of(number: int) -> tuple[str, str]:
     return f"team-{number % TEAMS}", f"grpo-run-{number}"
 
 
-class Guards(threading.Thread):
-    """Every guard of these jobs reports every 15 s, spread evenly, until it is told to end."""
+class Guards:
+    """The process with all guards."""
 
-    def __init__(self, etcd: Etcd, numbers: list[int]) -> None:
+    def __init__(self, folder: Path, jobs: int) -> None:
+        folder.mkdir()
+        self.keys = list[tuple[bytes, bytes]]()
+        with (folder / "guards.jsonl").open("w") as known:
+            for number in range(jobs):
+                job = a_job(number)
+                key = a_key(job)
+                (folder / f"{number}.pem").write_text(key["tls.crt"] + key["tls.key"])
+                self.keys.append(stored(SECRETS, a_kept_secret(job, number, key)))
+                one = {"number": number, "address": address(number), "host": host(job)}
+                known.write(json.dumps({**one, "token": key["supervisor-token"]}) + "\n")
+        command = [sys.executable, str(Path(__file__).with_name("guards.py")), str(folder), str(PORT)]
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lock = threading.Lock()
+        assert self._popen.stdout is not None and self._popen.stdout.readline() == "ready\n"
+
+    def ask(self, order: str) -> float:
+        """Give an order; its answer."""
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        with self._lock:
+            self._popen.stdin.write(order + "\n")
+            self._popen.stdin.flush()
+            return float(self._popen.stdout.readline())
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.wait()
+
+
+class Evaluations(threading.Thread):
+    """Each of these guards evaluates a checkpoint in `EVALUATION_SECONDS`, spread evenly, until it ends."""
+
+    def __init__(self, guards: Guards, numbers: Sequence[int]) -> None:
         super().__init__(daemon=True)
-        self._etcd, self._numbers, self._raw = etcd, numbers, [a_job(number) for number in numbers]
-        self.sent, self.over = 0, threading.Event()
+        self._guards, self._numbers = guards, numbers
+        self.over = threading.Event()
 
     def run(self) -> None:
-        started = time.monotonic()
-        while not self.over.is_set():
-            due = int((time.monotonic() - started) * len(self._raw) / HEARTBEAT_SECONDS)
-            self._etcd.put(stored(JOBS, self._reports(number)) for number in range(self.sent, due))
-            self.sent = max(self.sent, due)
-            self.over.wait(0.05)
-
-    def all_seen_after(self, client: Client) -> float:
-        """How long the API server takes to pass the last report on, once there are no more, seconds."""
-        started, last = time.monotonic(), self.sent - 1
-        namespace, name = name_of(self._numbers[last % len(self._numbers)])
-        query = {"resourceVersion": "0"}  # as its watches have it
-        eventually(
-            lambda: (
-                client.request("GET", JOBS.path(namespace, name), query=query)["status"]["guard"]["step"]
-                == last
-            ),
-            "the last report is passed on",
-            PATIENCE_SECONDS,
-        )
-        return time.monotonic() - started
-
-    def _reports(self, number: int) -> Json:
-        raw = self._raw[number % len(self._raw)]
-        raw["status"]["guard"] |= {"heartbeat": now(), "step": number}
-        return raw
+        for number in itertools.cycle(self._numbers):
+            if self.over.wait(EVALUATION_SECONDS / len(self._numbers)):
+                return
+            self._guards.ask(f"evaluate {number}")
 
 
-def now() -> str:
-    seconds = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1e6):06d}Z"
+class GarbageCollector(threading.Thread):
+    """Notes when each workload is first seen on its way out, and collects what it owns, then itself."""
 
-
-class Watch(threading.Thread):
-    """Notes when each job is first seen to have fired."""
-
-    resource: Resource = JOBS
-
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pods: int) -> None:
         super().__init__(daemon=True)
-        self._client = client
+        self._client, self._pods = client, pods
+        self._pool = ThreadPoolExecutor(4)
         self.seen: dict[str, float] = {}
 
     def run(self) -> None:
         while True:  # the API server ends before this thread does; one as busy as here also ends watches
             with suppress(ClusterError):
-                listed = self._client.list(self.resource, None, {"resourceVersion": "0"})
+                listed = self._client.list(PYTORCHJOBS, None, {"resourceVersion": "0"})
                 for raw in listed["items"]:
-                    self._note(raw)
+                    self._note(raw["metadata"])
                 query = {"watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
-                with self._client.stream(self.resource.path(), query, 3600) as events:
+                with self._client.stream(PYTORCHJOBS.path(), query, 3600) as events:
                     for event in events:
                         if event["type"] == "ERROR":
                             break
-                        self._note(event["object"])
+                        self._note(event["object"]["metadata"])
             time.sleep(1)
 
-    def _note(self, raw: Json) -> None:
-        if raw["metadata"]["name"] not in self.seen and self.is_it(raw):
-            self.seen[raw["metadata"]["name"]] = time.monotonic()
-            self.then(raw["metadata"])
-
-    def is_it(self, raw: Json) -> bool:
-        return "fire" in raw["status"]["guard"]
-
-    def then(self, of: Json) -> None:
-        """What follows."""
-
-
-class GarbageCollector(Watch):
-    """Notes when each workload is first seen on its way out, and collects what it owns, then itself."""
-
-    resource = PYTORCHJOBS
-
-    def __init__(self, client: Client, pods: int) -> None:
-        super().__init__(client)
-        self._pods = pods
-        self._pool = ThreadPoolExecutor(4)
-
-    def is_it(self, raw: Json) -> bool:
-        return "deletionTimestamp" in raw["metadata"]
-
-    def then(self, of: Json) -> None:
-        self._pool.submit(self._end, of["namespace"], of["name"])
+    def _note(self, of: Json) -> None:
+        if of["name"] not in self.seen and "deletionTimestamp" in of:
+            self.seen[of["name"]] = time.monotonic()
+            self._pool.submit(self._end, of["namespace"], of["name"])
 
     def _end(self, namespace: str, name: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
@@ -246,14 +245,6 @@ def taken(request: Callable[[], object]) -> None:
         else:
             return
         time.sleep(0.2)
-
-
-def fire(client: Client, number: int) -> float:
-    """The guard of this job fires; when its write was answered."""
-    namespace, name = name_of(number)
-    latch = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": number, "at": now()}
-    taken(lambda: apply_guard(client, namespace, name, report(number) | {"heartbeat": now(), "fire": latch}))
-    return time.monotonic()
 
 
 def stopped_seconds(client: Client, number: int) -> float | None:
@@ -292,36 +283,36 @@ def prepared(plane: ControlPlane, directory: Path, jobs: int, pods: int) -> tupl
 def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -> None:
     jobs, fires, seconds = options.jobs, min(options.fires, options.jobs // 2), options.seconds
     kubeconfig, client, etcd = prepared(plane, directory, jobs, options.pods)
-    operator = Process(kubeconfig, directory / "operator.log", options.code)
+    guards = Guards(directory / "guards", jobs)
+    etcd.put(guards.keys)
+    operator = Process(kubeconfig, directory / "operator.log")
     show("start to leading", operator.leading_after(), "s")
+    led = time.monotonic()
+    polled = lambda: operator.works() and guards.ask("polled") == jobs  # noqa: E731
+    eventually(polled, "every guard is polled", PATIENCE_SECONDS)
+    show("from leading to the first poll of every guard", time.monotonic() - led, "s")
     show("start until all was looked at", operator.settled_after(), "s")
     show("processor time until then", operator.processor(), "s")
     show("memory", operator.memory(), "MiB")
     show("memory, the most until then", operator.memory("VmHWM"), "MiB")
     time.sleep(3)
-    show("processor, nothing happens", share(operator, seconds), "% of a core")
+    show("processor, every run trains", share(operator, seconds), "% of a core")
 
     firing = [number for number in range(0, jobs, max(1, jobs // fires))][:fires]
-    guards = Guards(etcd, sorted(set(range(jobs)) - set(firing)))
-    guards.start()
+    evaluations = Evaluations(guards, sorted(set(range(jobs)) - set(firing)))
+    evaluations.start()
     time.sleep(3)
-    sent, started = guards.sent, time.monotonic()
-    used = share(operator, seconds)
-    rate = (guards.sent - sent) / (time.monotonic() - started)
-    show(f"processor, {rate:.0f} reports a second", used, "% of a core")
-    show("of it for each report", 10 * used / rate, "ms")
-    show("memory", operator.memory(), "MiB")
-    guards.over.set()
-    guards.join()
-    show("until the API server had passed them on", guards.all_seen_after(client), "s")
-
-    fires_are_met(client, operator, firing, options.pods)
+    rate = jobs / EVALUATION_SECONDS
+    show(f"processor, {rate:.1f} evaluations a second", share(operator, seconds), "% of a core")
+    fires_are_met(client, guards, operator, firing, options.pods)
+    evaluations.over.set()
     show("memory at the end", operator.memory(), "MiB")
     phases = Counter(
         raw["status"]["phase"] for raw in client.list(JOBS, None, {"resourceVersion": "0"})["items"]
     )
     assert phases == Counter(Running=jobs - len(firing), Stopped=len(firing)), phases
     operator.end()
+    guards.end()
     if options.training_operator is not None:
         etcd.put(services(jobs, options.pods))
         beside(Peer(client, kubeconfig, directory / "peer.log", options.training_operator), seconds)
@@ -337,30 +328,24 @@ def beside(peer: Peer, seconds: float) -> None:
     peer.end()
 
 
-def fires_are_met(client: Client, operator: Process, firing: list[int], pods: int) -> None:
+def fires_are_met(client: Client, guards: Guards, operator: Process, firing: list[int], pods: int) -> None:
     """These fire, twenty in a second: what came of it when."""
-    bare, training = Watch(client), GarbageCollector(client, pods)
-    bare.start()
+    training = GarbageCollector(client, pods)
     training.start()
-    time.sleep(1 + len(firing) / 50)  # both have listed
+    time.sleep(1 + len(firing) / 50)  # it has listed
     fired: dict[int, float] = {}
     for number in firing:
-        fired[number] = fire(client, number)
+        fired[number] = guards.ask(f"fire {number}")
         time.sleep(0.05)
     eventually(
-        lambda: operator.works() and len(training.seen) == len(fired),
-        "all are told to stop",
-        PATIENCE_SECONDS,
+        lambda: operator.works() and len(training.seen) == len(fired), "all are deleted", PATIENCE_SECONDS
     )
     confirmed = []
     for number in fired:
         eventually(lambda n=number: stopped_seconds(client, n) is not None, "it is stopped", PATIENCE_SECONDS)
         confirmed.append(stopped_seconds(client, number) or 0.0)
-    seen, requested = (
-        [max(0.0, watch.seen[name_of(number)[1]] - at) for number, at in fired.items()]
-        for watch in (bare, training)
-    )
-    for what, took in (("a bare watch", seen), ("stop request", requested), ("no pod left", confirmed)):
+    requested = [max(0.0, training.seen[name_of(number)[1]] - at) for number, at in fired.items()]
+    for what, took in (("delete request", requested), ("no pod left", confirmed)):
         show(f"{len(took)} fires, to {what}: p50", percentile(took, 0.5), "s")
         show(f"{len(took)} fires, to {what}: p99", percentile(took, 0.99), "s")
 
@@ -372,7 +357,6 @@ def main() -> int:
     parser.add_argument("--fires", type=int, default=100)
     parser.add_argument("--training-operator", type=Path, metavar="PROGRAM")
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--code", type=Path, default=ROOT)
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as name, control_plane(Path(name)) as plane:

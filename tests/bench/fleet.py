@@ -6,28 +6,42 @@ nothing to do.
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+from guards import verdict
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from guard_core.wire import Verdict  # noqa: E402
 from guard_operator.adapters import find_adapter  # noqa: E402
-from guard_operator.api.names import API_VERSION, GUARD_CONTAINER, KIND  # noqa: E402
+from guard_operator.api.names import (  # noqa: E402
+    API_VERSION,
+    GUARD_CONTAINER,
+    KIND,
+    NAMESPACE_LABEL,
+    UID_LABEL,
+)
 from guard_operator.config import OperatorConfig  # noqa: E402
+from guard_operator.guards.keeper import PREFIX  # noqa: E402
+from guard_operator.guards.reading import Reading  # noqa: E402
 from guard_operator.reconcile.actuate import status_patch  # noqa: E402
 from guard_operator.reconcile.decide import decide  # noqa: E402
 from guard_operator.reconcile.inject import build_workload  # noqa: E402
+from guard_operator.reconcile.owned import host_of  # noqa: E402
 from guard_operator.reconcile.parse import parse_job  # noqa: E402
 from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, WorkloadState  # noqa: E402
+from guard_operator.reconcile.support import new_credentials  # noqa: E402
 
 Json = dict[str, Any]
 STAMP = "2026-01-01T00:00:00Z"
@@ -53,7 +67,9 @@ def uid(kind: int, number: int) -> str:
     return f"{kind:08x}-0000-4000-8000-{number:012x}"
 
 
-JOB, WORKLOAD, POD, SERVICE = 1, 2, 16, 1024
+JOB, WORKLOAD, SECRET, POD, SERVICE = 1, 2, 3, 16, 1024
+#: Where the operator's Lease is. What the guards of these jobs listen at, which no other program here does.
+OPERATOR_NAMESPACE, PORT = "default", 18_787
 
 
 @cache
@@ -63,50 +79,64 @@ def _sample_spec() -> Json:
     return json.loads(json.dumps(spec))  # the file's anchors are one object in two places
 
 
-def report(number: int) -> Json:
-    """`status.guard` of a healthy run with fifty rounds: some 26 KiB, most of it the detector's state."""
-    rounds = [{"attempt": 0, "step": n, "reward": 0.5, "heldout": 0.4, "kl": 0.01} for n in range(50)]
-    return {
-        "heartbeat": STAMP, "level": "healthy", "code": "ok", "reason": "no rule fired", "attempt": 0,
-        "step": number, "steps": number, "rounds": 50, "announced": 50, "evaluated": 50, "waiting": 0,
-        "inLoopEma": 0.512345, "heldoutEma": 0.498765, "klEma": 0.0123, "proxyRealGap": 0.0135,
-        "historyTail": rounds, "detectorState": "x" * 20_000,
-        "bestCheckpoint": {"attempt": 0, "step": 40, "score": 0.6, "items": 128, "path": "/ckpt/40"},
-    }  # fmt: skip
+def address(number: int) -> str:
+    """Of the pod with the guard: one that is this machine's own."""
+    return f"127.100.{number // 250}.{number % 250 + 1}"
 
 
-def a_job(number: int, over: bool = False) -> Json:
-    """A job of one of `TEAMS` namespaces that runs well, or that has succeeded."""
+def a_key(job: Json) -> Mapping[str, str]:
+    """A key and tokens for the guard of a job, as the operator makes them."""
+    return new_credentials(parse_job(job), NOW)
+
+
+def host(job: Json) -> str:
+    """The name in that key."""
+    return host_of(parse_job(job))
+
+
+def a_kept_secret(job: Json, number: int, key: Mapping[str, str]) -> Json:
+    """What the operator keeps of a run in its own namespace."""
+    of = job["metadata"]
+    labels = {UID_LABEL: of["uid"], NAMESPACE_LABEL: of["namespace"]}
+    metadata = {"name": PREFIX + of["uid"], "namespace": OPERATOR_NAMESPACE, "labels": labels}
+    metadata |= {"uid": uid(SECRET, number), "creationTimestamp": STAMP}
+    data = {name: base64.b64encode(value.encode()).decode() for name, value in key.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
+
+
+def a_job(number: int) -> Json:
+    """A job of one of `TEAMS` namespaces that runs well."""
     metadata = {
         "name": f"grpo-run-{number}", "namespace": f"team-{number % TEAMS}", "uid": uid(JOB, number),
         "creationTimestamp": STAMP, "resourceVersion": str(10_000_000 + number), "generation": 1,
     }  # fmt: skip
     ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": metadata["name"]}
     ref |= {"uid": uid(WORKLOAD, number), "guardImage": IMAGE}
+    spec = copy.deepcopy(_sample_spec())
+    spec["guard"]["port"] = PORT
     job: Json = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": metadata,
-        "spec": _sample_spec(),
-        "status": {"guard": report(number), "workloadRef": ref},
+        "spec": spec,
+        "status": {"workloadRef": ref},
     }
-    state = WorkloadState.SUCCEEDED if over else WorkloadState.RUNNING
-    guard = Pod("master-0", "p", guarded=True, rank0=True, phase="Running", guard_since=NOW)
-    workload = Workload(uid(WORKLOAD, number), ours=True, state=state, message="")
-    parsed = parse_job(job)
-    decision = decide(
-        Snapshot(parsed, workload, () if over else (guard,), heartbeat_age=None if over else 0.0), NOW
+    reading = Reading(uid(POD, number), "", Verdict.model_validate_json(json.dumps(verdict(number))), NOW)
+    guard = Pod(
+        "master-0", reading.pod, guarded=True, rank0=True, phase="Running", ready=True, guard_since=NOW
     )
-    said = status_patch({**metadata, "generation": 1}, decision.report)["status"]
-    job["status"] |= said | ({"evidence": "evidence"} if over else {})
+    workload = Workload(uid(WORKLOAD, number), ours=True, state=WorkloadState.RUNNING, message="")
+    parsed = parse_job(job, reading)
+    decision = decide(Snapshot(parsed, workload, (guard,), reading=reading, silent_for=0.0), NOW)
+    job["status"] = status_patch(metadata, decision.report, parsed.guard)["status"]
     metadata["managedFields"] = [
         *managed("kubectl", job["spec"], API_VERSION),
-        *managed("rlguard-guard", job["status"], API_VERSION),
+        *managed("rlguard-operator", job["status"], API_VERSION),
     ]
     return job
 
 
-def a_workload(job: Json, number: int, over: bool = False) -> Json:
+def a_workload(job: Json, number: int) -> Json:
     """The PyTorchJob that the operator made of it."""
     parsed = parse_job(job)
     adapter = find_adapter("kubeflow.org/v1", "PyTorchJob")
@@ -119,7 +149,7 @@ def a_workload(job: Json, number: int, over: bool = False) -> Json:
     }
     workload["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = WORKERS
     replicas = {"Master": {"active": 1}, "Worker": {"active": WORKERS}}
-    told = [condition("Created"), condition("Succeeded" if over else "Running")]
+    told = [condition("Created"), condition("Running")]
     workload["status"] = {"conditions": told, "replicaStatuses": replicas}
     return workload
 
@@ -137,7 +167,7 @@ def a_service(workload: Json, number: int, index: int) -> Json:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def a_pod(workload: Json, number: int, index: int, over: bool = False) -> Json:
+def a_pod(workload: Json, number: int, index: int) -> Json:
     """One of its pods: 0 is the Master, with the guard."""
     role = "Worker" if index else "Master"
     template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
@@ -156,21 +186,18 @@ def a_pod(workload: Json, number: int, index: int, over: bool = False) -> Json:
         "managedFields": managed("manager", template["spec"]) + managed("kubelet", template["spec"]),
     }  # fmt: skip
     kinds = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
-    state = (
-        {"terminated": {"exitCode": 0, "reason": "Completed"}} if over else {"running": {"startedAt": STAMP}}
-    )
     one = {
         "image": "registry.example.com/team/trainer:1", "imageID": "sha256:" + "0" * 64, "ready": True,
         "containerID": "containerd://" + "0" * 64, "started": True, "restartCount": 0, "lastState": {},
-        "state": state,
+        "state": {"running": {"startedAt": STAMP}},
     }  # fmt: skip
     containers = [{"name": c["name"], **one} for c in template["spec"]["containers"]]
     inits = [{"name": c["name"], **one} for c in template["spec"].get("initContainers") or []]
     assert index or GUARD_CONTAINER in {c["name"] for c in inits}
     status = {
-        "phase": "Succeeded" if over else "Running", "conditions": [condition(kind) for kind in kinds],
-        "hostIP": "10.0.0.1", "podIP": "10.0.0.2", "containerStatuses": containers,
-        "initContainerStatuses": inits,
+        "phase": "Running", "conditions": [condition(kind) for kind in kinds],
+        "hostIP": "10.0.0.1", "podIP": "10.0.0.2" if index else address(number),
+        "containerStatuses": containers, "initContainerStatuses": inits,
     }  # fmt: skip
     spec = {**template["spec"], "nodeName": f"ip-10-0-{index}-{number % 250}.ec2.internal"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}

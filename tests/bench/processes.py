@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import yaml
-from fleet import IMAGE, ROOT, Json
+from fleet import IMAGE, OPERATOR_NAMESPACE, ROOT, Json
 
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
 
@@ -62,12 +62,12 @@ class Measured:
 class Process(Measured):
     """Our operator."""
 
-    def __init__(self, kubeconfig: Path, log: Path, code: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
         command = [
             sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", f"--guard-image={IMAGE}",
-            "--lease-namespace=default", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
+            f"--lease-namespace={OPERATOR_NAMESPACE}", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
         ]  # fmt: skip
-        popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=code)
+        popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=ROOT)
         super().__init__(popen, log)
 
     def leading_after(self) -> float:
@@ -79,6 +79,7 @@ class Process(Measured):
         """Seconds from the start until it has looked at everything."""
 
         def idle() -> bool:
+            self.works()
             queue = self.state()["queue"]
             return not queue["waiting"] and not queue["working"]
 

@@ -15,9 +15,8 @@ when    the_trainer_is_told, the_trainer_fires, the_trainer_is_killed, the_guard
 faults  of the cluster itself, undone afterwards: the_api_server_is_away, the_training_operator_is_away,
         the_guard_is_frozen, a_second_release
 then    eventually, the_condition_is, the_phase_is, the_job_has_fired, the_job_is_stopped,
-        the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, the_guard_has_latched,
-        the_guard_answers, a_container_runs, a_container_runs_again, a_container_has_ended,
-        the_pod_was_replaced, it_was_told_once, events, evidence
+        the_job_never_fired, the_guard_has_counted, the_guard_has_evaluated, the_log_says,
+        a_container_runs, a_container_runs_again, the_pod_was_replaced, it_was_told_once, events, evidence
 walk    the README's walk as it is printed: takes, watches, deletes_all
 
 Fixtures (conftest.py): `cluster`, `installation` (the chart installed), `namespace` (fresh, gone after the

@@ -12,7 +12,7 @@ from pathlib import Path
 from . import timeouts
 from .kube import ROOT, SYSTEM, TRAINING, Cluster
 
-KINDS = "gtj,pytorchjobs,pods,deployments,configmaps,persistentvolumeclaims,rolebindings,leases"
+KINDS = "gtj,pytorchjobs,pods,deployments,configmaps,persistentvolumeclaims,statefulsets,leases"
 #: Label of the namespaces that tests make.
 LABEL = "rlguard.dev/e2e"
 

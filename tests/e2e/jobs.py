@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from .kube import GUARD_CONTAINER, ROOT, TRAINER_CONTAINER
+from .kube import ROOT, TRAINER_CONTAINER
 
 Json = dict[str, Any]
 
@@ -82,7 +82,6 @@ def scripted(
     checkpoints: Json | None = None,
     policy: Json | None = None,
     state: Json | None = None,
-    chat: bool = False,
     **spec: Any,
 ) -> list[Json]:
     """A scripted run with what it mounts; the GuardedTrainingJob is the last object.
@@ -97,14 +96,13 @@ def scripted(
         checkpoints: source of the volume of checkpoints; an emptyDir if absent.
         policy: `spec.guard.policy`.
         state: `spec.guard.state`.
-        chat: prompts go through the checkpoint's chat template.
         spec: further fields of the job's spec, such as onFire and onSilence.
     """
     files = {"trainer.py": _SCRIPT.read_text(), "tiny_llama.py": _TINY_LLAMA.read_text()}
     pod = _pod(image, name, ["python", "/script/trainer.py", *orders], deaf)
     pod["volumes"][0] |= checkpoints or {"emptyDir": {}}
     replicas = {"Master": {"replicas": 1, "restartPolicy": restart, "template": {"spec": pod}}}
-    return _guarded(name, files, replicas, heldout, policy, state, chat, **spec)
+    return _guarded(name, files, replicas, heldout, policy, state, **spec)
 
 
 def grpo_that_fires(name: str, image: str, nodes: int) -> list[Json]:
@@ -165,7 +163,6 @@ def _guarded(
     heldout: Json | None = None,
     policy: Json | None = None,
     state: Json | None = None,
-    chat: bool = False,
     **spec: Any,
 ) -> list[Json]:
     """The job, and before it the ConfigMap with its files and the Secret with its held-out split."""
@@ -173,7 +170,7 @@ def _guarded(
         "heldout": {
             "volume": heldout or {"secretName": f"{name}-heldout"},
             # Of weights made by chance, which never end a completion.
-            "evaluator": {"hf": {"device": "cpu", "maxNewTokens": 4, "scoreTruncated": True, "chat": chat}},
+            "evaluator": {"hf": {"device": "cpu", "maxNewTokens": 4, "scoreTruncated": True}},
         },
         "checkpoints": {"volume": "checkpoints"},
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
@@ -246,6 +243,3 @@ def loader(name: str, image: str, claim_name: str, secret: str) -> Json:
 def _object(api_version: str, kind: str, name: str, **content: Any) -> Json:
     typed = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
     return typed | copy.deepcopy(content)  # tests change what they get
-
-
-__all__ = ["GUARD_CONTAINER", "TRAINER_CONTAINER", "claim", "demo_with", "loader", "scripted"]

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guard_operator.api.names import GROUP, GUARD_CONTAINER, KIND, PLURAL, UID_LABEL, VERSION
+from guard_operator.api import names
+from guard_operator.api.names import GROUP, KIND, PLURAL, UID_LABEL, VERSION
 from guard_operator.runtime.client import PODS, Client, Resource, load_configuration
 
 from . import timeouts
@@ -28,7 +29,7 @@ TRAINING = "kubeflow"  # where the training-operator runs
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-TRAINER_CONTAINER = "pytorch"
+GUARD_CONTAINER, TRAINER_CONTAINER = names.GUARD_CONTAINER, "pytorch"
 
 
 class CommandError(AssertionError):
@@ -105,12 +106,6 @@ def container_statuses(pod: Json) -> dict[str, Json]:
     return {one["name"]: one for one in every}
 
 
-def condition_of(workload: Json, kind: str) -> Json | None:
-    """A condition of a workload, if it is True."""
-    conditions = (workload.get("status") or {}).get("conditions") or []
-    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
-
-
 def container_id(status: Json) -> str:
     """The ID of a container that was started, as containerd knows it."""
     return str(status["containerID"]).removeprefix("containerd://")
@@ -163,7 +158,7 @@ class Job:
 
     @property
     def guard(self) -> Json:
-        """`status.guard`; {} before the guard has reported."""
+        """`status.guard`; {} before an operator has read it."""
         return self.status.get("guard") or {}
 
     @property
@@ -187,11 +182,6 @@ class Job:
         query = {"labelSelector": f"{UID_LABEL}={self.uid}"}
         items: list[Json] = self.client.list(PODS, self.namespace.name, query).get("items") or []
         return items
-
-    @property
-    def has_failed(self) -> bool:
-        """The workload says that it has failed, which is terminal."""
-        return condition_of(self.workload or {}, "Failed") is not None
 
     @property
     def pod_name(self) -> str:
@@ -231,17 +221,3 @@ def install(cluster: Cluster, *values: str) -> None:
     """Install or upgrade the chart as docs/install.md says for kind; `values` go to helm."""
     command = ("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM, "--create-namespace")
     cluster.helm(*command, "--values", str(KIND_VALUES), "--wait", f"--timeout={timeouts.INSTALL}s", *values)
-
-
-__all__ = [
-    "GUARD_CONTAINER",
-    "TRAINER_CONTAINER",
-    "Cluster",
-    "CommandError",
-    "Job",
-    "Namespace",
-    "condition_of",
-    "container_id",
-    "container_statuses",
-    "install",
-]

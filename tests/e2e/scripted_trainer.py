@@ -5,14 +5,11 @@ the project's own reporter, so everything from the reporter on is real. First it
 command line, then those that a test appends to /scratch/orders, until it is told to end.
 
     steps N [KL [REWARD]]   report N steps and wait until the guard has acknowledged them
-    checkpoint [SEED [C]]   save a tiny model with random weights of this seed (the step's without it), and a
-                            tokenizer that makes a thousand tokens of the character C, and report it
-    chat SEED C             the same with a chat template that fails with the prompt where C is in it
-    swap SEED               write other weights over those that were saved last
+    checkpoint [SEED]       save a tiny model with random weights of this seed (the step's without it), and
+                            report it
     note                    append to a file beside the checkpoints what was acknowledged, and if it fires
     sleep SECONDS           (the test may then take something away and need not come back)
     fire                    report steps whose KL is far beyond every KL stop
-    steal PORT...           listen on these ports as soon as they are free, and say yes to everything
     eat                     take memory until the kernel ends it
     exit CODE               end
 
@@ -27,10 +24,8 @@ import os
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from guard_client.client import GuardClient
@@ -45,7 +40,6 @@ PATIENCE_SECONDS = 300.0
 STOPPED_BY_GUARD = 3
 TERMINATED = 143
 DEAF = os.environ.get("DEAF") == "1"
-BETRAYING = "{% set p = messages[-1]['content'] %}{{ raise_exception(p) if 'C' in p else p }}"
 
 
 class Trainer:
@@ -57,7 +51,6 @@ class Trainer:
         self.reporter = Reporter(client, attempt=None, unreachable_seconds=PATIENCE_SECONDS)
         self.reporter.connect(PATIENCE_SECONDS)
         self.step = 0
-        self.saved = CHECKPOINTS
         self.reported: list[dict[str, float]] = []
         print(f"attempt {self.reporter.attempt}", flush=True)
 
@@ -71,18 +64,11 @@ class Trainer:
             self.report(1, 0.01, 0.5)  # limits on the KL count from where it starts
             self.report(10, 1000.0, 0.9)
         elif word == "checkpoint":
-            self.save(int(values[0]) if values else self.step, *values[1:])
-        elif word == "chat":
-            self.save(int(values[0]), template=BETRAYING.replace("C", values[1]))
-        elif word == "swap":
-            self.write(self.saved, int(values[0]))
+            self.save(int(values[0]) if values else self.step)
         elif word == "note":
             self.note()
         elif word == "sleep":
             self.wait(float(values[0]))
-        elif word == "steal":
-            for port in values:
-                threading.Thread(target=steal, args=(int(port),), daemon=True).start()
         elif word == "eat":
             eaten = []
             while True:
@@ -110,22 +96,14 @@ class Trainer:
             file.write(json.dumps(line) + "\n")
         self.reported = []
 
-    def save(self, seed: int, swollen: str = "", template: str = "") -> None:
-        self.saved = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
-        self.write(self.saved, seed, swollen, template)
-        self.reporter.submit(CheckpointSample(self.step, str(self.saved)))
-
-    def write(self, directory: Path, seed: int, swollen: str = "", template: str = "") -> None:
+    def save(self, seed: int) -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch
-        from tokenizers.normalizers import Replace
 
+        directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
-        if swollen:
-            tokenizer.backend_tokenizer.normalizer = Replace(swollen, "0" * 1000)
-        if template:
-            tokenizer.chat_template = template
         tiny_llama.save(tiny_llama.build_model(tokenizer, seed=seed), tokenizer, directory)
         let_the_guard_read(directory)
+        self.reporter.submit(CheckpointSample(self.step, str(directory)))
 
     def wait(self, seconds: float) -> None:
         """Wait, and end if the guard says so."""
@@ -135,31 +113,6 @@ class Trainer:
                 print(f"stopped: {self.reporter.state.stop.code}", flush=True)
                 sys.exit(STOPPED_BY_GUARD)
             time.sleep(POLL_SECONDS)
-
-
-class Thief(BaseHTTPRequestHandler):
-    """Says yes to everything, and prints what it was given."""
-
-    def do_GET(self) -> None:
-        print(f"robbed: {self.command} {self.path} {self.headers.get('Authorization')}", flush=True)
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    do_POST = do_GET
-
-
-def steal(port: int) -> None:
-    """Serve at a port of the pod, from the moment at which it is free."""
-    while True:
-        try:
-            server = ThreadingHTTPServer(("", port), Thief)
-        except OSError:
-            time.sleep(0.02)
-        else:
-            sys.stdout.write(f"stole: {port}\n")  # at once: there is a thread for each port
-            sys.stdout.flush()
-            server.serve_forever()
 
 
 def orders(trainer: Trainer) -> Iterator[str]:

@@ -6,7 +6,7 @@ is there to be found.
 
 from __future__ import annotations
 
-from . import given
+from . import given, jobs, then, timeouts
 from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
 
 #: A needle that only the held-out split contains.
@@ -71,8 +71,7 @@ print(guard.getresponse().status)
 
 
 def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> None:
-    volume = given.a_claim_with_the_heldout_split(namespace)
-    job = given.a_scripted_run(namespace, heldout=volume)
+    job = given_a_trainer_that_is_root(namespace)
 
     the_heldout_split_is_the_guards_alone(job)
     the_private_key_is_the_guards_alone(job)
@@ -83,7 +82,20 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     nobody_gets_in_with_a_debug_container(job)
 
 
-# -- then, in the words of these tests -------------------------------------------------------------------
+# -- given and then, in the words of these tests ---------------------------------------------------------
+
+
+def given_a_trainer_that_is_root(namespace: Namespace) -> Job:
+    """With the capabilities that containers have by default, as in most manifests with GPUs."""
+    volume = given.a_claim_with_the_heldout_split(namespace)
+    manifests = jobs.scripted("run", namespace.cluster.images["trainer"], ["steps 8"], heldout=volume)
+    jobs.pod_spec_of(manifests[-1])["securityContext"] = {"runAsUser": 0}
+    del jobs.trainer_of(manifests[-1])["securityContext"]
+    given.objects(namespace, manifests)
+    job = namespace.job("run")
+    then.the_guard_has_counted(job, 8, within=timeouts.START)
+    then.the_condition_is(job, "Isolated", "True", "StrictIsolation")
+    return job
 
 
 def python(job: Job, container: str, program: str, *arguments: str) -> str:
@@ -106,6 +118,7 @@ def the_private_key_is_the_guards_alone(job: Job) -> None:
 
 
 def nobody_has_a_token_of_the_api_server(job: Job) -> None:
+    """Not even the guard."""
     path = f"/apis/rlguard.dev/v1alpha1/namespaces/{job.namespace.name}/guardedtrainingjobs/{job.name}"
     for container in (GUARD_CONTAINER, TRAINER_CONTAINER):
         tried = job.try_exec(container, "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")

@@ -1,4 +1,4 @@
-"""What is refused or cannot start, and how a user reads why: at `kubectl apply`, in a condition, or on a pod.
+"""What is refused or cannot start, and how a user reads why: in a condition, or on a pod.
 
 A refused run has no pod, so the many cases of one test cost little.
 """
@@ -6,103 +6,15 @@ A refused run has no pod, so the many cases of one test cost little.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-import yaml
-
 from . import given, jobs, then, timeouts
-from .kube import Cluster, Json, Namespace
+from .kube import Json, Namespace
 
 MASTER = "spec.template.spec.pytorchReplicaSpecs.Master"
 POD = f"{MASTER}.template.spec"
-
-
-# -- at kubectl apply: the API server itself -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A value of `spec.guard` that the API server must refuse, and what a user reads then."""
-
-    name: str
-    guard: Json
-    says: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-def policy(**section: Any) -> Json:
-    return {"policy": section}
-
-
-BAD_GUARDS = [
-    Bad(
-        "a negative KL stop",
-        policy(kl={"hardStop": -1}),
-        "policy.kl.hardStop: Invalid value: -1",
-    ),
-    Bad(
-        "an EMA of 1", policy(heldoutGuard={"emaAlpha": 1}), "policy.heldoutGuard.emaAlpha: Invalid value: 1"
-    ),
-    Bad(
-        "a threshold that does not exist",
-        policy(kl={"hardstop": 1}),
-        'unknown field "spec.guard.policy.kl.hardstop"',
-    ),
-    Bad(
-        "a text for a number",
-        policy(calibrated={"alpha": "5 %"}),
-        'policy.calibrated.alpha: Invalid value: "string"',
-    ),
-    Bad("an unknown detector", policy(detector="Cusum"), 'policy.detector: Unsupported value: "Cusum"'),
-    Bad(
-        "two evaluators",
-        {
-            "heldout": {
-                "volume": {"secretName": "x"},
-                "evaluator": {"hf": {}, "vllm": {}},
-            }
-        },
-        "exactly one evaluator must be set",
-    ),
-    Bad(
-        "no held-out volume",
-        {"heldout": {"volume": {}, "evaluator": {"hf": {}}}},
-        "exactly one of claimName, secretName and configMapName must be set",
-    ),
-]
-
-
-@pytest.mark.parametrize("bad", BAD_GUARDS, ids=str)
-def test_a_bad_guard_is_refused_at_apply(installation: Cluster, bad: Bad) -> None:
-    *_, job = jobs.scripted("bad", "none")
-    job["spec"]["guard"] |= bad.guard
-
-    refused = apply(Namespace(installation, "default"), job)
-
-    assert refused.returncode != 0
-    assert bad.says in refused.stderr, refused.stderr
-
-
-def test_a_guard_cannot_be_changed_afterwards(namespace: Namespace) -> None:
-    *_, job = jobs.scripted("fixed", "none", heldout={"claimName": "nowhere"})
-    given.objects(namespace, [job])
-    job["spec"]["guard"]["policy"] = {"kl": {"hardStop": 1000}}
-
-    refused = apply(namespace, job)
-
-    assert refused.returncode != 0
-    assert "spec.guard is immutable: a changed guard is a new GuardedTrainingJob" in refused.stderr
-
-
-def apply(namespace: Namespace, job: Json) -> subprocess.CompletedProcess[str]:
-    """`kubectl apply`, whatever comes of it."""
-    return namespace.try_kubectl("apply", "-f", "-", give=yaml.safe_dump(job))
 
 
 # -- as a condition: the operator ------------------------------------------------------------------------
@@ -124,48 +36,22 @@ def volume(job: Json, **source: Any) -> None:
 
 REFUSED = [
     Refused(
-        "host-network",
-        lambda j: jobs.pod_spec_of(j).update(hostNetwork=True),
-        "TemplateRefused",
-        f"{POD}.hostNetwork must not be set",
-    ),
-    Refused(
-        "host-pid",
-        lambda j: jobs.pod_spec_of(j).update(hostPID=True),
-        "TemplateRefused",
-        f"{POD}.hostPID must not be set",
-    ),
-    Refused(
-        "shared-processes",
-        lambda j: jobs.pod_spec_of(j).update(shareProcessNamespace=True),
-        "TemplateRefused",
-        f"{POD}.shareProcessNamespace must not be set",
-    ),
-    Refused(
         "privileged",
         lambda j: jobs.trainer_of(j)["securityContext"].update(privileged=True),
         "TemplateRefused",
-        f"{POD}.containers[0].securityContext.privileged must not be set",
+        f"{POD}.containers[0].securityContext.privileged must not be true",
     ),
     Refused(
         "host-path",
         lambda j: volume(j, hostPath={"path": "/var/lib"}),
         "TemplateRefused",
-        f"{POD}.volumes[3].hostPath must not be used (/var/lib)",
+        f"{POD}.volumes[3].hostPath.path must not be /var/lib, which reaches /var/lib/",
     ),
     Refused(
         "heldout-mounted",
         lambda j: volume(j, secret={"secretName": "run-heldout"}),
         "TemplateRefused",
-        f"{POD}.volumes[3].secret must not be the held-out data",
-    ),
-    Refused(
-        "heldout-in-env",
-        lambda j: jobs.trainer_of(j)["env"].append(
-            {"name": "A", "valueFrom": {"secretKeyRef": {"name": "run-heldout", "key": "heldout.jsonl"}}}
-        ),
-        "TemplateRefused",
-        f"{POD}.containers[0].env[4].valueFrom.secretKeyRef must not be the held-out data",
+        f"{POD}.volumes[3].secret.secretName must not be run-heldout: the trainer could read",
     ),
     Refused(
         "no-checkpoints",
@@ -177,13 +63,7 @@ REFUSED = [
         "elastic",
         lambda j: j["spec"]["template"]["spec"].update(elasticPolicy={"minReplicas": 1}),
         "TemplateRefused",
-        "spec.template.spec.elasticPolicy elastic jobs have no fixed rank 0",
-    ),
-    Refused(
-        "wrong-type",
-        lambda j: master(j).update(replicas="one"),
-        "WorkloadRefused",
-        "spec.pytorchReplicaSpecs.Master.replicas",
+        "spec.template.spec.elasticPolicy needs guard.placement: Pod",
     ),
     Refused(
         "unknown-field",
@@ -288,10 +168,6 @@ def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespa
     job = given.a_scripted_run(namespace, restart="ExitCode")  # a lost pod is made again
     pod = job.pod_name
 
-    image = namespace.cluster.images["trainer"]
-    debug = namespace.try_kubectl("debug", pod, f"--image={image}", "--profile=sysadmin", "--", "true")
-    assert debug.returncode != 0
-    assert "must not be privileged" in debug.stderr
     unlabelled = namespace.try_kubectl("label", "pod", pod, "rlguard.dev/job-uid-")
     assert unlabelled.returncode != 0
     assert "by them the operator finds the pods that it must stop" in unlabelled.stderr
@@ -302,10 +178,7 @@ def test_what_is_changed_behind_the_operators_back_is_refused(namespace: Namespa
     namespace.kubectl("patch", "pytorchjob", job.name, "--type=json", f"--patch={json.dumps(patch)}")
     namespace.kubectl("delete", "pod", pod)
     then.eventually(
-        lambda: (
-            "volume leak: must not be what only the guard may have"
-            in namespace.kubectl("events", f"--for=pytorchjob/{job.name}")
-        ),
+        lambda: "must not be run-heldout" in namespace.kubectl("events", f"--for=pytorchjob/{job.name}"),
         "an Event of the workload says why no pod is made",
         timeouts.STOP,
     )

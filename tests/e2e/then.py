@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from guard_core.codes import Code
 from guard_operator.api.reasons import FIRE_REASONS
@@ -14,24 +14,13 @@ from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
 from guard_operator.runtime.errors import ClusterError
 
 from . import timeouts
-from .kube import GUARD_CONTAINER, Job, Json
+from .kube import Job, Json
 
 T = TypeVar("T")
 
 POLL_SECONDS = 0.25
 #: Phases that no run leaves by itself.
 ENDS = {"Stopped", "Succeeded", "Failed", "Disrupted"}
-
-_ASK_VERDICT = """
-import http.client, os, socket
-token = open(os.environ["RLGUARD_GUARD_READ_TOKEN_FILE"]).read().strip()
-guard = http.client.HTTPConnection("guard")
-guard.sock = socket.socket(socket.AF_UNIX)
-guard.sock.settimeout(5)
-guard.sock.connect(os.environ["RLGUARD_GUARD_SOCKET"])
-guard.request("GET", "/v1/verdict", headers={"Authorization": f"Bearer {token}"})
-print(guard.getresponse().read().decode())
-"""
 
 
 class NeverError(Exception):
@@ -84,7 +73,7 @@ def the_condition_is(
     try:
         return str(eventually(there, what, within)["message"])
     except (AssertionError, NeverError) as error:
-        raise AssertionError(f"{error}\nstatus: {json.dumps(_short(job.status), indent=1)}") from None
+        raise AssertionError(f"{error}\nstatus: {json.dumps(job.status, indent=1)}") from None
 
 
 def the_phase_is(job: Job, phase: str, within: float = timeouts.DECISION) -> None:
@@ -132,21 +121,6 @@ def the_guard_has_evaluated(job: Job, rounds: int = 1, within: float = timeouts.
     return job.guard
 
 
-def the_guard_has_latched(job: Job, within: float = timeouts.REPORT) -> Json:
-    """A fire is in the status, whatever the operator says; the latch."""
-    return eventually(lambda: job.guard.get("fire"), "status.guard.fire", within)
-
-
-def the_guard_answers(job: Job, within: float = timeouts.RESTART) -> Json:
-    """The verdict that the guard itself gives, asked in its container."""
-
-    def verdict() -> Json | None:
-        asked = job.try_exec(GUARD_CONTAINER, "python", "-c", _ASK_VERDICT)
-        return json.loads(asked.stdout) if asked.returncode == 0 else None
-
-    return eventually(verdict, "the guard gives its verdict", within) or {}
-
-
 def the_log_says(job: Job, container: str, *lines: str, within: float = timeouts.RESTART) -> None:
     """Each of these lines stands in the log of a container."""
     eventually(
@@ -154,14 +128,6 @@ def the_log_says(job: Job, container: str, *lines: str, within: float = timeouts
         f"{lines} in the log of {container}",
         within,
     )
-
-
-def the_calibrated_detector_judges(job: Job, within: float = timeouts.EVALUATION) -> list[Json]:
-    """The guard's baseline is complete, and a later checkpoint was scored against it; the readings."""
-    readings: list[Json] = eventually(
-        lambda: the_guard_answers(job)["detectors"], "the calibrated detector has readings", within
-    )
-    return readings
 
 
 def a_container_runs(job: Job, name: str, within: float = timeouts.REPORT) -> None:
@@ -177,15 +143,6 @@ def a_container_runs_again(job: Job, name: str, killed: str, within: float = tim
         return killed not in now.get("containerID", killed) and "running" in now["state"]
 
     eventually(again, f"container {name} runs again", within)
-
-
-def a_container_has_ended(job: Job, name: str, within: float) -> Json:
-    """A container of the rank-0 pod has ended; how."""
-
-    def ended() -> Json | None:
-        return job.container(name)["state"].get("terminated")
-
-    return eventually(ended, f"container {name} has ended", within) or {}
 
 
 def the_pod_was_replaced(job: Job, lost: str, within: float = timeouts.REPLACE) -> None:
@@ -231,11 +188,3 @@ def evidence(job: Job, within: float = timeouts.DECISION) -> dict[str, str]:
     assert found is not None, f"there is no ConfigMap {name}"
     data: dict[str, str] = found["data"]
     return data
-
-
-def _short(status: Json) -> Any:
-    """A status without its longest parts."""
-    guard = {
-        k: v for k, v in (status.get("guard") or {}).items() if k not in {"detectorState", "historyTail"}
-    }
-    return {**status, "guard": guard}

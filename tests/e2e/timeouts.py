@@ -28,7 +28,7 @@ START = 300
 #: The same of a Ray cluster: the guard, the head, the worker, whose init container imports Ray with a fifth
 #: of a core, the submitter, and then the program.
 RAY = 15 * 60
-#: A change in the guard reaches the status: 5 s between two writes, 15 s between two heartbeats.
+#: A change in the guard reaches the status: ten seconds between two writes, and an operator's next look.
 REPORT = 60
 #: The guard loads torch in a process of its own and scores a tiny checkpoint.
 EVALUATION = 180
@@ -59,5 +59,6 @@ NAMESPACE_DELETE = 120
 API_SERVER = 120
 #: Whoever lost its Lease has ended; the kubelet starts it again, and waits up to 40 s if it ended before.
 LEADERS_BACK = 180
-#: A guard is silent 30 s after its last heartbeat at the earliest, which an operator looks for in time.
-SILENCE = 90
+#: From a guard that hangs to what its silence of 30 s leads to: a poll of 40 s fails first, and the kubelet
+#: calls the guard not ready. Two minutes later the kubelet would kill it.
+SILENCE = 150

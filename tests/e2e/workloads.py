@@ -110,16 +110,6 @@ class RayRun(OtherRun):
     def trainer_container(self) -> str:
         return "ray-head"
 
-    @property
-    def deployment(self) -> tuple[str, str]:
-        """The deployment status of the RayJob, and its reason."""
-        status = (self.workload or {}).get("status") or {}
-        return status.get("jobDeploymentStatus") or "", status.get("reason") or ""
-
-    @property
-    def has_failed(self) -> bool:
-        return self.deployment[0] == "Failed"
-
 
 class AttachedRun(OtherRun):
     """A run that is somebody's workload, which its job names and does not own."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from guard_operator.api.names import GUARD_CONTAINER, JOB_LABEL
 from guard_operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import BEAT, RUNNING, World, is_going, uid_of
 
 Json = dict[str, Any]
 SECONDS = 120.0
-READY = {"conditions": [{"type": "Ready", "status": "True"}], "podIP": "10.1.2.3"}
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 class KindWorld(World):
@@ -27,12 +28,16 @@ class KindWorld(World):
     def kubelet_runs_pods(self) -> None:
         """Every pod runs and is ready, those with a guard with it."""
         for pod in self.pods():
-            if pod.get("status", {}).get("phase") == "Running":
-                continue
-            guarded = bool(pod["spec"].get("initContainers")) and "rlguard-guard" in str(pod["spec"])
-            self.pod_status(
-                {**(RUNNING if guarded else {"phase": "Running"}), **READY}, pod["metadata"]["name"]
-            )
+            if pod.get("status", {}).get("phase") != "Running":
+                self.kubelet_runs(pod)
+
+    def kubelet_runs(self, pod: Json) -> None:
+        """This pod runs and is ready; a guard in it listens."""
+        guarded = GUARD_CONTAINER in {one["name"] for one in pod["spec"].get("initContainers") or []}
+        status = {"phase": "Running", "podIP": "10.1.2.3"} | READY
+        if guarded:
+            status = self.another(pod["metadata"]["labels"][JOB_LABEL]).with_guard(RUNNING | READY)
+        self.pod_status(status, pod["metadata"]["name"])
 
     def job_controller_makes_pods(self) -> list[str]:
         """One pod for every Job that has none and is to run; the names of those Jobs."""
@@ -76,6 +81,21 @@ class KindWorld(World):
         """Whether nothing is left of the run that was made by it."""
         return not any(self.items(kind) for kind in (self.workloads, *self.owners)) and not self.pods()
 
+    def start_guard(self) -> None:
+        """What the StatefulSet controller does; then the guard reports."""
+        made = eventually(lambda: self.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)[0]
+        metadata, template = made["metadata"], made["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {key: metadata[key] for key in ("name", "uid")}
+        name = f"{metadata['name']}-0"
+        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
+        self.put(PODS, {"metadata": meta, "spec": template["spec"]})
+        running = {"name": GUARD_CONTAINER, "image": "guard:1", "imageID": "", "ready": True}
+        running |= {"restartCount": 0, "started": True, "state": {"running": {"startedAt": BEAT}}}
+        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [running]}), name)
+        self.guard_says(step=1)
+        self.expect("Fired", "False", "NotFired", within=SECONDS)
+
 
 class AttachedWorld(KindWorld):
     """A world whose workload is somebody else's. `target`: what that is called."""
@@ -101,18 +121,3 @@ class AttachedWorld(KindWorld):
         kind = self.workloads
         job["spec"]["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.target}
         self.submit(job)
-
-    def start_guard(self) -> None:
-        """What the StatefulSet controller does; then the guard reports."""
-        made = eventually(lambda: self.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)[0]
-        metadata, template = made["metadata"], made["spec"]["template"]
-        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
-        owner |= {key: metadata[key] for key in ("name", "uid")}
-        name = f"{metadata['name']}-0"
-        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
-        self.put(PODS, {"metadata": meta, "spec": template["spec"]})
-        running = {"name": "rlguard-guard", "image": "guard:1", "imageID": "", "ready": True}
-        running |= {"restartCount": 0, "started": True, "state": {"running": {"startedAt": BEAT}}}
-        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [running]}), name)
-        self.guard_says(step=1)
-        self.expect("Fired", "False", "NotFired", within=SECONDS)

@@ -1,8 +1,8 @@
 """JobSets and the real JobSet controller, on a real API server.
 
 - JobSet makes a Job for each part; rank 0's pods have the guard as it was injected.
-- A fire is the deadline of every Job at once: the failure of one fails the JobSet by the rule that the
-  operator put first, although the policy would restart it, and the controller deletes the other Jobs.
+- A fire deletes the JobSet in the foreground, with every Job and pod of it, although its policy would
+  restart it.
 - A JobSet that its webhooks refuse is a condition with their words.
 """
 

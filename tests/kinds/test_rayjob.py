@@ -2,9 +2,8 @@
 
 - A RayJob cannot be created before its CRD is there, and is found when that comes.
 - KubeRay makes the pods of head and workers; the head has the guard as it was injected.
-- A fire is a deadline: KubeRay fails the job, retries it not, and deletes the cluster; the operator deletes
-  the submitter. No pod of any of them is left.
-- The same of one that exists (`spec.targetRef`), whose cluster goes before its pods do, also after a retry.
+- A fire deletes the RayJob in the foreground. No pod of cluster or submitter is left, and nothing is retried.
+- The same of one that exists (`spec.targetRef`), also after a retry.
 """
 
 from __future__ import annotations
@@ -176,6 +175,7 @@ def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
     assert str(env["RLGUARD_URL"]).startswith("https://run-")
     here.kubelet_runs_pods()
     eventually(lambda: here.deployment()[0] == "Running", "the RayJob runs", SECONDS)
+    here.start_guard()
 
     here.fire()
 
@@ -193,7 +193,7 @@ def test_a_fire_before_the_cluster_is_ready(
     here.submit(as_rayjob(make_job(), shutdownAfterJobFinishes=False))
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
-    eventually(here.head, "the head", SECONDS)
+    here.kubelet_runs(eventually(here.head, "the head", SECONDS))
     here.fire()
     here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
     here.ends()

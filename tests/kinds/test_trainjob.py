@@ -2,10 +2,9 @@
 
 - Its JobSet is made of the operator's copy of the runtime: rank 0 has the guard as it was injected, the
   trainer what its job and its patches say, and what Trainer itself adds.
-- A fire is the deadline: the TrainJob fails for good, its JobSet is deleted, nothing comes back. One that
-  has a deadline of its own cannot be given another, and is deleted.
+- A fire deletes the TrainJob in the foreground, and nothing comes back.
 - A runtime that is changed later changes no run, also not one that is suspended meanwhile.
-- The same stop of one that exists (`spec.targetRef`), whose JobSet goes before its pods do.
+- The same stop of one that exists (`spec.targetRef`).
 """
 
 from __future__ import annotations
@@ -211,9 +210,8 @@ def test_rank_0_has_the_guard_and_what_job_patches_and_trainer_say(start: Start)
     eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
 
 
-@pytest.mark.parametrize("own", [{}, {"activeDeadlineSeconds": 3600}], ids=["plain", "with a deadline"])
-def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Start, own: Json) -> None:
-    here = start(**own)
+def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Start) -> None:
+    here = start()
     here.fire()
     here.expect_workload(is_deleted, "the TrainJob is deleted", within=SECONDS)
     here.ends()

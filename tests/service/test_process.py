@@ -243,3 +243,14 @@ def test_a_run_that_has_filled_its_share_is_told_so(new_guard: Callable[..., Any
     assert response.json()["type"] == "urn:rlguard:problem:insufficient-storage"
     verdict = guard.get("/v1/verdict").json()
     assert verdict["steps"] == first and verdict["level"] == "unknown"
+
+
+def test_a_guard_that_ends_by_an_error_leaves_it_beside_its_verdict(tmp_path: Path) -> None:
+    """The kubelet takes the end of the log only where the termination message is empty."""
+    message = tmp_path / "termination"
+    heldout = json.dumps({"split": str(tmp_path / "no-such-file.jsonl"), "evaluator": {"kind": "hf"}})
+    done = run_module(tmp_path, HELDOUT=heldout, TERMINATION_MESSAGE=str(message))
+    assert done.returncode == 2, done.stderr
+    said = message.read_text()
+    assert "no-such-file.jsonl" in json.loads(said)["error"] and "sequence" in said
+    assert len(said.encode()) <= 1024

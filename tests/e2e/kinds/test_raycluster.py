@@ -19,7 +19,7 @@ def test_a_job_that_was_submitted_to_a_ray_cluster_and_hacks_is_stopped(
     """It writes as verl does. Deleted is the cluster, its only end for good, and nothing of it comes back."""
     job = given_an_attached_cluster(namespace, shared)
     then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
-    then.eventually(lambda: job.guard.get("heartbeat"), "its guard reports", timeouts.START)
+    then.eventually(lambda: job.guard.get("level"), "its guard reports", timeouts.START)
     assert job.conditions["Isolated"]["reason"] == "Attached"
     head = job.pod_name
     program = shlex.join(demo.command("ray", form="verl"))

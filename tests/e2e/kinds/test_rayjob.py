@@ -26,7 +26,7 @@ def test_a_ray_program_that_hacks_its_reward_is_stopped(namespace: Namespace) ->
 
 
 def test_a_driver_that_reports_is_stopped(namespace: Namespace) -> None:
-    """As in k8s/samples/rayjob.yaml: the driver in the head has the guard's socket. It does not obey."""
+    """As in k8s/samples/rayjob.yaml: the driver in the head has the guard's address. It does not obey."""
     *others, job = jobs.scripted("run", namespace.cluster.images["trainer"], ("steps 8", "fire"), deaf=True)
     given.objects(namespace, [*others, as_rayjob(job, namespace.cluster.images["ray"])])
     job = RayRun(namespace, "run")
@@ -73,7 +73,6 @@ def given_a_ray_program(namespace: Namespace) -> RayRun:
 def nothing_of_the_run_is_left(job: RayRun) -> None:
     """No pod of head, worker or submitter, and nothing that would make one."""
     ends.nothing_is_left(job, RAY_CLUSTERS, BATCH_JOBS)
-    assert job.deployment == ("Failed", "DeadlineExceeded")
 
 
 def it_was_paid_for_what_is_wrong(job: RayRun) -> None:

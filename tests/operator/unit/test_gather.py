@@ -132,6 +132,10 @@ WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
             "the guard ended with exit code 2 (0 restarts): INFO start\nrlguard guard: no split",
         ),
     ),
+    "the guard has left its verdict and why it ended": (
+        guard(state={"terminated": {"exitCode": 2, "message": '{"steps": 0, "error": "no split"}'}}),
+        ("GuardCrashed", "the guard ended with exit code 2 (0 restarts): no split"),
+    ),
     "the guard waits for its restart": (
         guard(state=waits("CrashLoopBackOff"), lastState={"terminated": {"exitCode": 137}}, restartCount=3),
         ("GuardCrashed", "the guard ended with exit code 137 (3 restarts)"),
