@@ -86,9 +86,7 @@ class Operator:
     ) -> None:
         self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
-        self._queue: WorkQueue[Key] = WorkQueue(
-            self.metrics, workers=(manager or ManagerConfig()).workers
-        )
+        self._queue: WorkQueue[Key] = WorkQueue(self.metrics, workers=(manager or ManagerConfig()).workers)
         self._keeper = Keeper(client, lease.namespace)
         self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)

@@ -561,8 +561,9 @@ def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
                 raise ApiError(403, "Forbidden", "list Pod")
             return super().list(resource, _namespace, query)
 
-    seen = WithoutPods("Job", None).gather(job("Job", {**ref("Job"), "guard": {"fire": FIRE}}))
-    assert seen.workload is None and not seen.pods and seen.pods_unread
+    stop = {"requestedAt": NOW.isoformat()}
+    seen = WithoutPods("Job", None).gather(job("Job", {**ref("Job"), "guard": {"fire": FIRE}, "stop": stop}))
+    assert not seen.pods and seen.pods_unread
     assert decide(seen, NOW).report.phase is Phase.STOPPING
 
 
