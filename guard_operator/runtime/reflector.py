@@ -66,7 +66,6 @@ class Reflector:
         timing: deadlines and delays.
         page: objects per page of the list, at most.
         index: a second key of each object, for `indexed`.
-        keeps: whether an object is kept, by what is left of it; the handler hears of it all the same.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Reflector:
         timing: Timing | None = None,
         page: int = 500,
         index: Callable[[Json], str] | None = None,
-        keeps: Callable[[Json], bool] = lambda _slim: True,
     ) -> None:
         self._client = client
         self._resource = resource
@@ -91,7 +89,6 @@ class Reflector:
         self._selector = {"labelSelector": selector} if selector else {}
         self._timing = timing or Timing()
         self._page = page
-        self._keeps = keeps
         self._lock = threading.Lock()
         self._objects: dict[Key, bytes] = {}
         self._index = index
@@ -147,13 +144,6 @@ class Reflector:
             content = [self._objects[key] for key in self._indexed.get(value, ())]
         return [_read(one) for one in content]
 
-    def sort_out(self, value: str) -> None:
-        """Drop what is no longer to be kept, of the objects with this index value. Nobody is told."""
-        for slim in self.indexed(value):
-            if not self._keeps(slim):
-                with self._lock:
-                    self._drop(_key(slim))
-
     # -- running -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -199,8 +189,7 @@ class Reflector:
             items = page.get("items") or []
             for raw in items:
                 # Items of a list do not carry their kind.
-                if self._keeps(slim := self._slim(raw)):
-                    found[_key(raw)] = _json(slim)
+                found[_key(raw)] = _json(self._slim(raw))
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -254,11 +243,10 @@ class Reflector:
             raise ApiError(int(raw.get("code") or 500), str(raw.get("reason")), str(raw.get("message")))
         if kind in {"ADDED", "MODIFIED", "DELETED"}:
             key, new = _key(raw), self._slim(raw)
-            kept = kind != "DELETED" and self._keeps(new)
             content = _json(new)
             with self._lock:
                 old = self._drop(key)
-                if kept:
+                if kind != "DELETED":
                     self._put(key, content)
             self._handler(old or new, None) if kind == "DELETED" else self._handler(old, new)
         self._version = raw["metadata"]["resourceVersion"]
