@@ -864,10 +864,6 @@ class Phase(StrEnum):
     DISRUPTED = "Disrupted"
 
 
-#: No digest of a guard is longer, characters.
-MAX_DIGEST = 128
-
-
 class Status(StatusModel):
     """What was observed."""
 
@@ -882,11 +878,6 @@ class Status(StatusModel):
     guard: GuardStatus | None = Field(None, description="What the guard says.")
     workload_ref: WorkloadRef | None = Field(
         None, description="The workload that was created, or to which the job is attached."
-    )
-    guard_digest: str | None = Field(
-        None,
-        max_length=MAX_DIGEST,
-        description="Digest of the guard, written before it is made: the guard of a live pod must have it.",
     )
     stop: StopStatus | None = Field(None, description="The teardown, once there is one.")
     evidence: str | None = Field(
