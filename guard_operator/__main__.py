@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--kueue",
         action="store_true",
-        help="read the Workloads of Kueue: say what a run waits for, and take a stopped one out of its queue",
+        help="read the Workloads of Kueue, to say what a run waits for",
     )
     add(
         "--node-directory",

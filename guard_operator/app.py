@@ -23,7 +23,6 @@ from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.glance import (
-    has_begun,
     is_latched,
     is_only_a_report,
     is_over,
@@ -32,7 +31,6 @@ from guard_operator.reconcile.glance import (
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
-from guard_operator.reconcile.schema_watch import WAITING_SECONDS, SchemaWatch
 from guard_operator.reconcile.slim import (
     slim_between,
     slim_copy,
@@ -86,7 +84,7 @@ class Operator:
     ) -> None:
         self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
-        self._queue: WorkQueue[Key] = WorkQueue(self.metrics)
+        self._queue: WorkQueue[Key] = WorkQueue(self.metrics, workers=(manager or ManagerConfig()).workers)
         self._keeper = Keeper(client, lease.namespace)
         self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)
@@ -105,9 +103,8 @@ class Operator:
             self._guards,
         )
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
-        self._schema = SchemaWatch(client, self.metrics.crd_lacks)
         self._manager = Manager(
-            [*self._caches.reflectors, self._schema, self._guards],
+            [*self._caches.reflectors, self._guards],
             self._queue,
             self._reconcile,
             elector,
@@ -142,12 +139,11 @@ class Operator:
 
     def ready(self) -> bool:
         """Whether it can do all that the operator before it did, so that a rollout may end that one."""
-        return self._caches.ready() and self._crd_is_new_enough()
+        return self._caches.ready()
 
     def state(self) -> Json:
         """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
         return {
-            "crdLacks": self._schema.lacks,
             "identity": self._identity,
             "leads": self._elector.is_leader,
             "queue": self._queue.state(),
@@ -177,10 +173,6 @@ class Operator:
                 return UNSYNCED_SECONDS
             self._controller.say_unlisted(raw, unlisted)
             return UNLISTED_SECONDS
-        if not (self._crd_is_new_enough() or self._goes_on(raw)):
-            if self._schema.lacks:
-                self._controller.say_outdated(raw, self._schema.lacks)
-            return WAITING_SECONDS
         # Nothing is read of each run instead: where the watch of all fails, that fails, too, or hangs.
         if is_under_way(raw) and (unheard := self._caches.unheard(raw)):
             self._controller.say_unlisted(raw, unheard)
@@ -191,15 +183,6 @@ class Operator:
         """Whether its guard says so, and the status does not yet."""
         reading = self._guards.reading(raw["metadata"]["uid"])
         return reading is not None and reading.verdict is not None and reading.verdict.stop
-
-    def _crd_is_new_enough(self) -> bool:
-        """Whether it lacks nothing, or nothing is known of it for so long that it is waited for no longer."""
-        lacks = self._schema.lacks
-        return self._caches.is_late() if lacks is None else not lacks
-
-    def _goes_on(self, raw: Json) -> bool:
-        """Whether nothing begins with it: its run is there, noted or, after a crash, not yet, or it goes."""
-        return "deletionTimestamp" in raw["metadata"] or has_begun(raw) or self._caches.has_any_of(raw)
 
 
 class _Caches:
@@ -240,7 +223,6 @@ class _Caches:
                     selector=names.UID_LABEL,
                     timing=timing,
                     index=_job_uid,
-                    keeps=self._may_matter,
                 )
             )
             for resource, slim in _watched(config.kinds).items():
@@ -362,11 +344,6 @@ class _Caches:
         """The job as cached."""
         return _first(reflector.get(*key) for reflector in self._jobs)
 
-    def has_any_of(self, raw: Json) -> bool:
-        """Whether a workload or a pod of this job is there."""
-        made = (*self._pods, *(one for many in self._workloads.values() for one in many))
-        return any(_of_job(made, raw["metadata"]["namespace"], raw["metadata"]["uid"]))
-
     def quiet_for(self, namespace: str) -> float:
         """Seconds since the API server last showed something of the jobs in this namespace, or of any."""
         return min(one.quiet_for() for one in self._jobs if one.namespace in {None, namespace})
@@ -395,8 +372,6 @@ class _Caches:
             self._memory.forget(uid)
         if new is None or is_over(new):
             self._guards.forget(uid)
-            for reflector in self._pods:
-                reflector.sort_out(uid)
         if is_only_a_report(old, new):
             return
         urgent = new is not None and is_latched(new) and "stop" not in (new.get("status") or {})
@@ -410,14 +385,6 @@ class _Caches:
             for raw in reflector.items():
                 if not is_over(raw) and (_is_deaf(reflector) or self.unheard(raw)):
                     self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
-
-    def _may_matter(self, pod: Json) -> bool:
-        """Whether a pod is worth keeping: one that has ended is not, once its run is over."""
-        if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}:
-            return True
-        metadata = pod["metadata"]
-        job = self.job((metadata["namespace"], metadata["labels"].get(names.JOB_LABEL, "")))
-        return job is None or job["metadata"]["uid"] != _job_uid(pod) or not is_over(job)
 
     def _owned_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old

@@ -37,7 +37,7 @@ class OperatorConfig:
     a host path may neither cover nor lie below. `token_audiences`: of projected service-account tokens that
     the API server does not accept, so that a trainer may have them. What is of guards is for jobs
     that do not say it themselves; without a pull policy it is that of Kubernetes. `kueue`: the
-    Workloads of Kueue are read, and taken out of their queue by a stop.
+    Workloads of Kueue are read, to say what a run waits for.
     """
 
     guard_image: str

@@ -60,7 +60,6 @@ class Reason(StrEnum):
     WORKLOAD_REFUSED = "WorkloadRefused"
     GUARD_REFUSED = "GuardRefused"
     TARGET_REFUSED = "TargetRefused"
-    CRD_OUTDATED = "CRDOutdated"
     CLAIM_MISSING = "ClaimMissing"
     SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
@@ -140,8 +139,6 @@ _REASONS = {
     Reason.GUARD_REFUSED: "The API server refused what the guard needs beside the workload, such as its "
     "StatefulSet or a Secret; the message names it and is the server's own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
-    Reason.CRD_OUTDATED: "The CRD lacks what the operator notes, as that of an older release, and no "
-    "run begins under it: the message names what it lacks.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
     Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "

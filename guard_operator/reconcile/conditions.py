@@ -31,6 +31,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
     condition_of,
     guard_of,
+    must_stop,
 )
 from guard_operator.reconcile.targets import UNPROTECTED
 
@@ -142,11 +143,13 @@ class Conditions:
         return None
 
     def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
+        before = condition_of(self._job.status, ConditionType.ISOLATED)
+        if before is not None and self._job.spec.target_ref is not None and must_stop(self._job):
+            return before  # its pods are not in a cache
         if self._job.spec.target_ref is not None:
             reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
             message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
-        before = condition_of(self._job.status, ConditionType.ISOLATED)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
             return self.make(ConditionType.ISOLATED, before.status, before.reason, before.message)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from guard_operator.api.fields import in_words
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
@@ -114,16 +113,6 @@ class Controller:
         if unsaid is not None:
             noted = as_it_is(read_status(raw))  # a workload may be there
             self._actuator.say(raw, replace(noted, phase=Phase.REFUSED, conditions=(unsaid,)))
-
-    def say_outdated(self, raw: Json, lacks: Sequence[str]) -> None:
-        """Say that no run begins, because the installed CRD lacks these fields and choices."""
-        message = (
-            f"The CRD lacks {in_words(lacks)}, which the operator notes: the older of both must be upgraded. "
-            "Until then no run begins, and none that exists is guarded."
-        )
-        unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.CRD_OUTDATED, message)
-        if unsaid is not None:
-            self._actuator.say(raw, replace(_said_too(read_status(raw), unsaid), phase=Phase.PENDING))
 
     def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
         """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is.

@@ -1,11 +1,12 @@
 """Builds the snapshot of one job: from the caches where being late is harmless, live where it is not.
 
-Live are: whether the workload exists before one is created; workload and pods once a stop was requested,
-because "no pod is left" must not come from a cache; and everything, the job too, before a guard is called
-silent or a run is halted, because a cache that is behind looks like a guard that is.
+There are two ways to know what is there. The caches are enough for a run that goes on, and for the first
+delete of one that must stop: that waits for no request. Everything is read live, the job too, before a guard
+is called silent, a run is halted or said to have ended, and until nothing is left of one that must stop. Of a
+workload that the job does not own nothing is cached.
 
-A read that is refused, or hangs, holds up no stop: where a run is to stop that was not seen empty, what was
-seen last takes its place, and is marked, so that nothing is called stopped for it.
+A read that is refused, or hangs, holds up no stop: what was seen last takes its place, marked as unread, so
+that nothing is called stopped for it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from guard_operator.api import names
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
-from guard_operator.guards.reading import LastWord, Reading, error_of, last_word
-from guard_operator.reconcile import layout
+from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
@@ -38,13 +38,12 @@ from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
-from guard_operator.reconcile.queues import GIVEN_AWAY, OWNER_LABEL, is_given_away, queued_of
+from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
+from guard_operator.reconcile.queues import GIVEN_AWAY, is_given_away, queued_of
 from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
-    GRACE_SECONDS,
     Between,
-    Disruption,
     Job,
     OwnGuard,
     Pod,
@@ -59,6 +58,7 @@ from guard_operator.reconcile.snapshot import (
     with_spec,
 )
 from guard_operator.reconcile.targets import (
+    NO_BELONGINGS,
     Belongings,
     attached_trainer,
     controlled,
@@ -72,7 +72,6 @@ from guard_operator.reconcile.targets import (
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
-    KUEUE_WORKLOADS,
     PODS,
     STATEFUL_SETS,
     Client,
@@ -85,10 +84,6 @@ from guard_operator.runtime.errors import ApiError, ClusterError
 
 log = logging.getLogger(__name__)
 
-#: The reasons for which every container waits for a moment.
-_STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
-#: How much of a container's last words is repeated, characters.
-LAST_WORDS = 600
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
 #: Objects of a queue that are read for one workload, which has one.
@@ -106,28 +101,8 @@ FORBIDDEN_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 REFUSED_SECONDS = 300.0
 
-_TARGET_REASONS = {
-    "PreemptionByScheduler": Disruption.PREEMPTED,
-    "EvictionByEvictionAPI": Disruption.EVICTED,
-    "TerminationByKubelet": Disruption.EVICTED,
-    "DeletionByTaintManager": Disruption.NODE_LOST,
-    "DeletionByPodGC": Disruption.NODE_LOST,
-}
-_POD_REASONS = {
-    "Evicted": Disruption.EVICTED,
-    "Preempting": Disruption.PREEMPTED,
-    "NodeLost": Disruption.NODE_LOST,
-    "NodeShutdown": Disruption.NODE_LOST,
-    "Terminated": Disruption.NODE_LOST,
-}
-
-
 #: While the workload is in one of these, a guard in a pod of its own is there, too.
 _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
-
-
-#: In the object of a workload that could not be read, beside what was seen last of it.
-_UNREAD = "unread"
 
 
 class Caches(Protocol):
@@ -160,6 +135,51 @@ class Guards(Protocol):
 
     def most_are_unreached(self) -> bool:
         """Whether more than half of all guards cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Objects:
+    """What is there of a run, as the API server has it, or as it was seen last.
+
+    `made`: what carries the job's UID, by kind. `target`: what belongs to a workload that is not the job's.
+    `live`: all of it was read now. `unread`: why it could not be, although it was tried.
+    """
+
+    workload: Json | None
+    pods: tuple[Json, ...]
+    made: Mapping[Resource, tuple[Json, ...]]
+    target: Belongings = NO_BELONGINGS
+    live: bool = False
+    unread: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What these objects are to the run. `uid`: of its workload."""
+
+    workload: Workload | None
+    uid: str | None
+    between: tuple[Between, ...]
+    own_guard: OwnGuard | None
+    owner: PodOwner
+    pods: tuple[Pod, ...]
+
+    @classmethod
+    def of(cls, adapter: WorkloadAdapter | None, job: Job, objects: _Objects) -> _Seen:
+        """By the chain of controllers alone: labels are anybody's to give."""
+        raw, target = objects.workload, objects.target
+        workload = None if raw is None or adapter is None else _workload(adapter, job, raw)
+        uid, between, own_guard = _uid(job, workload), target.between, None
+        if adapter is not None and uid is not None and job.spec.target_ref is None:
+            between = controlled(adapter, uid, lambda kind: objects.made[kind])
+        if job.spec.guard.own_pod is not None:
+            name = names.guard_name(job.name, job.uid)
+            own_guard = OwnGuard(_named(name, job, objects.made[STATEFUL_SETS]))
+        controllers = frozenset(one.uid for one in between) | target.controllers
+        owner = PodOwner(uid, _spec(job, raw, uid), controllers, _uid_of_guard(own_guard))
+        raw_pods = sorted((*objects.pods, *target.pods), key=_age)
+        pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
+        return cls(workload, uid, between, own_guard, owner, pods)
 
 
 class _Missing(TemplateError):
@@ -200,15 +220,9 @@ class Gatherer:
 
         It is of caches alone, so it costs no request where requests fail, or hang.
         """
-        ref, adapter = job.status.workload_ref, self._adapter(job)
-        uid = None if ref is None else ref.uid
-        guard = _uid_of_guard(self._own_guard(job, None, live=False))
-        between = () if adapter is None else self._between(adapter, job, uid, live=False)
-        owner = _Owner(uid, _spec(job, None, uid), frozenset(one.uid for one in between), guard)
-        raw_pods = sorted(self._caches.pods(job.namespace, job.uid), key=_age)
-        pods = tuple(_pod(adapter, raw, owner) for raw in raw_pods)
-        workload = None if uid is None else Workload(uid, True, WorkloadState.RUNNING, unread=True)
-        return Snapshot(self._with_last_words(job, pods), workload, pods)
+        adapter = self._adapter(job)
+        seen = _Seen.of(adapter, job, self._cached(adapter, job))
+        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
 
     def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
@@ -218,81 +232,120 @@ class Gatherer:
         Raises:
             ClusterError: a live read failed for now.
         """
-        deaf = self._caches.quiet_for(job.namespace) > DEAF_SECONDS
-        if not deaf:
-            snapshot = self._look(job, known, live=False)
-            if not must_be_live(snapshot):
+        adapter, deaf = self._adapter(job), self._caches.quiet_for(job.namespace) > DEAF_SECONDS
+        first = known.stop is None and job.status.stop is None
+        stops, cached = must_stop(job), self._cached(adapter, job)
+        if (first and stops) or not (deaf or _is_stopping(job)):
+            objects = cached if stops else self._with_workload(adapter, job, cached)
+            snapshot = self._snapshot(adapter, job, known, objects, deaf)
+            if first and must_stop(snapshot.job) and (snapshot.workload or snapshot.pods):
+                return snapshot  # the first delete waits for no request
+            if not (must_stop(snapshot.job) or must_be_live(snapshot)):
                 return snapshot
         try:
-            raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        except ClusterError:
-            if not must_stop(job):
+            current = job if stops else self._read_job(job)
+            if current is None:
+                return None
+            return self._snapshot(adapter, current, known, self._live(adapter, current, known), deaf)
+        except ClusterError as error:
+            if not goes_on_unread(job):
                 raise
-            return self._look(job, known, live=False, deaf=deaf)
-        if raw is None:
-            return None
-        again = parse_job(raw, self._guards.reading(job.uid))
-        return self._look(again, known, live=True, deaf=deaf)
+            log.warning("%s/%s: cannot be read: %s", job.namespace, job.name, error)
+            return self._snapshot(adapter, job, known, replace(cached, unread=str(error)), deaf)
 
-    def _look(self, job: Job, known: Remembered, live: bool, deaf: bool = False) -> Snapshot:
-        """The snapshot; with `live` nothing in it is from a cache."""
-        adapter = self._adapter(job)
+    # -- reads -------------------------------------------------------------------------------------------
+
+    def _cached(self, adapter: WorkloadAdapter | None, job: Job) -> _Objects:
+        """What is known without a request. A workload that was not seen is known by its UID alone."""
+        place, ref = (job.namespace, job.uid), job.status.workload_ref
+        raw = None
+        if adapter is not None and job.spec.target_ref is None:  # only what has our labels is cached
+            raw = self._caches.workload(adapter.resource, job.namespace, job.name)
+        if raw is None and ref is not None and adapter is not None:
+            raw = {"metadata": {"name": ref.name, "uid": ref.uid}}
+        made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
+        return _Objects(raw, tuple(self._caches.pods(*place)), made)
+
+    def _with_workload(self, adapter: WorkloadAdapter | None, job: Job, cached: _Objects) -> _Objects:
+        """The same, with what may be there although no cache has it."""
         if adapter is None:
-            return self._unknown_kind(job, live)
-        stopping = _is_stopping(job)
-        raw_pods = list(self._caches.pods(job.namespace, job.uid))
-        # The first delete need not wait for live reads; whether something is left must not be cached.
-        begun = known.stop is not None or job.status.stop is not None
-        uncached = live or (stopping and (begun or not raw_pods))
-        raw_workload = self._workload(adapter, job, uncached)
-        workload = None if raw_workload is None else _workload(adapter, job, raw_workload)
-        uid = _uid(job, workload)
-        first_stop = must_stop(job) and not begun
-        if first_stop and workload is not None and workload.unread:
-            # Each further read may hang for as long as this one did: they are for the next look.
-            uncached, unread, target = False, "its workload cannot be read", Belongings()
-        else:
-            raw_pods, unread = self._pods_now(job, raw_pods) if uncached else (raw_pods, "")
-            target = read_target(self._client, adapter, job, raw_workload, uid)
-        between = (*target.between, *self._between(adapter, job, uid, uncached))
-        own_guard = self._own_guard(job, None if stopping else workload, uncached)
-        guard = _uid_of_guard(own_guard)
-        spec = _spec(job, raw_workload, uid)
-        owner = _Owner(uid, spec, frozenset(one.uid for one in between) | target.controllers, guard)
-        pods = tuple(_pod(adapter, raw, owner) for raw in sorted((*raw_pods, *target.pods), key=_age))
-        told = self._with_last_words(job, pods)
-        if must_stop(told) != must_stop(job) or guard_of(told).halt != guard_of(job).halt:
-            return self._look(told, known, live, deaf)
-        job = told
-        to_look = not (unread or first_stop) and (uncached or not stopping)
-        if to_look and uid is not None and _may_hide_pods(job, workload, pods):
-            hidden = read_unlabelled(self._client, adapter, job, raw_workload, uid)
-            unread, owner = hidden.unread, replace(owner, between=owner.between | hidden.controllers)
-            pods += tuple(_pod(adapter, raw, owner) for raw in hidden.pods)
-        unread = unread or target.unread
-        if stopping and uncached:
-            missed, why = self._missed(job, known.pods, pods)
-            pods, unread = (*pods, *(_pod(adapter, raw, owner) for raw in missed)), unread or why
-        made_or_taken = workload is not None and job.spec.target_ref is None
-        not_now = made_or_taken or stopping or job.deleting or _was_created(job)
-        job, missing = self._composed(adapter, job, not_now, uncached)
-        spec = _spec(job, raw_workload, uid)
+            return cached
+        if job.spec.target_ref is not None:
+            return replace(self._live(adapter, job, NOTHING), live=False)
+        there = self._caches.workload(adapter.resource, job.namespace, job.name) is not None
+        return cached if there else replace(cached, workload=self._workload(adapter, job))
+
+    def _live(self, adapter: WorkloadAdapter | None, job: Job, known: Remembered) -> _Objects:
+        """What is there now. Where all must be gone that was seen before, each of it is looked for.
+
+        Raises:
+            ClusterError: something could not be read for now.
+        """
+        raw = None if adapter is None else self._workload(adapter, job)
+        pods = listed(self._client, PODS, job, _of_job(job))
+        made = {kind: tuple(listed(self._client, kind, job, _of_job(job))) for kind in _kinds(adapter, job)}
+        target = NO_BELONGINGS
+        if adapter is not None and job.spec.target_ref is not None:
+            uid = _uid(job, None if raw is None else _workload(adapter, job, raw))
+            target = NO_BELONGINGS if uid is None else read_target(self._client, adapter, job, raw, uid)
+        if _is_stopping(job):
+            found = {one["metadata"]["uid"] for one in (*pods, *target.pods)}
+            others = ((name, uid) for name, uid in known.pods if uid not in found)
+            missed = (of_uid(self._client.get(PODS, job.namespace, name), uid) for name, uid in others)
+            pods += [one for one in missed if one is not None]
+        return _Objects(raw, tuple(pods), made, target, live=True)
+
+    def _workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
+        return self._client.get(adapter.resource, job.namespace, job.workload_name, was_there=was_there(job))
+
+    def _read_job(self, job: Job) -> Job | None:
+        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
+        return None if raw is None else parse_job(raw, self._guards.reading(job.uid))
+
+    # -- the snapshot ------------------------------------------------------------------------------------
+
+    def _snapshot(
+        self,
+        adapter: WorkloadAdapter | None,
+        job: Job,
+        known: Remembered,
+        objects: _Objects,
+        deaf: bool,
+    ) -> Snapshot:
+        """What these objects say, and what else is needed where the run is not to stop."""
+        seen = _Seen.of(adapter, job, objects)
+        job = self._with_last_words(job, seen.pods)
+        stopping, live = _is_stopping(job), objects.live
+        if adapter is None:
+            return self._unknown_kind(job, seen, objects, stopping)
+        workload, uid, pods, unread = seen.workload, seen.uid, seen.pods, objects.unread
+        asks = live or not stopping  # the first delete waits for no request
+        if asks and uid is not None and _may_hide_pods(job, workload, pods):
+            hidden = read_unlabelled(self._client, adapter, job, objects.workload, uid)
+            owner = replace(seen.owner, between=seen.owner.between | hidden.controllers)
+            pods += tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
+        taken = workload is not None and job.spec.target_ref is None
+        not_now = taken or stopping or job.deleting or _was_created(job)
+        job, missing = (job, None) if stopping else self._composed(adapter, job, not_now)
+        own_guard = seen.own_guard if stopping else self._own_guard(job, workload, seen.own_guard)
+        spec = _spec(job, objects.workload, uid)
         silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
-        preparation = None if not_now else missing or self._prepare(adapter, job, raw_workload, target)
+        target = objects.target
+        preparation = None if not_now else missing or self._prepare(adapter, job, objects.workload, target)
         return Snapshot(
             job=job,
             workload=workload,
-            between=between,
+            between=seen.between,
             own_guard=own_guard,
-            queued=self._queued(job, workload, uncached),
+            queued=None if stopping else self._queued(job, workload),
             pods=pods,
             pods_unread=unread,
             refusal=known.refusal,
             asked=known.stop,
             seen=known.pods,
-            all_pods_read=stopping and uncached and not unread,
+            all_pods_read=stopping and live,
             preparation=preparation,
             broken=_broken(adapter, job, self._config),
             exposed=tuple(one for raw in target.pods for one in _exposed(job, raw, self._config)),
@@ -331,94 +384,20 @@ class Gatherer:
             return None
         return reason_for(late, events, pods)
 
-    def _unknown_kind(self, job: Job, live: bool) -> Snapshot:
+    def _unknown_kind(self, job: Job, seen: _Seen, objects: _Objects, stopping: bool) -> Snapshot:
         """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        stopping, raw_pods, unread = _is_stopping(job), list[Json](), ""
-        if stopping:
-            seen = list(self._caches.pods(job.namespace, job.uid))
-            raw_pods, unread = self._pods_now(job, seen)
-        pods = tuple(_pod(None, raw, _Owner()) for raw in raw_pods)
-        # It would make its pod again and again.
-        own_guard = self._own_guard(job, None, live=True) if stopping else None
         said = review(None, job, self._config)
-        preparation = Preparation(said.reason, "; ".join(said.findings))
         return Snapshot(
             job,
-            pods=pods,
-            pods_unread=unread,
-            own_guard=own_guard,
-            preparation=preparation,
-            live=live,
+            pods=seen.pods if stopping else (),
+            pods_unread=objects.unread,
+            own_guard=seen.own_guard if stopping else None,  # it would make its pod again and again
+            preparation=Preparation(said.reason, "; ".join(said.findings)),
+            live=objects.live,
             unknown_kind=True,
         )
 
-    def _missed(
-        self, job: Job, seen: Iterable[tuple[str, str]], pods: Iterable[Pod]
-    ) -> tuple[list[Json], str]:
-        """Pods that were seen before, are not among these and are there, and why one cannot be read.
-
-        Each read may hang, so the first that fails is the last.
-        """
-        listed, found = {pod.uid for pod in pods}, list[Json]()
-        for name, uid in seen:
-            if uid in listed:
-                continue
-            try:
-                raw = of_uid(self._client.get(PODS, job.namespace, name), uid)
-            except ClusterError as error:
-                return found, str(error)
-            found += [] if raw is None else [raw]
-        return found, ""
-
-    def _workload(self, adapter: WorkloadAdapter, job: Job, live: bool) -> Json | None:
-        cached = None if live else self._cached_workload(adapter, job)
-        try:
-            return cached or self._client.get(
-                adapter.resource, job.namespace, job.workload_name, was_there=was_there(job)
-            )
-        except ClusterError as error:
-            if (known := self._last_known(adapter, job)) is None:
-                raise
-            log.warning("%s/%s: its workload cannot be read: %s", job.namespace, job.name, error)
-            return known
-
-    def _last_known(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
-        """Of a run that is to stop, the workload that cannot be read: as seen last, else its UID alone."""
-        ref = job.status.workload_ref
-        if not goes_on_unread(job) or ref is None:
-            return None
-        seen = self._cached_workload(adapter, job) or {"metadata": {"name": ref.name, "uid": ref.uid}}
-        return seen | {_UNREAD: True}
-
-    def _cached_workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
-        if job.spec.target_ref is not None:  # caches have only what has the operator's labels
-            return None
-        return self._caches.workload(adapter.resource, job.namespace, job.name)
-
-    def _pods_now(self, job: Job, seen: list[Json]) -> tuple[list[Json], str]:
-        """Live; of a run that is to stop else those that were `seen` last, and why they could not be read."""
-        try:
-            return self._labelled(PODS, job), ""
-        except ClusterError as error:
-            if not goes_on_unread(job):
-                raise
-            log.warning("%s/%s: its pods cannot be read: %s", job.namespace, job.name, error)
-            return seen, str(error)
-
-    def _labelled(self, resource: Resource, job: Job) -> list[Json]:
-        return listed(self._client, resource, job, _of_job(job))
-
-    def _between(
-        self, adapter: WorkloadAdapter, job: Job, uid: str | None, live: bool
-    ) -> tuple[Between, ...]:
-        """What a workload that is ours controls, and so on, down to what may control its pods."""
-        if uid is None or job.spec.target_ref is not None:
-            return ()
-        return controlled(adapter, uid, lambda kind: self._made(kind, job, live))
-
-    def _composed(
-        self, adapter: WorkloadAdapter, job: Job, created: bool, live: bool
-    ) -> tuple[Job, Preparation | None]:
+    def _composed(self, adapter: WorkloadAdapter, job: Job, created: bool) -> tuple[Job, Preparation | None]:
         """The job, and in its template what the workload is made of: of one that exists, its copy.
 
         Or why there is nothing to create it from; a job whose copy is gone stays as it is.
@@ -428,7 +407,7 @@ class Gatherer:
         template = job.spec.made_from
         try:
             if created:
-                copy = self._copy(adapter, job, live)
+                copy = self._copy(adapter, job)
                 spec = template.spec if copy is None else adapter.recomposed(template.spec, copy)
             else:
                 spec = adapter.composed(template.spec, self._source(adapter.source(template.spec), job))
@@ -455,60 +434,29 @@ class Gatherer:
             raise _Missing(source.field, why)
         return found
 
-    def _copy(self, adapter: ComposedAdapter, job: Job, live: bool) -> Json | None:
+    def _copy(self, adapter: ComposedAdapter, job: Job) -> Json | None:
         """What the workload was made of: the job controls it, and it has its name."""
         name = names.support_name(job.name, job.uid)
-        cached = () if live else self._made(adapter.copied, job, live=False)
+        cached = self._caches.between(adapter.copied, job.namespace, job.uid)
         found = next((raw for raw in cached if raw["metadata"]["name"] == name), None)
-        try:
-            found = found or self._client.get(adapter.copied, job.namespace, name)
-        except ClusterError:
-            if not _is_stopping(job):
-                raise
+        found = found or self._client.get(adapter.copied, job.namespace, name)
         return found if found is not None and controller_of(found) == job.uid else None
 
-    def _queued(self, job: Job, workload: Workload | None, live: bool) -> Queued | None:
-        """What a queue has of the job's workload. What cannot be read holds up no stop."""
+    def _queued(self, job: Job, workload: Workload | None) -> Queued | None:
+        """What a queue has of the job's workload. It is only told, so the cache is good enough."""
         if not self._config.kueue or workload is None or not workload.ours:
             return None
-        if not live:
-            return queued_of(self._caches.queued(job.namespace, workload.uid), workload.uid)
-        query = {"labelSelector": f"{OWNER_LABEL}={workload.uid}", "limit": str(MAX_QUEUED)}
-        try:
-            found = self._client.list(KUEUE_WORKLOADS, job.namespace, query).get("items") or []
-        except ClusterError as error:
-            if error.status != 404:  # a cluster without Kueue
-                log.warning("%s/%s: its queue cannot be read: %s", job.namespace, job.name, error)
-            return None
-        return queued_of(found, workload.uid)
+        return queued_of(self._caches.queued(job.namespace, workload.uid), workload.uid)
 
-    def _own_guard(self, job: Job, workload: Workload | None, live: bool) -> OwnGuard | None:
-        """The StatefulSet of the guard: the job controls it, and it has its name.
-
-        Where there is none although the run is there, another one may have the name, and would keep it away.
-        """
-        if job.spec.guard.own_pod is None:
-            return None
+    def _own_guard(self, job: Job, workload: Workload | None, known: OwnGuard | None) -> OwnGuard | None:
+        """The StatefulSet of the guard; or that another one has its name, and would keep it away."""
+        if known is None or known.made is not None or not _has_guard(workload):
+            return known
         name = names.guard_name(job.name, job.uid)
-        if (made := _named(name, job, self._made(STATEFUL_SETS, job, live))) is not None:
-            return OwnGuard(made)
-        if not _has_guard(workload):
-            return OwnGuard()
         query = {"fieldSelector": f"metadata.name={name}"}
         there = self._client.list(STATEFUL_SETS, job.namespace, query).get("items") or []
         made = _named(name, job, there)  # which the cache does not have yet
         return OwnGuard(made, taken=name if there and made is None else "")
-
-    def _made(self, kind: Resource, job: Job, live: bool) -> Iterable[Json]:
-        """What of this kind has the job's UID as a label; of a run that is to stop at least as cached."""
-        if live:
-            try:
-                return self._labelled(kind, job)
-            except ClusterError as error:
-                if not _is_stopping(job):
-                    raise
-                log.warning("%s/%s: %s cannot be read: %s", job.namespace, job.name, kind.plural, error)
-        return self._caches.between(kind, job.namespace, job.uid)
 
     def _silence(
         self,
@@ -653,7 +601,7 @@ def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
     for raw in sets:
         of = raw["metadata"]
         if of["name"] == name and controller_of(raw) == job.uid:
-            gone, created = "deletionTimestamp" in of, _time(of.get("creationTimestamp"))
+            gone, created = "deletionTimestamp" in of, time_of(of.get("creationTimestamp"))
             return Between(STATEFUL_SETS, name, of["uid"], gone, created)
     return None
 
@@ -674,6 +622,12 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
         return not pods
     runs = workload is not None and workload.ours and workload.state is WorkloadState.RUNNING
     return runs and not any(pod.rank0 for pod in pods)
+
+
+def _kinds(adapter: WorkloadAdapter | None, job: Job) -> tuple[Resource, ...]:
+    """The kinds of what carries the job's UID beside its workload and its pods."""
+    own = adapter.between if adapter is not None and job.spec.target_ref is None else ()
+    return (*own, *((STATEFUL_SETS,) if job.spec.guard.own_pod is not None else ()))
 
 
 def _uid_of_guard(own: OwnGuard | None) -> str | None:
@@ -716,11 +670,10 @@ def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:
         ours=controller_of(raw) == job.uid or (ref is not None and ref.uid == metadata["uid"]),
         state=state,
         message=message,
-        created=_time(metadata.get("creationTimestamp")),
-        deleted=_time(metadata.get("deletionTimestamp")),
+        created=time_of(metadata.get("creationTimestamp")),
+        deleted=time_of(metadata.get("deletionTimestamp")),
         finalizers=tuple(finalizers_of(metadata)),
         manager=_creator(metadata),
-        unread=bool(raw.get(_UNREAD)),
     )
 
 
@@ -728,10 +681,6 @@ def _creator(metadata: Json) -> str:
     """The field manager that wrote an object first; "" if it is not known."""
     written = [one for one in metadata.get("managedFields") or [] if one.get("time")]
     return str(min(written, key=lambda one: str(one["time"]))["manager"]) if written else ""
-
-
-def _time(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def _uid(job: Job, workload: Workload | None) -> str | None:
@@ -781,173 +730,6 @@ def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
 def _age(raw: Json) -> tuple[str, str]:
     """Sorts the oldest pod first; RFC 3339 times sort as text."""
     return raw["metadata"].get("creationTimestamp", ""), raw["metadata"]["name"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """The workload of pods: its UID (None: there is none), its spec, and what is between it and its pods.
-
-    `guard`: UID of the StatefulSet of a guard in a pod of its own.
-    """
-
-    uid: str | None = None
-    spec: Mapping[str, Any] | None = None
-    between: frozenset[str] = frozenset()
-    guard: str | None = None
-
-
-def _pod(adapter: WorkloadAdapter | None, raw: Json, workload: _Owner) -> Pod:
-    """The pod, of which only name and end count unless the workload, or what that controls, controls it.
-
-    Anyone who may create a pod can give it our labels and have it end with any words.
-    """
-    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    grace = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds"))
-    bare = Pod(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        guarded=False,
-        phase=status.get("phase", "Unknown"),
-        terminating="deletionTimestamp" in metadata,
-        grace=GRACE_SECONDS if grace is None else grace,
-        due=_time(metadata.get("deletionTimestamp")),
-        finalizers=tuple(finalizers_of(metadata)),
-        created=_time(metadata.get("creationTimestamp")),
-        node=spec.get("nodeName", ""),
-    )
-    if workload.guard is not None and controller_of(raw) == workload.guard:
-        alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
-        return _with_guard(replace(bare, guarded=bool(alone)), raw)
-    if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
-        return bare
-    guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
-    rank0 = adapter.holds_rank0(raw, workload.spec or {})
-    failure, failed_at = _failure(status)
-    pod = replace(
-        bare,
-        rank0=rank0,
-        guarded=rank0 and bool(guards),
-        failure=failure,
-        failed_at=failed_at,
-        gave_up=_gave_up(status) if rank0 else "",
-        disruption=_disruption(status),
-    )
-    return _with_guard(pod, raw)
-
-
-def _with_guard(pod: Pod, raw: Json) -> Pod:
-    """The pod, with what is known of its containers and of the guard in it."""
-    status = raw.get("status") or {}
-    return replace(
-        pod,
-        cut_off=_cut_off(status),
-        guard_since=_guard_since(status),
-        waiting=_waiting(status),
-        ready=_is_ready(status),
-        address=str(status.get("podIP") or "") if _guard_since(status) is not None else "",
-        last_word=_last_word(status),
-    )
-
-
-def _guards(status: Mapping[str, Any]) -> list[Json]:
-    """The guard's status, as a sidecar or as the container of its own pod."""
-    all_ = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return [one for one in all_ if _is_guard(one)]
-
-
-def _is_guard(container: Mapping[str, Any]) -> bool:
-    return container.get("name") == names.GUARD_CONTAINER
-
-
-def _guard_since(status: Mapping[str, Any]) -> datetime | None:
-    """When the guard that runs now was started; None if none runs."""
-    for guard in _guards(status):
-        if started := ((guard.get("state") or {}).get("running") or {}).get("startedAt"):
-            return datetime.fromisoformat(started)
-    return None
-
-
-def _failure(status: Mapping[str, Any]) -> tuple[str, datetime | None]:
-    """Exit code and last line of the first container that failed, and when it did; "" if none did."""
-    for one in status.get("containerStatuses") or []:
-        ended = (one.get("state") or {}).get("terminated") or {}
-        if ended.get("exitCode"):
-            last = f": {line}" if (line := _last_line(ended)) else ""
-            words = f"container {one['name']} ended with exit code {ended['exitCode']}{last}"
-            return words, _time(ended.get("finishedAt"))
-    return "", None
-
-
-def _gave_up(status: Mapping[str, Any]) -> str:
-    """What was said when a guard elsewhere was not ready in time; "" if it was, or still may be."""
-    for one in status.get("initContainerStatuses") or []:
-        states = (one.get("state") or {}, one.get("lastState") or {})
-        ended: Json = next((state["terminated"] for state in states if state.get("terminated")), {})
-        if one.get("name") == names.WAITING_CONTAINER and ended.get("exitCode") == layout.GAVE_UP:
-            return _last_line(ended) or "the guard was not ready in time"
-    return ""
-
-
-def _last_line(ended: Mapping[str, Any]) -> str:
-    """The last line of the message of a container that ended."""
-    lines = [line.strip() for line in (ended.get("message") or "").splitlines() if line.strip()]
-    return lines[-1][:LAST_WORDS] if lines else ""
-
-
-def _last_word(status: Mapping[str, Any]) -> LastWord | None:
-    """What the guard left in its termination message; None if it did not end or left nothing of the kind."""
-    for guard in _guards(status):
-        for state in (guard.get("state") or {}, guard.get("lastState") or {}):
-            if message := (state.get("terminated") or {}).get("message"):
-                return last_word(message)
-    return None
-
-
-def _is_ready(status: Mapping[str, Any]) -> bool:
-    """Whether the kubelet calls the guard ready."""
-    return any(bool(one.get("ready")) for one in _guards(status))
-
-
-def _waiting(status: Mapping[str, Any]) -> Waiting | None:
-    """What keeps the pod from running; None for what every pod passes through."""
-    if status.get("phase") in {"Succeeded", "Failed"}:
-        return None
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return Waiting(Reason.UNSCHEDULABLE, condition.get("message") or condition.get("reason", ""))
-    for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        if (waiting := _container_waiting(one)) is not None:
-            return waiting
-    return None
-
-
-def _container_waiting(status: Mapping[str, Any]) -> Waiting | None:
-    state, before = status.get("state") or {}, status.get("lastState") or {}
-    ended = state.get("terminated") or before.get("terminated") or {}
-    # A guard that the kubelet ends because it does not get ready has code 0, as one at the end of its pod.
-    failed = ended.get("exitCode") or (ended and "terminated" not in state)
-    if status["name"] == names.GUARD_CONTAINER and not status.get("started") and failed:
-        last = error_of(ended.get("message") or "").strip()[-LAST_WORDS:]
-        how = f"exit code {ended['exitCode']} ({status.get('restartCount', 0)} restarts)"
-        return Waiting(Reason.GUARD_CRASHED, f"the guard ended with {how}: {last}".removesuffix(": "))
-    waits = state.get("waiting") or {}
-    if (reason := waits.get("reason", "")) in _STARTING:
-        return None
-    message = f"container {status['name']}: {reason}: {waits.get('message', '')}"
-    return Waiting(Reason.CONTAINER_WAITING, message.removesuffix(": "))
-
-
-def _cut_off(status: Mapping[str, Any]) -> bool:
-    """Whether the control plane has lost the node: the kubelet itself never gives this reason."""
-    ready = (c for c in status.get("conditions") or [] if c.get("type") == "Ready")
-    return any(c.get("status") != "True" and c.get("reason") == "NodeNotReady" for c in ready)
-
-
-def _disruption(status: Mapping[str, Any]) -> Disruption | None:
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return _TARGET_REASONS.get(condition.get("reason", ""), Disruption.EVICTED)
-    return _POD_REASONS.get(status.get("reason", ""))
 
 
 def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:

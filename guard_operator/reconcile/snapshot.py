@@ -73,8 +73,7 @@ class Workload:
 
     `ours`: this very job (by UID) is its controller, or `status.workloadRef` names it (by UID).
     `created` and `deleted` (when its deletion began) are by the API server's clock. `finalizers`: what keeps
-    it then. `manager`: the field manager that created it. `unread`: it could not be read live, so it is as it
-    was seen last.
+    it then. `manager`: the field manager that created it.
     """
 
     uid: str
@@ -85,7 +84,6 @@ class Workload:
     deleted: datetime | None = None
     finalizers: tuple[str, ...] = ()
     manager: str = ""
-    unread: bool = False
 
     @property
     def terminating(self) -> bool:

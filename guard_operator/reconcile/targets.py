@@ -7,7 +7,6 @@ no pods of their own: theirs are of a RayCluster and a Job, and of a JobSet, whi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,14 +21,10 @@ from guard_operator.adapters import (
 )
 from guard_operator.api import names
 from guard_operator.api.types import NEEDED_BY_TARGET, RESUMED_BY_TEMPLATE, Spec
-from guard_operator.reconcile.halts import goes_on_unread
 from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
 from guard_operator.reconcile.refusals import evaluator_findings
 from guard_operator.reconcile.snapshot import Between, Job
 from guard_operator.runtime.client import PODS, Client, Json, Resource, controller_of, controller_ref
-from guard_operator.runtime.errors import ClusterError
-
-log = logging.getLogger(__name__)
 
 #: What does not hold here and holds for a workload that is made of a template.
 UNPROTECTED = (
@@ -123,7 +118,6 @@ class Belongings:
 
     `controllers`: UIDs of what may control its pods. `made`: what it has made that makes its pods.
     `labelled`: whether what makes the pods has the labels by which they are known.
-    `unread`: of a run that is to stop, why not all of its pods could be read; "": they could.
     """
 
     pods: tuple[Json, ...] = ()
@@ -131,43 +125,26 @@ class Belongings:
     controllers: frozenset[str] = frozenset()
     made: tuple[Json, ...] = ()
     labelled: bool = False
-    unread: str = ""
+
+
+NO_BELONGINGS = Belongings()
 
 
 def read_target(
-    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str | None
+    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
 ) -> Belongings:
-    """What belongs to the target of this UID.
+    """What belongs to the workload of this UID.
 
     Args:
         client: of the API server.
         adapter: of its kind.
-        job: what is attached to it.
+        job: what is attached to it, or has made it.
         raw: what has its name now, if anything.
-        uid: its UID; None: there was none yet.
+        uid: its UID.
 
     Raises:
-        ClusterError: a read failed for now, and no stop is held up by that.
+        ClusterError: a read failed for now.
     """
-    if uid is None or job.spec.target_ref is None:
-        return Belongings()
-    return _belongings(client, adapter, job, raw, uid)
-
-
-def read_unlabelled(
-    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
-) -> Belongings:
-    """What belongs to the job's own workload, and of its pods those that lost the operator's label."""
-    found = _belongings(client, adapter, job, raw, uid)
-    # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
-    own = (raw for raw in found.pods if controller_of(raw) is not None)
-    unlabelled = (raw for raw in own if names.UID_LABEL not in (at(raw, "metadata", "labels") or {}))
-    return replace(found, pods=tuple(unlabelled))
-
-
-def _belongings(
-    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
-) -> Belongings:
     reading = _Reading(client, job)
     if not isinstance(adapter, OuterAdapter):
         return reading.of(adapter, job.workload_name, uid)
@@ -181,24 +158,34 @@ def _belongings(
         controllers=frozenset(one.uid for one in between),
         made=tuple(there for _, there in made),
         labelled=all(found.labelled or not one.between for (one, _), found in zip(made, inner, strict=True)),
-        unread=reading.failed,
     )
 
 
+def read_unlabelled(
+    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
+) -> Belongings:
+    """What belongs to the job's own workload, and of its pods those that lost the operator's label."""
+    found = read_target(client, adapter, job, raw, uid)
+    # One that nothing controls anybody may make, with any labels, and the operator may not delete it.
+    own = (raw for raw in found.pods if controller_of(raw) is not None)
+    unlabelled = (raw for raw in own if names.UID_LABEL not in (at(raw, "metadata", "labels") or {}))
+    return replace(found, pods=tuple(unlabelled))
+
+
 class _Reading:
-    """Reads for one job. `failed`: of a run whose teardown goes on unread, why pods may be missing."""
+    """Reads for one job."""
 
     def __init__(self, client: Client, job: Job) -> None:
         self._client, self._job = client, job
-        self.failed = ""
 
     def of(self, adapter: WorkloadAdapter, name: str, uid: str) -> Belongings:
         """What belongs to an object that has pods of its own."""
-        between = controlled(adapter, uid, lambda kind: self._selected(kind, adapter, name, uid))
+        selector = adapter.pod_selector(name, uid)
+        between = controlled(adapter, uid, lambda kind: listed(self._client, kind, self._job, selector))
         makers = frozenset({uid} | {one.uid for one in between})
-        found = self._selected(PODS, adapter, name, uid)
+        found = listed(self._client, PODS, self._job, selector)
         pods = tuple(raw for raw in found if _is_of(raw, adapter, makers))
-        return Belongings(pods, between, makers, labelled=bool(between), unread=self.failed)
+        return Belongings(pods, between, makers, labelled=bool(between))
 
     def made(
         self, adapter: OuterAdapter, raw: Mapping[str, Any] | None, uid: str
@@ -208,27 +195,9 @@ class _Reading:
             inner = find_adapter(kind.api_version, kind.kind)
             if inner is None or not adapter.may_make(kind.kind, name, self._job.workload_name):
                 continue
-            try:
-                there = self._client.get(kind, self._job.namespace, name)
-            except ClusterError as error:
-                self._note(kind, error)
-                continue
+            there = self._client.get(kind, self._job.namespace, name)
             if there is not None and controller_of(there) == uid:
                 yield inner, there
-
-    def _selected(self, kind: Resource, adapter: WorkloadAdapter, name: str, uid: str) -> list[Json]:
-        try:
-            return listed(self._client, kind, self._job, adapter.pod_selector(name, uid))
-        except ClusterError as error:
-            self._note(kind, error)
-            return []
-
-    def _note(self, kind: Resource, error: ClusterError) -> None:
-        if not goes_on_unread(self._job):
-            raise error
-        where = f"{self._job.namespace}/{self._job.name}"
-        log.warning("%s: %s of its workload cannot be read: %s", where, kind.plural, error)
-        self.failed = str(error)
 
 
 def _is_of(raw: Json, adapter: WorkloadAdapter, makers: frozenset[str]) -> bool:

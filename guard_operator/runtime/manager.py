@@ -1,6 +1,6 @@
-"""Runs the parts of a controller together: what watches always, workers only while this process leads.
+"""Runs the parts of a controller together: what watches always, work only while this process leads.
 
-Start: watchers run; once there is something to work on (`workable`) the Lease is acquired, and workers start:
+Start: watchers run; once there is something to work on (`workable`) the Lease is acquired, and work starts:
 a process that cannot work does not lead. Stop (SIGTERM): no new work, the work under way is finished within a
 grace period, and then the Lease, which is renewed until then, is released. A lost Lease or a thread that died
 ends the process with an error, at once: the next process starts from a clean state.
@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-from guard_operator.runtime.crew import TICK_SECONDS, Crew
 from guard_operator.runtime.errors import ApiError, ClusterError
 from guard_operator.runtime.lease import LeaderElector
 from guard_operator.runtime.metrics import CONTROLLER, OperatorMetrics
@@ -46,7 +46,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """`workers` threads reconcile that do not hang; a stop waits `grace_seconds` for the work under way."""
+    """`workers` jobs are reconciled at once that do not hang; a stop waits `grace_seconds` for them."""
 
     workers: int = 4
     grace_seconds: float = 20.0
@@ -76,7 +76,6 @@ class Manager:
         self._sweep = sweep
         self._stop = threading.Event()
         self._failed = threading.Event()
-        self._crew = Crew(self._config.workers, queue, self._work, self._thread)
 
     def stop(self) -> None:
         """Ask for a graceful end."""
@@ -113,16 +112,19 @@ class Manager:
         status = self._metrics.leading.labels(CONTROLLER)
         status.set(1)
         self._metrics.max_workers.set(self._config.workers)
-        self._crew.start()
-        self._thread(self._look_after_workers, "crew")
+        self._thread(self._hand_out, "queue")
         kept = self._elector.hold()
         status.set(0)
         if not kept:
             self._failed.set()
 
-    def _look_after_workers(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
-            self._crew.look()
+    def _hand_out(self) -> None:
+        while (key := self._queue.take()) is not None:
+            try:
+                self._thread(partial(self._work, key), "worker")
+            except RuntimeError as error:  # the limit of threads of the container
+                log.error("%s/%s: again in %.2f s: %s", *key, self._queue.retry(key), error)
+                self._queue.done(key)
 
     def _work(self, key: Key) -> None:
         started = time.monotonic()
@@ -165,11 +167,11 @@ class Manager:
         for watcher in self._watchers:
             watcher.stop()
         deadline = time.monotonic() + self._config.grace_seconds
-        while self._crew.alive() and not self._failed.is_set() and time.monotonic() < deadline:
+        while self._queue.working_for() and not self._failed.is_set() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self._elector.stop()
         lease.join(max(POLL_SECONDS, deadline - time.monotonic()))
-        if self._crew.alive() or lease.is_alive():
+        if self._queue.working_for() or lease.is_alive():
             log.warning("work is still under way: the Lease is left to expire")
             return
         self._elector.release()

@@ -83,11 +83,6 @@ class OperatorMetrics:
         self._halts = Counter(
             "rlguard_halts", "Halts recorded, by reason.", ("reason",), registry=self.registry
         )
-        self.crd_lacks = Gauge(
-            "rlguard_crd_fields_missing",
-            "Fields and choices of a status that the installed CRD lacks of this operator's; NaN: not known.",
-            registry=self.registry,
-        )
         self._teardown = Histogram(
             "rlguard_teardown_seconds",
             "From the guard's latch to the last pod gone.",

@@ -4,6 +4,9 @@ A key that waits is there once, however often it is added. A key that is being w
 else; if it is added meanwhile, it comes again when it is done. Failed keys come back with exponential backoff
 of their own, so one broken job does not hold up the others. What is urgent goes before all that is not,
 however it comes: as news, at its time, or after a failure.
+
+A request without an answer takes ten seconds, and one look at a job may make several. So a key that has been
+worked on for long is not counted, up to a limit, and what is urgent waits for no other key.
 """
 
 from __future__ import annotations
@@ -21,6 +24,15 @@ K = TypeVar("K", bound=Hashable)
 
 BASE_SECONDS = 0.05
 CAP_SECONDS = 60.0
+#: A key that was taken longer ago than this hangs: a look takes far less, on a slow machine, too.
+HANGS_SECONDS = 2.0
+#: So many keys that are not urgent are worked on at most, with those that hang: what hangs behind one webhook
+#: must not take the API server's time from everything else.
+MOST_KEYS = 32
+#: The same of all keys.
+MOST_URGENT = 160
+#: How often is looked whether a key hangs, while others wait.
+TICK_SECONDS = 0.1
 
 
 class QueueObserver(Protocol):
@@ -40,11 +52,14 @@ class QueueObserver(Protocol):
 
 
 class WorkQueue(Generic[K]):
-    """See the module. Safe for any number of threads."""
+    """See the module. Safe for any number of threads. `workers` keys are worked on that do not hang."""
 
-    def __init__(self, observer: QueueObserver, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, observer: QueueObserver, clock: Callable[[], float] = time.monotonic, workers: int = 4
+    ) -> None:
         self._observer = observer
         self._clock = clock
+        self._workers = workers
         self._changed = threading.Condition()
         self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
         self._urgent: OrderedDict[K, float] = OrderedDict()  # the same; a key is in one of them
@@ -89,22 +104,20 @@ class WorkQueue(Generic[K]):
         with self._changed:
             self._backoff.pop(key, None)
 
-    def take(self, wait: bool = True, only_urgent: bool = False) -> K | None:
-        """The next key, as soon as there is one; None once the queue is closed. Call `done` with it.
+    def take(self) -> K | None:
+        """The next key, as soon as one may be worked on; None once the queue is closed.
 
-        Without `wait` also None if there is none now; with `only_urgent` none that is not urgent.
+        Call `done` with it.
         """
         with self._changed:
             while not self._closed:
                 self._collect_due()
-                if first := self._urgent or (OrderedDict() if only_urgent else self._waiting):
+                now = self._clock()
+                if first := self._first(now):
                     key, since = first.popitem(last=False)
-                    now = self._clock()
                     self._working[key] = now
                     self._observer.taken(now - since)
                     return key
-                if not wait:
-                    return None
                 self._changed.wait(self._until_next())
             return None
 
@@ -127,14 +140,6 @@ class WorkQueue(Generic[K]):
         """How many keys wait to be worked on now."""
         with self._changed:
             return len(self._waiting) + len(self._urgent)
-
-    def load(self) -> tuple[int, list[float]]:
-        """How many keys wait to be worked on now, and how long each has waited that is urgent, seconds."""
-        with self._changed:
-            self._collect_due()
-            now = self._clock()
-            waits = [now - since for since in self._urgent.values()]
-            return len(self._waiting) + len(waits), waits
 
     def state(self, most: int = 100) -> dict[str, object]:
         """Everything in it, for people; at most this many keys of each kind."""
@@ -187,8 +192,19 @@ class WorkQueue(Generic[K]):
             if self._due.get(key) == due:
                 self._add(key)
 
+    def _first(self, now: float) -> OrderedDict[K, float] | None:
+        """Those of which one may be worked on now; None: none may."""
+        if self._urgent:
+            return self._urgent if len(self._working) < MOST_URGENT else None
+        busy = sum(now - since < HANGS_SECONDS for since in self._working.values())
+        room = busy < self._workers and len(self._working) < max(self._workers, MOST_KEYS)
+        return self._waiting if room else None
+
     def _until_next(self) -> float | None:
-        return max(0.0, self._later[0][0] - self._clock()) if self._later else None
+        due = max(0.0, self._later[0][0] - self._clock()) if self._later else None
+        if not self._waiting:
+            return due
+        return TICK_SECONDS if due is None else min(due, TICK_SECONDS)
 
 
 def _round(seconds: float) -> float:

@@ -5,7 +5,7 @@
   `read_seconds` ends it here. A hung or cut connection is opened again.
 - Failures are followed by a jittered backoff, also a 403, and a server's `Retry-After` is kept.
 - A kind that the cluster does not have is an empty collection that is asked for again, slowly.
-- Objects are kept packed and read into a copy: that takes a fraction of the memory of the same as objects.
+- Objects are kept as JSON and read into a copy: as Python objects they take six times the memory.
 - Pages of a list are bounded by bytes: one of large objects takes no memory that the rest needs.
 
 The copy can be late; `quiet_for` says how late at most. Whoever must not act on old news reads live (see
@@ -14,6 +14,7 @@ The copy can be late; `quiet_for` says how late at most. Whoever must not act on
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import threading
@@ -24,7 +25,6 @@ from dataclasses import dataclass
 from guard_operator.runtime.backoff import Backoff
 from guard_operator.runtime.client import Client, Json, Resource
 from guard_operator.runtime.errors import ApiError, TransportError
-from guard_operator.runtime.packing import Packer
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,6 @@ class Reflector:
         timing: deadlines and delays.
         page: objects per page of the list, at most.
         index: a second key of each object, for `indexed`.
-        keeps: whether an object is kept, by what is left of it; the handler hears of it all the same.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Reflector:
         timing: Timing | None = None,
         page: int = 500,
         index: Callable[[Json], str] | None = None,
-        keeps: Callable[[Json], bool] = lambda _slim: True,
     ) -> None:
         self._client = client
         self._resource = resource
@@ -91,9 +89,7 @@ class Reflector:
         self._selector = {"labelSelector": selector} if selector else {}
         self._timing = timing or Timing()
         self._page = page
-        self._keeps = keeps
         self._lock = threading.Lock()
-        self._packer = Packer()
         self._objects: dict[Key, bytes] = {}
         self._index = index
         self._indexed: dict[str, set[Key]] = {}
@@ -133,27 +129,20 @@ class Reflector:
     def get(self, namespace: str, name: str) -> Json | None:
         """The object as last seen."""
         with self._lock:
-            packed = self._objects.get((namespace, name))
-        return None if packed is None else self._packer.unpack(packed)
+            content = self._objects.get((namespace, name))
+        return None if content is None else _read(content)
 
     def items(self) -> list[Json]:
         """Every object as last seen."""
         with self._lock:
-            packed = list(self._objects.values())
-        return [self._packer.unpack(one) for one in packed]
+            content = list(self._objects.values())
+        return [_read(one) for one in content]
 
     def indexed(self, value: str) -> list[Json]:
         """Every object with this index value, as last seen."""
         with self._lock:
-            packed = [self._objects[key] for key in self._indexed.get(value, ())]
-        return [self._packer.unpack(one) for one in packed]
-
-    def sort_out(self, value: str) -> None:
-        """Drop what is no longer to be kept, of the objects with this index value. Nobody is told."""
-        for slim in self.indexed(value):
-            if not self._keeps(slim):
-                with self._lock:
-                    self._drop(_key(slim))
+            content = [self._objects[key] for key in self._indexed.get(value, ())]
+        return [_read(one) for one in content]
 
     # -- running -----------------------------------------------------------------------------------------
 
@@ -200,8 +189,7 @@ class Reflector:
             items = page.get("items") or []
             for raw in items:
                 # Items of a list do not carry their kind.
-                if self._keeps(slim := self._slim(raw)):
-                    found[_key(raw)] = self._packer.pack(slim)
+                found[_key(raw)] = _json(self._slim(raw))
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -214,17 +202,16 @@ class Reflector:
         self._synced.set()
 
     def _replace(self, found: dict[Key, bytes]) -> None:
-        unpack = self._packer.unpack
         with self._lock:
             before, self._objects, self._indexed = self._objects, {}, {}
             for key, new in found.items():
                 self._put(key, new)
         for key in before.keys() - found.keys():
-            self._handler(unpack(before[key]), None)
+            self._handler(_read(before[key]), None)
         for key, new in found.items():
             old = before.get(key)
             if old != new:
-                self._handler(None if old is None else unpack(old), unpack(new))
+                self._handler(None if old is None else _read(old), _read(new))
 
     def _watch(self, backoff: Backoff) -> None:
         seconds = self._timing.watch_seconds * random.uniform(0.75, 1.0)  # noqa: S311
@@ -256,25 +243,24 @@ class Reflector:
             raise ApiError(int(raw.get("code") or 500), str(raw.get("reason")), str(raw.get("message")))
         if kind in {"ADDED", "MODIFIED", "DELETED"}:
             key, new = _key(raw), self._slim(raw)
-            kept = kind != "DELETED" and self._keeps(new)
-            packed = self._packer.pack(new)
+            content = _json(new)
             with self._lock:
                 old = self._drop(key)
-                if kept:
-                    self._put(key, packed)
+                if kind != "DELETED":
+                    self._put(key, content)
             self._handler(old or new, None) if kind == "DELETED" else self._handler(old, new)
         self._version = raw["metadata"]["resourceVersion"]
 
     def _put(self, key: Key, new: bytes) -> None:
         self._objects[key] = new
         if self._index is not None:
-            self._indexed.setdefault(self._index(self._packer.unpack(new)), set()).add(key)
+            self._indexed.setdefault(self._index(_read(new)), set()).add(key)
 
     def _drop(self, key: Key) -> Json | None:
-        packed = self._objects.pop(key, None)
-        if packed is None:
+        content = self._objects.pop(key, None)
+        if content is None:
             return None
-        old = self._packer.unpack(packed)
+        old = _read(content)
         if self._index is not None:
             same = self._indexed[self._index(old)]
             same.discard(key)
@@ -290,6 +276,16 @@ def next_page(limit: int, found: int, size: int) -> int:
     """
     fits = PAGE_BYTES * max(1, found) // max(1, size)
     return max(1, min(fits, 2 * limit))
+
+
+def _json(raw: Json) -> bytes:
+    return json.dumps(raw, separators=(",", ":")).encode()
+
+
+def _read(content: bytes) -> Json:
+    """A copy of the object."""
+    found: Json = json.loads(content)
+    return found
 
 
 def _key(raw: Json) -> Key:

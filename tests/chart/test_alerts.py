@@ -46,7 +46,6 @@ NOTHING: list[dict[str, str]] = [{}]
 FIRES, UNSTOPPED, BLOCKED = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"
 EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
 WAITING = "rlguard_waiting_seconds"
-LACKS = "rlguard_crd_fields_missing"
 AWAY, LEVEL, JOBS = "rlguard_job_guard_unreachable_seconds", "rlguard_job_level", "rlguard_jobs"
 RUNNING = 'phase="Running",'
 LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
@@ -120,8 +119,6 @@ CASES = {
     "one that is listed late": Case(
         "RLGuardKindUnreadable", once("rlguard_kind_synced", "0x4 1x100", f'namespace="",kind="RayJob",{ONE}')
     ),
-    "a CRD that was left behind": Case("RLGuardCRDOutdated", once(LACKS, "3x100"), "10m", NOTHING),
-    "one that is upgraded meanwhile": Case("RLGuardCRDOutdated", once(LACKS, "3x4 0x100")),
     "one that is read late": Case(
         "RLGuardNamespaceUnreadable", once("rlguard_namespace_synced", "0x4 1x100", f'namespace="here",{ONE}')
     ),

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 
@@ -32,7 +31,7 @@ from guard_operator.runtime.client import (
 
 from .conftest import install, new_namespace
 from .controlplane import ControlPlane
-from .faults import Answer, Cut, Fault, Hang, fault_proxy
+from .faults import Answer, Fault, Hang, fault_proxy
 from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, is_deleted
@@ -401,78 +400,6 @@ def test_a_run_with_what_this_version_does_not_know_is_torn_down(
     running.fire()
     running.expect_workload(is_deleted, "the workload is deleted")
     running.ends()
-
-
-def an_older_crd() -> Json:
-    """Of a release that noted less."""
-    definition = crd()
-    root = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    status = root["properties"]["status"]["properties"]
-    del status["stop"]["properties"]["pods"]
-    return definition
-
-
-def test_an_operator_is_not_ready_before_its_crd_is_upgraded_and_stops_runs_all_the_same(
-    running: World, installed: Callable[[Json], None], make_job: MakeJob
-) -> None:
-    """A rollout leaves the operator before it in its place; where there is none a fire still ends a run."""
-    installed(an_older_crd())
-    operator = running.operator()
-    eventually(lambda: "which this operator notes" in operator.log.read_text(), "it says so")
-    lacks = ["status.stop.pods"]
-    assert f"the CRD lacks {', '.join(lacks)}, which" in operator.log.read_text()
-    assert json.loads(operator.page("/debug/state"))["crdLacks"] == lacks
-    assert "rlguard_crd_fields_missing 1.0" in operator.page("/metrics")
-    with pytest.raises(HTTPError, match="503"):
-        operator.page("/readyz")
-    running.operators[0].kill()  # the one that was there before the CRD, and was ready
-
-    waits = running.another("waits")
-    waits.submit(make_job("waits"))
-    assert lacks[0] in waits.expect("Guarded", "False", "CRDOutdated", within=40.0)
-    assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
-    assert running.phase() == "Running"
-    running.fire()
-    running.expect_workload(is_deleted, "the workload is deleted")
-    running.collect_garbage()
-    assert running.pods() == []
-
-    installed(crd())
-    running.expect("Stopped", "True", "NoPodsLeft")
-    waits.expect("Guarded", "True", "WorkloadCreated")
-    assert operator.page("/readyz") == "ok\n"
-
-
-@pytest.mark.parametrize(
-    "fault", [Answer(503), Answer(200), Cut(), Hang()], ids=["503", "another document", "cut", "hangs"]
-)
-def test_a_schema_that_cannot_be_read_holds_up_for_a_minute_what_begins_and_nothing_else(
-    running: World, make_job: MakeJob, fault: Fault
-) -> None:
-    running.operators[0].kill()
-    waits = running.another("waits")
-    waits.submit(make_job("waits"))
-    with fault_proxy(running.plane) as proxy:
-        proxy.inject(lambda _method, path: fault if path.startswith("/openapi/") else None)
-        operator = running.operator(server=proxy.url)
-        eventually(lambda: "not known whether the CRD has" in operator.log.read_text(), "it says so")
-        assert json.loads(operator.page("/debug/state"))["crdLacks"] is None
-        assert "rlguard_crd_fields_missing NaN" in operator.page("/metrics")
-        with pytest.raises(HTTPError, match="503"):
-            operator.page("/readyz")
-
-        running.fire()
-        running.expect_workload(is_deleted, "the workload is deleted")
-        running.ends()
-        assert waits.client.get(PYTORCHJOBS, waits.namespace, "waits") is None
-
-        waits.expect("Guarded", "True", "WorkloadCreated", within=90.0)
-        assert operator.page("/readyz") == "ok\n"
-        proxy.heal()
-        eventually(
-            lambda: json.loads(operator.page("/debug/state"))["crdLacks"] == [], "it is known again", 60.0
-        )
-        assert "rlguard_crd_fields_missing 0.0" in operator.page("/metrics")
 
 
 def test_a_run_of_a_kind_without_an_adapter_is_never_said_to_be_stopped(

@@ -31,10 +31,7 @@ from guard_operator.runtime.client import (
     LEASES,
     MERGE,
     PODS,
-    ROLE_BINDINGS,
-    ROLES,
     SECRETS,
-    SERVICE_ACCOUNTS,
     Client,
     Resource,
 )
@@ -45,6 +42,9 @@ from .waiting import eventually
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
 Json = dict[str, Any]
 

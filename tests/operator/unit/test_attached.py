@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
-from guard_operator.api.reasons import ConditionType, Reason
+from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Phase
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.decide import ATTACHED_SECONDS, decide
-from guard_operator.reconcile.decision import Decision, Delete, Doomed, StartGuard
+from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import JOBS, parse_job
@@ -34,10 +34,8 @@ from guard_operator.reconcile.snapshot import (
     OwnGuard,
     Pod,
     Preparation,
-    Queued,
     Snapshot,
     Workload,
-    condition_of,
 )
 from guard_operator.reconcile.targets import UNPROTECTED, why_not_attached
 from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
@@ -399,22 +397,6 @@ def test_another_of_its_name_is_not_its_own(kind: str) -> None:
 # -- what is found before it is guarded ------------------------------------------------------------------
 
 
-def test_one_that_is_not_there_is_waited_for() -> None:
-    cluster = Cluster("RayCluster", None)
-    found = cluster.gather(job()).preparation
-    assert not [one for one in cluster.asked if one.startswith("list Pod ray")], "nor are pods of its name"
-    assert found is not None and found.reason == "TargetMissing"
-    assert found.message == "spec.targetRef: RayCluster run-7 (ray.io/v1) does not exist in ns"
-
-
-def test_one_that_cannot_be_guarded_is_refused() -> None:
-    raw = target("RayCluster")
-    going(raw)
-    found = Cluster("RayCluster", raw).gather(job()).preparation
-    assert found is not None and found.reason == "TargetRefused"
-    assert found.message == "spec.targetRef: RayCluster run-7: it is being deleted"
-
-
 def test_a_guard_elsewhere_needs_checkpoints_that_two_nodes_share() -> None:
     found = Cluster("RayCluster", target("RayCluster"), claim_modes="ReadWriteOnce").gather(job()).preparation
     assert found is not None and found.reason == "TargetRefused"
@@ -481,29 +463,6 @@ def test_it_is_written_down_before_anything_is_done() -> None:
     assert says(decision, "Guarded") == ("True", "WorkloadAttached")
 
 
-def test_then_its_guard_is_started() -> None:
-    decision = decide(Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=OwnGuard()), NOW)
-    assert decision.actions == (StartGuard(),)
-    assert says(decision, "Guarded") == ("True", "WorkloadAttached")
-    assert decision.look_again is not None and decision.look_again <= ATTACHED_SECONDS
-
-
-def test_what_is_not_there_is_waited_for_by_its_name() -> None:
-    missing = Preparation(Reason.TARGET_MISSING, "RayCluster run-7", 10.0)
-    decision = decide(Snapshot(job(), None, (), missing, own_guard=OwnGuard()), NOW)
-    assert decision.report.phase is Phase.PENDING and decision.report.workload_ref is None
-    assert says(decision, "Waiting") == ("True", "TargetMissing")
-    assert decision.actions == () and decision.look_again == 10.0
-
-
-def test_what_cannot_be_guarded_is_not_written_down() -> None:
-    refused = Preparation(Reason.TARGET_REFUSED, "it has ended already", 10.0)
-    decision = decide(Snapshot(job(), STRANGER, (), refused, own_guard=OwnGuard()), NOW)
-    assert decision.report.phase is Phase.REFUSED and decision.report.workload_ref is None
-    assert says(decision, "Guarded") == ("False", "TargetRefused") and decision.actions == ()
-    assert "Isolated" not in {one.type for one in decision.report.conditions}
-
-
 @pytest.mark.parametrize("exposed", [(), ("pod head has it",)])
 def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
     seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=MAKER, exposed=exposed)
@@ -512,14 +471,6 @@ def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
     assert says(decision, "Isolated") == ("False", reason)
     said = next(one for one in decision.report.conditions if one.type == "Isolated").message
     assert all(words in said for words in (*exposed, *UNPROTECTED))
-
-
-def test_a_namesake_is_another_run() -> None:
-    decision = decide(Snapshot(job(status=ref()), STRANGER, (), own_guard=MAKER), NOW)
-    assert says(decision, "Disrupted") == ("True", "WorkloadDeleted")
-    (ended_,) = (one for one in decision.report.conditions if one.type == "Disrupted")
-    assert "another one has its name now" in ended_.message
-    assert of_workload("w") not in deleted(decision)
 
 
 def deleted(decision: Decision) -> list[Doomed]:
@@ -561,15 +512,10 @@ def test_its_pods_may_be_there_although_they_cannot_be_read() -> None:
                 raise ApiError(403, "Forbidden", "list Pod")
             return super().list(resource, _namespace, query)
 
-    seen = WithoutPods("Job", None).gather(job("Job", {**ref("Job"), "guard": {"fire": FIRE}}))
-    assert seen.workload is None and not seen.pods and seen.pods_unread
+    stop = {"requestedAt": NOW.isoformat()}
+    seen = WithoutPods("Job", None).gather(job("Job", {**ref("Job"), "guard": {"fire": FIRE}, "stop": stop}))
+    assert not seen.pods and seen.pods_unread
     assert decide(seen, NOW).report.phase is Phase.STOPPING
-
-
-def test_a_fire_deletes_it() -> None:
-    fired = job(status={**ref(), "guard": {"fire": FIRE}})
-    decision = decide(Snapshot(fired, WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
-    assert deleted(decision)[0] == of_workload("w")
 
 
 def test_a_claim_that_it_owns_is_warned_of_and_that_stays() -> None:
@@ -584,16 +530,6 @@ def test_a_claim_that_it_owns_is_warned_of_and_that_stays() -> None:
     later = job(status={**ref(), "conditions": [told.model_dump(mode="json", by_alias=True)]})
     again = decide(Snapshot(later, WORKLOAD, (HEAD,), own_guard=MAKER), NOW)
     assert says(again, "Guarded") == ("True", "ClaimOwned")
-
-
-def test_a_queue_that_holds_it_back_is_named() -> None:
-    held = replace(WORKLOAD, state=WorkloadState.SUSPENDED)
-    queued = Queued("team", "no quota")
-    decision = decide(Snapshot(job(status=ref()), held, (), own_guard=OwnGuard(), queued=queued), NOW)
-    assert says(decision, "Waiting") == ("True", "Queued")
-    assert condition_of(parse_job(manifest()).status, ConditionType.WAITING) is None
-    nothing = decide(Snapshot(job(status=ref()), held, (), own_guard=OwnGuard()), NOW)
-    assert "Waiting" not in {one.type for one in nothing.report.conditions}
 
 
 FORBIDDEN = ApiError(403, "Forbidden", "exceeded quota: pods")

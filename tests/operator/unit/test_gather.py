@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
+from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.api.types import Phase
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
+from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import (
     DEAF_SECONDS,
     Caches,
@@ -249,6 +250,17 @@ def test_how_a_trainer_failed(ended: Json, failure: str) -> None:
         found = seen(raw)
         assert found.failure == failure
         assert found.failed_at == (datetime.fromisoformat(at) if failure else None)
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def resource_of(kind: str) -> Resource:
+    return next(one.resource for one in ADAPTERS if one.resource.kind == kind)
+
+
+def deleted(decision: Decision) -> list[Doomed]:
+    return [one for action in decision.actions if isinstance(action, Delete) for one in action.objects]
 
 
 def raw_job(**status: Any) -> Json:
@@ -574,15 +586,24 @@ def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
     assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
 
 
-@pytest.mark.parametrize("requested", [True, False])
-def test_whether_a_pod_is_left_is_read_live(requested: bool) -> None:
-    stop = {"stop": {"requestedAt": "2026-01-01T00:00:00Z"}} if requested else {}
-    guard = {"fire": LATCH}
-    world = Behind(created(guard=guard, **stop))
-    world.cached_pods = [pod({"phase": "Failed"})] if requested else []
+def test_the_first_delete_waits_for_no_request_and_then_everything_is_read_live() -> None:
+    world = Behind(created(guard={"fire": LATCH}))
+    world.cached_pods = []
+    first = world.gather()
+    assert first is not None and world.asked == []
+    assert Doomed(resource_of("PyTorchJob"), "run", "w") in deleted(decide(first, NOW))
+    world.cached = created(guard={"fire": LATCH}, stop=STOP)
     snapshot = world.gather()
     assert snapshot is not None and [one.phase for one in snapshot.pods] == ["Running"]
     assert world.asked == ["get PyTorchJob", "list Pod"]
+
+
+def test_nothing_is_called_stopped_that_no_cache_has() -> None:
+    """A fire before the workload is noted: it may be there all the same."""
+    world = Behind(raw_job(guard={"fire": LATCH}))
+    world.cached_pods, world.cached_workload = [], None
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.workload is not None and snapshot.workload.uid == "w"
 
 
 def test_a_watch_that_shows_nothing_is_not_believed() -> None:
@@ -640,8 +661,8 @@ def test_of_an_unknown_kind_only_the_pods_are_known(fired: bool) -> None:
     world = Behind(raw)
     snapshot = world.gather()
     assert snapshot is not None and snapshot.unknown_kind and snapshot.workload is None
-    assert [one.name for one in snapshot.pods] == (["p"] if fired else [])
-    assert world.asked == (["list Pod"] if fired else [])
+    assert [one.name for one in snapshot.pods] == (["p"] if fired else []) and world.asked == []
+    raw["status"] |= {"stop": STOP} if fired else {}
     world.refused, world.cached_pods = ("list Pod",), [pod(name="seen")]
     snapshot = world.gather()
     assert snapshot is not None and [one.name for one in snapshot.pods] == (["seen"] if fired else [])

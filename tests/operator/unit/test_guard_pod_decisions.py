@@ -16,7 +16,7 @@ from guard_operator.adapters import WorkloadState, find_adapter
 from guard_operator.api.types import GuardPod, OnSilence, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.decide import NAME_TAKEN_SECONDS, decide
+from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.decision import (
     CaptureEvidence,
     Decision,
@@ -29,7 +29,6 @@ from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
     HEARD_SECONDS,
     JUDGED_SECONDS,
-    JUDGING_SECONDS,
 )
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
@@ -163,15 +162,6 @@ def test_a_fire_stops_both() -> None:
     assert delete_makers((SET,)) in left.actions
 
 
-def test_it_judges_what_is_left_when_the_trainer_has_finished() -> None:
-    waits = {"guard": JUDGED | {"waiting": 1, "evaluated": 2} | ENDED}
-    for status in (waits, waits | judging(JUDGED_SECONDS - 1)):
-        decision = decide(seen(WorkloadState.SUCCEEDED, status, pods=(GUARD,)), NOW)
-        assert decision.report.phase == "Judging" and decision.actions == ()
-        assert said(decision)["Succeeded"] == ("Unknown", "GuardJudges")
-        assert decision.look_again == JUDGING_SECONDS
-
-
 def test_it_is_waited_for_until_it_has_heard_of_the_end() -> None:
     """What it waits for may be a checkpoint that was announced a moment ago."""
 
@@ -285,13 +275,6 @@ def test_a_guard_on_a_lost_node_is_silent_while_its_trainer_goes_on() -> None:
     assert halted(elsewhere) == ("True", "GuardSilent")
     beside = seen(pods=(lost, replace(TRAINER, node="a", cut_off=True)), silent_for=601.0)
     assert halted(beside) is None, "both run on, and its guard judges it"
-
-
-def test_a_stateful_set_of_somebody_else_is_told_and_left_alone() -> None:
-    snapshot = replace(seen(made=None, pods=(TRAINER,)), own_guard=OwnGuard(taken="run-01234567"))
-    decision = decide(snapshot, NOW)
-    assert said(decision)["Guarded"] == ("False", "NameTaken") and decision.actions == ()
-    assert decision.look_again is not None and decision.look_again <= NAME_TAKEN_SECONDS
 
 
 # -- what is seen ----------------------------------------------------------------------------------------

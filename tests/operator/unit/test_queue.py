@@ -8,7 +8,7 @@ import pytest
 
 from guard_operator.runtime.backoff import Backoff
 from guard_operator.runtime.metrics import OperatorMetrics
-from guard_operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, WorkQueue
+from guard_operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, HANGS_SECONDS, WorkQueue
 
 
 class Clock:
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def queue(clock: Clock) -> WorkQueue[str]:
-    return WorkQueue(OperatorMetrics(), clock)
+    return WorkQueue(OperatorMetrics(), clock, workers=9)
 
 
 def taken_now(queue: WorkQueue[str]) -> list[str]:
@@ -59,7 +59,7 @@ def test_what_is_urgent_goes_first(queue: WorkQueue[str]) -> None:
     queue.add("d", urgent=True)
     queue.add("d")
     assert queue.depth() == 4
-    assert [queue.take(wait=False) for _ in range(4)] == ["c", "d", "a", "b"]
+    assert [queue.take() for _ in range(4)] == ["c", "d", "a", "b"]
 
 
 def test_what_is_urgent_goes_first_after_a_failure_and_at_its_time_too(
@@ -67,19 +67,32 @@ def test_what_is_urgent_goes_first_after_a_failure_and_at_its_time_too(
 ) -> None:
     """Until it is said to be so no more. A fire whose stop was refused must not wait behind 5,000 jobs."""
     queue.add("fired", urgent=True)
-    assert queue.take(wait=False) == "fired"
+    assert queue.take() == "fired"
     queue.add("another")
     queue.retry("fired")
     queue.done("fired")
     clock.now += CAP_SECONDS
-    assert queue.take(wait=False) == "fired"
+    assert queue.take() == "fired"
     queue.done("fired")
     queue.add_after("fired", 2)
     clock.now += 2
-    assert queue.take(wait=False) == "fired"
+    assert queue.take() == "fired"
     queue.add("fired", urgent=False)
     queue.done("fired")
-    assert [queue.take(wait=False), queue.take()] == ["another", "fired"]
+    assert [queue.take(), queue.take()] == ["another", "fired"]
+
+
+def test_what_hangs_holds_up_nothing(clock: Clock) -> None:
+    """Neither what waits for a worker nor a fire."""
+    queue: WorkQueue[str] = WorkQueue(OperatorMetrics(), clock, workers=1)
+    queue.add("hangs")
+    assert queue.take() == "hangs"
+    queue.add("waits")
+    queue.add("fired", urgent=True)
+    assert queue.take() == "fired", "though the one worker is busy"
+    queue.done("fired")
+    clock.now += HANGS_SECONDS
+    assert queue.take() == "waits"
 
 
 def test_each_key_backs_off_by_itself(queue: WorkQueue[str]) -> None:

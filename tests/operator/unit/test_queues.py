@@ -11,15 +11,10 @@ import pytest
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.types import Phase, Spec, Status
-from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, queued_of
 from guard_operator.reconcile.slim import slim_queued
 from guard_operator.reconcile.snapshot import Job, Queued, Snapshot, Workload
-from guard_operator.runtime.client import Client
-from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
 Json = dict[str, Any]
 #: Guards of which nothing was read.
@@ -147,65 +142,3 @@ def test_what_was_admitted_waits_in_no_queue(state: WorkloadState) -> None:
     assert "Waiting" not in {c.type for c in found}
     suspended = Snapshot(job(), workload(SUSPENDED))
     assert "Waiting" not in {c.type for c in decide(suspended, NOW).report.conditions}, "nor without a queue"
-
-
-# -- requests --------------------------------------------------------------------------------------------
-
-
-REFUSED = {status: ApiError(status, "Refused", "no") for status in (403, 404)}
-HUNG = TransportError("no answer")
-
-
-class Requests:
-    """Stands in for cluster and caches: what was asked, and what a list is refused with."""
-
-    def __init__(self, refusal: ClusterError | None = None, owned: bool = True) -> None:
-        self.refusal, self.owned, self.asked = refusal, owned, list[str]()
-        self.raw_job: Json = {
-            "metadata": {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1"},
-            "spec": SPEC,
-            "status": REF,
-        }
-
-    def quiet_for(self, _namespace: str) -> float:
-        return 0.0
-
-    def workload(self, *_of: str) -> Json:
-        owner = [{"uid": "u" if self.owned else "x", "controller": True}]
-        metadata = {"name": "run", "uid": "w" if self.owned else "y", "ownerReferences": owner}
-        return {"metadata": metadata, "spec": {"suspend": True}}
-
-    def get(self, resource: Any, *_of: str, **_how: object) -> Json:
-        return self.raw_job if resource is JOBS else self.workload()
-
-    def pods(self, *_of: str) -> list[Json]:
-        return []
-
-    def queued(self, _namespace: str, uid: str) -> list[Json]:
-        assert uid == "w"
-        return [entry(active=True)]
-
-    def list(self, resource: Any, _namespace: str, query: Json) -> Json:
-        if resource.kind == "Pod":
-            return {"items": []}
-        self.asked.append("list")
-        assert query == {"labelSelector": "kueue.x-k8s.io/job-uid=w", "limit": "20"}
-        if self.refusal is not None:
-            raise self.refusal
-        return {"items": [entry(active=False)]}
-
-
-def seen(world: Requests, of: Job, kueue: bool = True) -> Queued | None:
-    config = OperatorConfig("guard:1", kueue=kueue)
-    gatherer = Gatherer(cast(Client, world), config, cast(Caches, world), UNHEARD_OF)
-    snapshot = gatherer.gather(of)
-    assert snapshot is not None
-    return snapshot.queued
-
-
-@pytest.mark.parametrize("refusal", [REFUSED[403], REFUSED[404], HUNG], ids=str)
-def test_a_queue_that_cannot_be_read_holds_up_no_stop(refusal: ClusterError) -> None:
-    assert (
-        seen(Requests(refusal), job({"guard": {"fire": FIRE}, "stop": {"requestedAt": NOW.isoformat()}}))
-        is None
-    )
