@@ -27,6 +27,7 @@ EXIT_CODES = {
 }
 EPILOG = epilog(
     "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl --port 8470",
+    "rlguard serve rlguard-runs",
     note="It prints the two `export` lines that the trainer's shell needs.",
     codes=EXIT_CODES,
 )
@@ -37,6 +38,12 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog=EPILOG)
 @options.with_evaluation
 def serve(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run that has ended, or a folder of such runs, to look at; nothing is written."
+        ),
+    ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option("--state-dir", help="Store of the run; a guard that starts again goes on from it."),
@@ -76,11 +83,15 @@ def serve(
     evaluation: options.EvaluationOptions,
     keep_best: options.KeepBestOption = None,
 ) -> None:
-    """Run the guard until Ctrl-C or SIGTERM.
+    """Run the guard until Ctrl-C or SIGTERM; with FOLDER, show runs that have ended.
 
     Every setting can also come from the environment or --config (docs/reference/settings.md). Without
     --heldout, or --evaluations-token-file, no checkpoint is scored and only the KL rule can fire.
     """
+    if folder is not None:
+        from guard_cli.report.gallery import serve_runs
+
+        return serve_runs(folder, host or "127.0.0.1", 8470 if port is None else port)
     heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),

@@ -64,7 +64,7 @@ def how_it_ended(path: Path) -> Ended:
         f"the run itself ended with exit code {code}: {sentence}. A replay judges the steps and "
         "evaluations that there are, and not what was refused, failed or never reported"
     )
-    return Ended(note, counts, sentence if code == ExitCode.NOT_JUDGED and not counts else "")
+    return Ended(note, counts, sentence if code == ExitCode.NOT_PASSED and not counts else "")
 
 
 def _counts(found: object) -> dict[str, int]:

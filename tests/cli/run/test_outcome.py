@@ -150,7 +150,7 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
 )
 def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, what, to_set):
     outcome = judge_ending(Ending(last, 0, True))
-    assert outcome.code == ExitCode.NOT_JUDGED == 5
+    assert outcome.code == ExitCode.NOT_PASSED == 5
     assert "NOT JUDGED" in outcome.sentence
     assert what in outcome.sentence, outcome
     assert to_set in outcome.sentence, outcome
@@ -171,7 +171,7 @@ def test_steps_after_the_last_judged_checkpoint_are_in_the_last_line():
     assert "; step 5 came after the last judged checkpoint; last verdict healthy" in outcome.sentence
     many = verdict(step=404, steps_since_evaluation=400, longest_round=2)
     outcome = judge_ending(Ending(many, 0, True))
-    assert outcome.code == ExitCode.NOT_JUDGED
+    assert outcome.code == ExitCode.NOT_PASSED
     assert (
         "NOT JUDGED: steps 5 to 404 came after the last judged checkpoint; let the trainer save"
         in outcome.sentence
