@@ -12,24 +12,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from guard_cli.errors import ExitCode
+from guard_cli.errors import ExitCode, Result
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import Run
+from guard_cli.summary import COUNTS
 from guard_core.ending import left_out
 from guard_core.policy import Policy
 from guard_core.terminal import plain
 from guard_core.wire import Verdict
-
-#: What the report counts, under the names of the verdict.
-COUNTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How the run itself ended, where that was no pass.
 
-    `note`: in a sentence, or "". `counts`: of its checkpoints, by `COUNTS`. `unjudged`: the sentence again
-    where there are none, and it is all that says what nobody judged.
+    `note`: in a sentence, or "". `counts`: of its checkpoints. `unjudged`: the sentence again where
+    there are none, and it is all that says what nobody judged.
     """
 
     note: str = ""
@@ -64,7 +62,8 @@ def how_it_ended(path: Path) -> Ended:
         f"the run itself ended with exit code {code}: {sentence}. A replay judges the steps and "
         "evaluations that there are, and not what was refused, failed or never reported"
     )
-    return Ended(note, counts, sentence if code == ExitCode.NOT_PASSED and not counts else "")
+    unjudged = facts.get("result") in (Result.NOT_JUDGED, Result.GUARD_LOST)
+    return Ended(note, counts, sentence if unjudged and not counts else "")
 
 
 def _counts(found: object) -> dict[str, int]:
