@@ -16,6 +16,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from guard_service.heldout.data_files import LIKELY
+
 Function = Callable[..., Any]
 #: Of what a dict is paid.
 _PAY = ("score", "scores", "rewards", "reward")

@@ -39,7 +39,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
 from guard_service.heldout.graders import call, grader_style, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
