@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
@@ -136,30 +134,21 @@ def _say_how_to_reach(settings: GuardSettings, url: str) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _is_open_to_all(file: Mapping[str, Any]) -> bool:
-    """Whether the guard may have no tokens. What is no yes or no is refused with the other settings."""
-    name = "allow_unauthenticated_loopback"
-    said = file[name] if name in file else os.environ.get(f"RLGUARD_GUARD_{name.upper()}", "false")
-    with contextlib.suppress(ValidationError):
-        return TypeAdapter(bool).validate_python(said)
-    return False
-
-
 def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A token file in the state directory for each role whose token nobody chose."""
-    state_dir = given["state_dir"] or file.get("state_dir") or os.environ.get("RLGUARD_GUARD_STATE_DIR")
-    if state_dir is None or _is_open_to_all(file):
+
+    def chosen(name: str) -> Any:
+        return given.get(name) or file.get(name) or os.environ.get(f"RLGUARD_GUARD_{name.upper()}")
+
+    state_dir, is_open = chosen("state_dir"), str(chosen("allow_unauthenticated_loopback")).lower()
+    if state_dir is None or is_open in ("true", "1", "yes", "on"):
         return {}
     made = {}
     for role in ("ingest", "read"):
-        names = (f"{role}_token", f"{role}_token_file")
-        chosen = any(
-            given.get(n) or file.get(n) or os.environ.get(f"RLGUARD_GUARD_{n.upper()}") for n in names
-        )
-        if not chosen:
-            given.pop(names[1], None)
+        if not (chosen(f"{role}_token") or chosen(f"{role}_token_file")):
+            given.pop(f"{role}_token_file", None)
             Path(state_dir).mkdir(parents=True, mode=0o700, exist_ok=True)
-            made[names[1]] = _token_file(Path(state_dir) / f"{role}.token")
+            made[f"{role}_token_file"] = _token_file(Path(state_dir) / f"{role}.token")
     return made
 
 
