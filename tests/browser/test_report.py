@@ -49,6 +49,7 @@ class Written:
         facts = {
             "name": HOSTILE,
             "exit_code": 3,
+            "result": "fired",
             "outcome": f"fired at step {verdict.latch_step}: evidence of reward hacking: {verdict.reason}",
             "trainer": ["python", "train.py", HOSTILE],
             "trainer_code": 143,
@@ -64,9 +65,7 @@ class Written:
         self.unseen = (symptoms_of_history(lines, figures) or Examined((), ())).unseen
         symptom = Symptom("entropy_collapse", f"{HOSTILE} entropy was 0.8 nats/token", 1, 9, (("end", 0.0),))
         seen = Examined((symptom,), self.unseen)
-        page = report_page(
-            facts, history, verdict, policy, draw(lines, verdict), None, rollouts, figures, seen
-        )
+        page = report_page(facts, history, verdict, policy, draw(lines, verdict), "", rollouts, figures, seen)
         self.path.write_text(page)
 
     @staticmethod

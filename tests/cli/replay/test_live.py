@@ -17,7 +17,6 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
-from guard_core.attempts import EvaluationSeries
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
@@ -126,10 +125,6 @@ def test_replay_gives_the_live_verdict(
     delayed = live(policy, reports, evaluations, late).verdict()
     for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema", "rounds", "fire"):
         assert getattr(delayed, name) == getattr(replayed.verdict(), name)
-
-
-
-
 
 
 @pytest.mark.nightly
