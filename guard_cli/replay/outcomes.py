@@ -78,7 +78,8 @@ def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
     """The same, of what was judged: by the whole guard, or by a guard with this detector alone."""
     inert = tuple(_inert(run, policy, policy.detector if name == WHOLE_GUARD else name))
     advice = _Advice()
-    judge = fold_run(run, _alone(policy, name), advice.after_evaluation, advice.after_step)
+    looks = (advice.after_evaluation, advice.after_step) if name == WHOLE_GUARD else ()
+    judge = fold_run(run, _alone(policy, name), *looks)
     verdict = judge.verdict()
     told = advice.told(verdict) if name == WHOLE_GUARD else ()
     if name != WHOLE_GUARD and (not run.evaluations or (name == "calibrated" and not _can_calibrate(run))):
