@@ -264,12 +264,18 @@ class _Rows:
         return np.flatnonzero(usable)
 
     def attempts(self, usable: Ints) -> Ints:
-        """The attempt of each of these rows: as the log names it, else one more where its steps go back."""
+        """The attempt of each of these rows: as the log names it, else one more where steps come again.
+
+        They do where they go back and measure something else.
+        """
         if self.attempt is not None:
             return np.nan_to_num(self.attempt[usable]).astype(np.int64)
-        step, begins = self.step[usable], np.zeros(len(usable), dtype=np.int64)
-        is_step = np.flatnonzero(~np.isnan(self.values["reward"][usable]))
-        begins[is_step[1:]] = np.diff(step[is_step]) < 0
+        step, reward = self.step[usable], self.values["reward"][usable]
+        begins, is_step = np.zeros(len(usable), dtype=np.int64), np.flatnonzero(~np.isnan(reward))
+        order = is_step[np.lexsort((reward[is_step], step[is_step]))]
+        again = (np.diff(step[order]) == 0) & (np.diff(reward[order]) != 0)
+        if again.any():  # else the lines are only out of order
+            begins[is_step[1:]] = np.diff(step[is_step]) < 0
         found: Ints = np.cumsum(begins)
         return found
 
