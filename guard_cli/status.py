@@ -20,7 +20,7 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.run.folder import find_report, read_json
+from guard_cli.saved_run import find_report, read_json
 from guard_cli.summary import lines, read_verdict
 from guard_core.codes import Level
 from guard_core.terminal import plain

@@ -14,7 +14,7 @@ from pathlib import Path
 from guard_cli.errors import CliError, ExitCode, Result
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import Run
-from guard_cli.run.folder import find_report, read_json
+from guard_cli.saved_run import find_report, read_json
 from guard_cli.summary import COUNTS
 from guard_core.ending import left_out
 from guard_core.policy import Policy

@@ -21,8 +21,8 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
-from guard_cli.run.folder import find_report, read_json, render
 from guard_cli.saved import is_file, read_object
+from guard_cli.saved_run import find_report, read_json
 from guard_core.terminal import plain
 from guard_operator.adapters import at
 from guard_operator.api.names import KIND
@@ -83,6 +83,8 @@ def _of_folder(folder: Path) -> tuple[str, str]:
     report = find_report(folder)
     if report is None:
         raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
+    from guard_cli.report.local import render
+
     return str(read_json(report / "run.json").get("outcome", "")), render(report)
 
 

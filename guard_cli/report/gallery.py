@@ -11,7 +11,8 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from guard_cli.errors import CliError
-from guard_cli.run.folder import find_report, last_verdict, read_json, render
+from guard_cli.report.local import render
+from guard_cli.saved_run import find_report, last_verdict, read_json
 from guard_cli.summary import checkpoints, heldout_scores
 
 _STYLE = """

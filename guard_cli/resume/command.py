@@ -16,8 +16,8 @@ from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOpt
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
-from guard_cli.run.folder import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.saved import is_file, read_object, saved_text
+from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY

@@ -15,6 +15,7 @@ from typing import Any
 
 from guard_cli.errors import CliError
 from guard_core.terminal import plain
+from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND, MAX_JOB_NAME
 from guard_operator.api.types import Phase
 from guard_service.policy_file import NotYamlError, parse_yaml
@@ -204,22 +205,28 @@ def _set(spec: Json, text: str) -> None:
         CliError: it is none, or leads to no place.
     """
     field, equals, value = text.partition("=")
-    what = f"--set {plain(text[:200])}"
     if not equals or not re.fullmatch(_FIELD, field):
-        raise CliError(f"{what}: {_FORM}")
-    if field.startswith("resumedFrom"):
-        raise CliError(f"{what}: --checkpoint says where it starts")
+        raise CliError(f"--set {plain(text[:200])}: {_FORM}")
     *way, last = map(_key, re.findall(_KEY, field))
+    if field.startswith("resumedFrom"):
+        raise CliError(f"--set {plain(field)}: --checkpoint says where it starts")
     node: Any = spec
-    try:
-        for key in way:
-            node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
-        was = node.get(last) if isinstance(node, dict) else node[last]
-        read = _value(value, what)
-        # A text stays one: the value of a variable, or an argument, may look like a number.
-        node[last] = value if isinstance(was, str) and isinstance(read, bool | int | float) else read
-    except (TypeError, IndexError, KeyError):
-        raise CliError(f"{what}: there is no such place in the spec of this job") from None
+    for key in way:
+        if isinstance(node, dict) and isinstance(key, str):
+            if key not in node and node and all(isinstance(one, str) for one in node.values()):
+                raise CliError(
+                    f"--set {plain(field)}: beside texts {plain(key)} would be an object: it {_FORM}"
+                )
+            node = node.setdefault(key, {})
+        else:
+            node = at(node, key)
+    fits = isinstance(node, dict if isinstance(last, str) else list)
+    if not fits or (isinstance(last, int) and last >= len(node)):
+        raise CliError(f"--set {plain(field)}: there is no such place in the spec of this job")
+    read = _value(value, f"--set {plain(field)}")
+    was = node.get(last) if isinstance(node, dict) else node[last]
+    # A text stays one: the value of a variable, or an argument, may look like a number.
+    node[last] = value if isinstance(was, str) and isinstance(read, bool | int | float) else read
 
 
 def _key(text: str) -> str | int:
@@ -233,11 +240,16 @@ def _value(text: str, what: str) -> Any:
     """A JSON value, a YAML list or object, or else the text as it stands; nothing is null.
 
     No other YAML: of `####` it makes nothing, of `12:30` a number, and of `fix #4` a part.
+
+    Raises:
+        CliError: it is a list or an object that cannot be read.
     """
     if not text:
         return None
     try:
-        return _as_json(parse_yaml(text) if text.startswith(("[", "{")) else json.loads(text), what)
+        if text.startswith(("[", "{")):
+            return _as_json(parse_yaml(text), what)
+        return _as_json(json.loads(text), what)
     except NotYamlError as error:
         raise CliError(f"{what}: the value is {error}") from None
     except (ValueError, RecursionError):

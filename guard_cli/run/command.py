@@ -144,8 +144,8 @@ def run(
 
 def last_lines(plan: Plan, finished: Finished) -> Iterator[str]:
     """The end of a run: the report, what happened besides, how to go on, and the outcome last."""
-    from guard_cli.run.folder import how_it_starts, how_to_go_on
     from guard_cli.run.outcome import notes
+    from guard_cli.saved_run import how_it_starts, how_to_go_on
 
     yield f"report in {plan.out}/report.html"
     yield from notes(finished.ending)

@@ -16,8 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from guard_cli.report.command import report as report_of_cluster
+from guard_cli.report.local import page as report_page
 from guard_cli.report.plot import draw
-from guard_cli.run.report import page as report_page
 from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import written_steps
 from guard_core.rollouts import side_by_side

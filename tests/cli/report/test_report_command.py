@@ -17,7 +17,7 @@ from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
-from guard_cli.run.report import page as page_of_one_machine
+from guard_cli.report.local import page as page_of_one_machine
 from guard_cli.saved import read_object
 from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation

@@ -14,8 +14,8 @@ import pytest
 
 import guard_cli
 from guard_cli import colours
+from guard_cli.report.local import page
 from guard_cli.report.plot import draw
-from guard_cli.run.report import page
 from guard_core.codes import Code, Level
 from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy

@@ -6,15 +6,52 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from guard_cli.errors import Result
+from guard_cli.errors import CliError, Result
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
+from guard_cli.saved_run import BEST, last_verdict, read_history, read_json
 from guard_core.codes import Level
 from guard_core.policy import Policy
 from guard_core.symptoms import Examined
 from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
+
+DRAWN_STEPS = 2000  # as the dashboard asks for
+
+
+def picture(folder: Path) -> str:
+    """The plot of a run that has ended."""
+    from guard_cli.report.plot import draw
+
+    return draw(read_history(folder / "history.jsonl"), last_verdict(folder))
+
+
+def render(folder: Path) -> str:
+    """The page of a run that has ended, made of its folder.
+
+    Raises:
+        CliError: a part of the folder cannot be read.
+    """
+    from guard_core.guard_log import symptoms_of_history
+    from guard_core.rollouts import side_by_side
+    from guard_service.errors import GuardError
+    from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
+
+    state_dir, facts, verdict = folder / "guard", read_json(folder / "run.json"), last_verdict(folder)
+    lines = read_history(folder / "history.jsonl")
+    plot = picture(folder)
+    try:
+        history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
+        figures, rollouts = FIGURES.read(state_dir), ROLLOUTS.read(state_dir)
+    except GuardError as error:
+        raise CliError(str(error), 1) from None
+    moments = () if verdict is None else side_by_side(rollouts, verdict)
+    kept = BEST if (folder / BEST).exists() else ""
+    return page(
+        facts, history, verdict, policy, plot, kept, moments, figures, symptoms_of_history(lines, figures)
+    )
 
 
 def page(
