@@ -37,108 +37,79 @@ ContextOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A namespace of a cluster. `client` is that of the package kubernetes."""
+    """A namespace of a cluster; every failure is a `CliError`. `client` is that of the package kubernetes."""
 
     client: Any
     namespace: str
 
     def job(self, name: str) -> dict[str, Any]:
-        """A GuardedTrainingJob.
-
-        Raises:
-            CliError: there is none of this name, or the cluster cannot be asked.
-        """
-        with asking(absent=f"namespace {self.namespace} has no GuardedTrainingJob {name!r}"):
-            found: dict[str, Any] = self._custom_objects.get_namespaced_custom_object(
-                *self._jobs, name, _request_timeout=REQUEST_SECONDS
-            )
-            return found
+        """A GuardedTrainingJob."""
+        absent = f"namespace {self.namespace} has no GuardedTrainingJob {name!r}"
+        return self._ask("get_namespaced_custom_object", absent, *self._jobs, name)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All GuardedTrainingJobs.
-
-        Raises:
-            CliError: the cluster does not know them, or cannot be asked.
-        """
-        with asking(
-            absent=f"namespace {self.namespace} has no GuardedTrainingJobs: is the operator installed?"
-        ):
-            listed = self._custom_objects.list_namespaced_custom_object(
-                *self._jobs, _request_timeout=REQUEST_SECONDS
-            )
-            return list(listed["items"])
+        """All GuardedTrainingJobs."""
+        return list(self._ask("list_namespaced_custom_object", self._no_jobs, *self._jobs)["items"])
 
     def create_job(self, manifest: Mapping[str, Any]) -> None:
-        """Create a GuardedTrainingJob, with nothing left out that the cluster does not know.
-
-        Raises:
-            CliError: the cluster refuses it, or it is not known whether it was created.
-        """
-        from kubernetes.client import ApiException
+        """Create a GuardedTrainingJob, with nothing left out that the cluster does not know."""
+        from kubernetes.client import ApiException, CustomObjectsApi
 
         name = manifest["metadata"]["name"]
         try:
-            self._custom_objects.create_namespaced_custom_object(
+            CustomObjectsApi(self.client).create_namespaced_custom_object(
                 *self._jobs,
-                body=manifest,
+                body=dict(manifest),
                 field_manager="rlguard",
                 field_validation="Strict",
                 _request_timeout=REQUEST_SECONDS,
             )
         except ApiException as error:
-            raise CliError(self._why_not_created(name, error.status, error.body), UNREACHABLE) from None
+            if error.status == HTTPStatus.CONFLICT:
+                said = f"namespace {self.namespace} has a GuardedTrainingJob {name!r}: choose another --name"
+                raise CliError(said, UNREACHABLE) from None
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise CliError(self._no_jobs, UNREACHABLE) from None
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                said = _said(error.body) or str(error.status)
+                refused = f"the cluster refuses {name}, and nothing is created: {said}"
+                raise CliError(refused, UNREACHABLE) from None
+            why = f"{error.status} {_said(error.body)}".rstrip()  # such as no response of etcd in time
         except Exception as error:  # urllib3's errors, which the client does not wrap
-            raise CliError(self._unknown(name, plain(str(error), MOST_SAID)), UNREACHABLE) from None
-
-    def _why_not_created(self, name: str, status: int, body: Any) -> str:
-        if status == HTTPStatus.CONFLICT:
-            return f"namespace {self.namespace} has a GuardedTrainingJob {name!r}: choose another --name"
-        if status == HTTPStatus.NOT_FOUND:
-            return (
-                f"there are no GuardedTrainingJobs in namespace {self.namespace}: is the operator installed?"
-            )
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # such as no response of etcd in time
-            return self._unknown(name, f"{status} {_said(body)}".rstrip())
-        return f"the cluster refuses {name}, and nothing is created: {_said(body) or status}"
-
-    def _unknown(self, name: str, why: str) -> str:
-        return (
+            why = plain(str(error), MOST_SAID)
+        else:
+            return
+        raise CliError(
             f"the cluster does not say whether it created {name}: look with `kubectl get gtj {name} "
-            f"-n {self.namespace}` before you try again ({why})"
+            f"-n {self.namespace}` before you try again ({why})",
+            UNREACHABLE,
         )
 
     def source(self, source: TemplateSource) -> dict[str, Any]:
-        """What a workload's pods are made of beside its own template.
-
-        Raises:
-            CliError: there is none of this name, or the cluster cannot be asked.
-        """
-        kind, name = source.resource, source.name
-        where = (
-            kind.group,
-            kind.version,
-            *([self.namespace] if source.namespaced else []),
-            kind.plural,
-            name,
-        )
+        """What a workload's pods are made of beside its own template."""
+        kind, where = source.resource, [self.namespace] if source.namespaced else []
         ask = "get_namespaced_custom_object" if source.namespaced else "get_cluster_custom_object"
-        with asking(absent=f"there is no {kind.kind} {name!r}, of which the job's pods are made"):
-            found: dict[str, Any] = getattr(self._custom_objects, ask)(
-                *where, _request_timeout=REQUEST_SECONDS
+        absent = f"there is no {kind.kind} {source.name!r}, of which the job's pods are made"
+        return self._ask(ask, absent, kind.group, kind.version, *where, kind.plural, source.name)
+
+    def _ask(self, how: str, absent: str, *what: str) -> dict[str, Any]:
+        from kubernetes.client import CustomObjectsApi
+
+        with asking(absent):
+            found: dict[str, Any] = getattr(CustomObjectsApi(self.client), how)(
+                *what, _request_timeout=REQUEST_SECONDS
             )
             return found
+
+    @property
+    def _no_jobs(self) -> str:
+        return f"there are no GuardedTrainingJobs in namespace {self.namespace}: is the operator installed?"
 
     @property
     def _jobs(self) -> tuple[str, str, str, str]:
         from guard_operator.api.names import GROUP, PLURAL, VERSION
 
         return GROUP, VERSION, self.namespace, PLURAL
-
-    @property
-    def _custom_objects(self) -> Any:
-        from kubernetes import client as api
-
-        return api.CustomObjectsApi(self.client)
 
     @property
     def core(self) -> Any:

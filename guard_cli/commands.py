@@ -26,17 +26,15 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "run": Command("guard_cli.run.command", "Run a trainer under a guard that can stop it."),
     "follow": Command("guard_cli.follow", "Report a trainer from its log, without code in it."),
-    "serve": Command("guard_cli.serve", "The guard alone, for a trainer that runs elsewhere."),
+    "serve": Command("guard_cli.serve", "The guard alone, or the page of runs that have ended."),
     "split": Command("guard_cli.split", "Make a held-out split, or check one."),
     "check": Command("guard_cli.check.command", "What would be refused, before a run starts."),
     "wrap": Command(
         "guard_cli.wrap.command", "Put a training job that you have under guard.", ("cli", "operator")
     ),
     "status": Command("guard_cli.status", "How a run is doing: on a cluster, at an address, in a folder."),
-    "report": Command("guard_cli.report.command", "The report of a run on a cluster, also when it is gone."),
-    "resume": Command(
-        "guard_cli.resume.command", "Go on from the last good checkpoint of a run.", ("cli", "operator")
-    ),
+    "report": Command("guard_cli.report.command", "The report of a run: of a folder, or of a job."),
+    "resume": Command("guard_cli.resume.command", "Go on from the last good checkpoint of a run."),
     "replay": Command("guard_cli.replay.command", "When each detector would have stopped a past run."),
 }
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from guard_follow.errors import InputError
+
+
+class Result(StrEnum):
+    """How a run ended, in `run.json`; exit code 5 stands for several of them."""
+
+    FINISHED = "finished"
+    WARNING = "finished with a warning"
+    NOT_JUDGED = "not judged"
+    GUARD_LOST = "guard lost"
+    FIRED = "fired"
+    HALTED = "halted"
+    INTERRUPTED = "interrupted"
+    FAILED = "trainer failed"
 
 
 class ExitCode(IntEnum):
@@ -17,7 +30,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     FIRED = 3
     HALTED = 4
-    NOT_JUDGED = 5
+    NOT_PASSED = 5
 
     @property
     def meaning(self) -> str:
@@ -31,8 +44,8 @@ _MEANINGS = {
     ExitCode.FIRED: "a fire: a rule of the policy found what the last line says (also after the last step)",
     ExitCode.HALTED: "a halt: no rule fired, but the policy's action for silent, stale, "
     "evaluation_failing or refused is `stop`",
-    ExitCode.NOT_JUDGED: "the run has not passed: the guard was lost, or part of the run was not judged, or "
-    "it finished with a warning (the last line says which)",
+    ExitCode.NOT_PASSED: "the run has not passed: it finished with a warning, or was not fully judged, or "
+    "its guard was lost (the last line says which)",
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, get_type_hints
 
 import typer
 
@@ -20,179 +20,105 @@ from guard_cli.errors import CliError
 from guard_core.extras import missing_extra, missing_vllm
 
 if TYPE_CHECKING:
-    from guard_core.wording import Named, Place
+    from guard_core.wording import Named
     from guard_service.settings import GuardSettings
 
-#: Setting -> the option that sets it.
-OPTIONS: Mapping[Place, str] = {
-    ("run_name",): "--name",
-    ("log_format",): "--log-format",
-    ("state_dir",): "--state-dir",
-    ("checkpoint_root",): "--checkpoints",
-    ("policy_file",): "--policy",
-    ("host",): "--host",
-    ("port",): "--port",
-    ("ingest_token_file",): "--ingest-token-file",
-    ("read_token_file",): "--read-token-file",
-    ("evaluations_token_file",): "--evaluations-token-file",
-    ("heldout", "split"): "--heldout",
-    ("heldout", "train_prompts"): "--train-prompts",
-    ("heldout", "scorer"): "--scorer",
-    ("heldout", "proxy_scorer"): "--proxy-scorer",
-    ("heldout", "scorer_timeout_seconds"): "--scorer-timeout",
-    ("heldout", "on_scorer_timeout"): "--on-scorer-timeout",
-    ("heldout", "backlog"): "--backlog",
-    ("heldout", "evaluator", "max_new_tokens"): "--max-new-tokens",
-    ("heldout", "evaluator", "temperature"): "--temperature",
-    ("heldout", "evaluator", "stop"): "--stop",
-    ("heldout", "evaluator", "samples"): "--samples",
-    ("heldout", "evaluator", "batch_size"): "--batch-size",
-    ("heldout", "evaluator", "device"): "--device",
-    ("heldout", "evaluator", "base_model"): "--base-model",
-    ("heldout", "evaluator", "chat"): "--chat",
-    ("heldout", "evaluator", "chat_template_kwargs"): "--chat-template-kwargs",
-    ("heldout", "evaluator", "system_prompt"): "--system-prompt",
-    ("heldout", "evaluator", "answer_after"): "--answer-after",
-}
+Place = tuple[str, ...]
 
 #: Devices of which a machine with a GPU has one: of NVIDIA, in WSL, of AMD.
 _GPUS = ("nvidiactl", "nvidia0", "dxg", "kfd")
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", help="YAML of guard settings (docs/reference/settings.md); options win over it."
-    ),
-]
-NameOption = Annotated[
-    str | None, typer.Option("--name", help="Name of the run; that of its folder without it.")
-]
-HeldoutOption = Annotated[
-    Path | None, typer.Option("--heldout", help="Held-out split: JSONL with id, prompt, answer.")
-]
-EvaluationsTokenOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--evaluations-token-file",
-        help="Token of whoever evaluates checkpoints elsewhere and reports the outcomes (POST "
-        "/v1/evaluations), in place of --heldout.",
-    ),
-]
-TrainPromptsOption = Annotated[
-    Path | None,
-    typer.Option("--train-prompts", help="Training prompts (JSONL): refuse a split that overlaps with them."),
-]
-PolicyOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--policy", help="YAML with the thresholds of the run; the default of every rule without it."
-    ),
-]
+_CONFIG = "YAML of guard settings (docs/reference/settings.md); options win over it."
+_REPORTED = (
+    "Token of whoever evaluates checkpoints elsewhere and reports the outcomes (POST /v1/evaluations), in "
+    "place of --heldout."
+)
+_COMPARED = "Training prompts (JSONL): refuse a split that overlaps with them."
+_POLICY = "YAML with the thresholds of the run; the default of every rule without it."
+_BACKLOG = "Where the guard is behind: every checkpoint in its turn, or the newest alone."
+ConfigOption = Annotated[Path | None, typer.Option("--config", help=_CONFIG)]
+NameOption = Annotated[str | None, typer.Option("--name", help="Name of the run; else that of its folder.")]
+HeldoutOption = Annotated[Path | None, typer.Option(help="Held-out split: JSONL with id, prompt, answer.")]
+EvaluationsTokenOption = Annotated[Path | None, typer.Option(help=_REPORTED)]
+TrainPromptsOption = Annotated[Path | None, typer.Option(help=_COMPARED)]
+PolicyOption = Annotated[Path | None, typer.Option("--policy", help=_POLICY)]
 CheckpointsOption = Annotated[
-    Path | None, typer.Option("--checkpoints", help="Directory under which the trainer saves checkpoints.")
+    Path | None, typer.Option(help="Folder in which the trainer saves checkpoints.")
 ]
-ScorerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--scorer",
-        help="exact, numeric, regex, math, or module:function, also a reward function of TRL, verl or "
-        "OpenRLHF.",
-    ),
-]
-ProxyScorerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--proxy-scorer", help="The training grader, named as a scorer: does it pay for wrong answers?"
-    ),
-]
-ScorerTimeoutOption = Annotated[
-    float | None,
-    typer.Option("--scorer-timeout", help="Limit of a scorer for one completion, seconds; none without it."),
-]
-OnScorerTimeoutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-scorer-timeout",
-        help="What reaches that limit: error (the evaluation has failed) or wrong (it scores 0).",
-    ),
-]
-MaxNewTokensOption = Annotated[
-    int | None,
-    typer.Option("--max-new-tokens", help="Longest completion of an evaluation, tokens; else the trainer's."),
-]
-TemperatureOption = Annotated[
-    float | None,
-    typer.Option("--temperature", help="Temperature of evaluations, 0 is greedy; else the trainer's."),
-]
-StopOption = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="Text that ends a completion, may be repeated; else the trainer's."),
-]
-SamplesOption = Annotated[int | None, typer.Option("--samples", help="Completions for each held-out item.")]
-BatchSizeOption = Annotated[int | None, typer.Option("--batch-size", help="Completions generated at once.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or mps.")]
-BaseModelOption = Annotated[
-    Path | None,
-    typer.Option("--base-model", help="Base model of a run that trains a LoRA adapter: a directory."),
-]
-ChatOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--no-chat", help="Prompts that are texts go through the chat template, or as they are."
-    ),
-]
-ChatTemplateKwargsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--chat-template-kwargs",
-        help='Variables of the chat template: JSON, as in {"enable_thinking": false}.',
-    ),
-]
-SystemPromptOption = Annotated[
-    str | None, typer.Option("--system-prompt", help="System message before prompts that have none.")
-]
-AnswerAfterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--answer-after", help="Mark after which the answer begins, e.g. </think>: without it one is wrong."
-    ),
-]
-VllmOption = Annotated[
-    bool | None,
-    typer.Option("--vllm", help="Generate with vLLM, which must be installed beside the guard."),
-]
-BacklogOption = Annotated[
-    str | None,
-    typer.Option(
-        "--backlog",
-        help="Where the guard is behind: every checkpoint in its turn, or the newest alone.",
-    ),
-]
-KeepBestOption = Annotated[
-    bool | None,
-    typer.Option("--keep-best/--no-keep-best", help="Keep a copy of the best-scored checkpoint."),
-]
+BacklogOption = Annotated[str | None, typer.Option("--backlog", help=_BACKLOG)]
+KeepBestOption = Annotated[bool | None, typer.Option(help="Keep a copy of the best-scored checkpoint.")]
 
 
-class EvaluationOptions(TypedDict):
-    """What every command takes that evaluates, or starts a guard that does."""
+class _Option(NamedTuple):
+    """An option of every command that evaluates: its parameter, type and help, and the setting that it is."""
 
-    scorer: ScorerOption
-    proxy_scorer: ProxyScorerOption
-    scorer_timeout: ScorerTimeoutOption
-    on_scorer_timeout: OnScorerTimeoutOption
-    max_new_tokens: MaxNewTokensOption
-    temperature: TemperatureOption
-    stop: StopOption
-    samples: SamplesOption
-    batch_size: BatchSizeOption
-    device: DeviceOption
-    base_model: BaseModelOption
-    chat: ChatOption
-    chat_template_kwargs: ChatTemplateKwargsOption
-    system_prompt: SystemPromptOption
-    answer_after: AnswerAfterOption
-    vllm: VllmOption
+    name: str
+    type: Any
+    help: str
+    place: Place = ()
+    flags: str = ""
+
+
+def _evaluator(name: str, type_: Any, help_: str, flags: str = "") -> _Option:
+    return _Option(name, type_, help_, ("evaluator", name), flags or f"--{name.replace('_', '-')}")
+
+
+def _scoring(name: str, type_: Any, help_: str, place: str = "") -> _Option:
+    return _Option(name, type_, help_, (place or name,), f"--{name.replace('_', '-')}")
+
+
+_FUNCTION = (
+    "exact, numeric, regex, math, or module:function, also a reward function of TRL, verl or OpenRLHF."
+)
+_TIMED_OUT = "What reaches that limit: error (the evaluation has failed) or wrong (it scores 0)."
+_CHAT = "Prompts that are texts go through the chat template, or as they are."
+_VARIABLES = 'Variables of the chat template: JSON, as in {"enable_thinking": false}.'
+_MARK = "Mark after which the answer begins, e.g. </think>: without it one is wrong."
+_EVALUATION = (
+    _scoring("scorer", str, _FUNCTION),
+    _scoring("proxy_scorer", str, "The training grader, named as a scorer: does it pay for wrong answers?"),
+    _scoring(
+        "scorer_timeout", float, "Limit for one completion, seconds; else none.", "scorer_timeout_seconds"
+    ),
+    _scoring("on_scorer_timeout", str, _TIMED_OUT),
+    _evaluator("max_new_tokens", int, "Longest completion of an evaluation, tokens; else the trainer's."),
+    _evaluator("temperature", float, "Temperature of evaluations, 0 is greedy; else the trainer's."),
+    _evaluator("stop", list[str], "Text that ends a completion, may be repeated; else the trainer's."),
+    _evaluator("samples", int, "Completions for each held-out item."),
+    _evaluator("batch_size", int, "Completions generated at once."),
+    _evaluator("device", str, "auto, cpu, cuda, cuda:N or mps."),
+    _evaluator("base_model", Path, "Base model of a run that trains a LoRA adapter: a directory."),
+    _evaluator("chat", bool, _CHAT, "--chat/--no-chat"),
+    _evaluator("chat_template_kwargs", str, _VARIABLES),
+    _evaluator("system_prompt", str, "System message before prompts that have none."),
+    _evaluator("answer_after", str, _MARK),
+    _evaluator("vllm", bool, "Generate with vLLM, which must be installed beside the guard.", "--vllm"),
+)
+#: Setting -> the option that sets it.
+OPTIONS: Mapping[Place, str] = {
+    ("run_name",): "--name",
+    ("checkpoint_root",): "--checkpoints",
+    ("policy_file",): "--policy",
+    **{
+        (name,): f"--{name.replace('_', '-')}"
+        for name in (
+            *("log_format", "state_dir", "host", "port"),
+            *("ingest_token_file", "read_token_file", "evaluations_token_file"),
+        )
+    },
+    ("heldout", "split"): "--heldout",
+    ("heldout", "train_prompts"): "--train-prompts",
+    ("heldout", "backlog"): "--backlog",
+    **{("heldout", *one.place): one.flags.partition("/")[0] for one in _EVALUATION if one.name != "vllm"},
+}
+
+if TYPE_CHECKING:
+    EvaluationOptions = dict[str, Any]
+else:
+    EvaluationOptions = TypedDict(
+        "EvaluationOptions",
+        {o.name: Annotated[o.type | None, typer.Option(o.flags, help=o.help)] for o in _EVALUATION},
+    )
 
 
 def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
@@ -221,39 +147,23 @@ def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def heldout_options(
-    *,
-    heldout: Path | None,
-    train_prompts: Path | None,
-    backlog: str | None = None,
-    **evaluation: Unpack[EvaluationOptions],
+    *, heldout: Path | None, train_prompts: Path | None, backlog: str | None = None, **evaluation: Any
 ) -> dict[str, Any]:
     """The options of held-out evaluation as nested settings, without those that were not given."""
-    base_model = evaluation["base_model"]
-    variables = evaluation["chat_template_kwargs"]
-    evaluator = given(
-        kind="vllm" if evaluation["vllm"] else None,
-        max_new_tokens=evaluation["max_new_tokens"],
-        temperature=evaluation["temperature"],
-        stop=evaluation["stop"] or None,
-        samples=evaluation["samples"],
-        batch_size=evaluation["batch_size"],
-        device=evaluation["device"],
-        base_model=None if base_model is None else str(base_model.absolute()),
-        chat=evaluation["chat"],
-        chat_template_kwargs=None if variables is None else _variables(variables),
-        system_prompt=evaluation["system_prompt"],
-        answer_after=evaluation["answer_after"],
-    )
-    return given(
-        split=heldout,
-        train_prompts=train_prompts,
-        scorer=evaluation["scorer"],
-        proxy_scorer=evaluation["proxy_scorer"],
-        scorer_timeout_seconds=evaluation["scorer_timeout"],
-        on_scorer_timeout=evaluation["on_scorer_timeout"],
-        backlog=backlog,
-        evaluator=evaluator or None,
-    )
+    found = given(split=heldout, train_prompts=train_prompts, backlog=backlog)
+    for one in _EVALUATION:
+        value = evaluation.get(one.name)
+        if value is None or (one.name in ("stop", "vllm") and not value):
+            continue
+        if one.name == "base_model":
+            value = str(value.absolute())
+        elif one.name == "chat_template_kwargs":
+            value = _variables(value)
+        elif one.name == "vllm":
+            value = "vllm"
+        section = found.setdefault("evaluator", {}) if len(one.place) > 1 else found
+        section["kind" if one.name == "vllm" else one.place[-1]] = value
+    return found
 
 
 def _variables(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
@@ -27,6 +25,7 @@ EXIT_CODES = {
 }
 EPILOG = epilog(
     "rlguard serve --state-dir state --checkpoints /mnt/checkpoints --heldout heldout.jsonl --port 8470",
+    "rlguard serve rlguard-runs",
     note="It prints the two `export` lines that the trainer's shell needs.",
     codes=EXIT_CODES,
 )
@@ -37,6 +36,12 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog=EPILOG)
 @options.with_evaluation
 def serve(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run that has ended, or a folder of such runs, to look at; nothing is written."
+        ),
+    ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option("--state-dir", help="Store of the run; a guard that starts again goes on from it."),
@@ -76,11 +81,15 @@ def serve(
     evaluation: options.EvaluationOptions,
     keep_best: options.KeepBestOption = None,
 ) -> None:
-    """Run the guard until Ctrl-C or SIGTERM.
+    """Run the guard until Ctrl-C or SIGTERM; with FOLDER, show runs that have ended.
 
     Every setting can also come from the environment or --config (docs/reference/settings.md). Without
     --heldout, or --evaluations-token-file, no checkpoint is scored and only the KL rule can fire.
     """
+    if folder is not None:
+        from guard_cli.report.gallery import serve_runs
+
+        return serve_runs(folder, host or "127.0.0.1", 8470 if port is None else port)
     heldout_settings = options.heldout_options(
         heldout=options.absolute(heldout),
         train_prompts=options.absolute(train_prompts),
@@ -125,30 +134,21 @@ def _say_how_to_reach(settings: GuardSettings, url: str) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _is_open_to_all(file: Mapping[str, Any]) -> bool:
-    """Whether the guard may have no tokens. What is no yes or no is refused with the other settings."""
-    name = "allow_unauthenticated_loopback"
-    said = file[name] if name in file else os.environ.get(f"RLGUARD_GUARD_{name.upper()}", "false")
-    with contextlib.suppress(ValidationError):
-        return TypeAdapter(bool).validate_python(said)
-    return False
-
-
 def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A token file in the state directory for each role whose token nobody chose."""
-    state_dir = given["state_dir"] or file.get("state_dir") or os.environ.get("RLGUARD_GUARD_STATE_DIR")
-    if state_dir is None or _is_open_to_all(file):
+
+    def chosen(name: str) -> Any:
+        return given.get(name) or file.get(name) or os.environ.get(f"RLGUARD_GUARD_{name.upper()}")
+
+    state_dir, is_open = chosen("state_dir"), str(chosen("allow_unauthenticated_loopback")).lower()
+    if state_dir is None or is_open in ("true", "1", "yes", "on"):
         return {}
     made = {}
     for role in ("ingest", "read"):
-        names = (f"{role}_token", f"{role}_token_file")
-        chosen = any(
-            given.get(n) or file.get(n) or os.environ.get(f"RLGUARD_GUARD_{n.upper()}") for n in names
-        )
-        if not chosen:
-            given.pop(names[1], None)
+        if not (chosen(f"{role}_token") or chosen(f"{role}_token_file")):
+            given.pop(f"{role}_token_file", None)
             Path(state_dir).mkdir(parents=True, mode=0o700, exist_ok=True)
-            made[names[1]] = _token_file(Path(state_dir) / f"{role}.token")
+            made[f"{role}_token_file"] = _token_file(Path(state_dir) / f"{role}.token")
     return made
 
 

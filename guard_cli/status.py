@@ -20,6 +20,8 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_cli.saved_run import find_report, read_json
+from guard_cli.summary import lines, read_verdict
 from guard_core.codes import Level
 from guard_core.terminal import plain
 from guard_follow.reading import reader
@@ -99,57 +101,23 @@ def _refuse_what_goes_to_nobody(
 def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
     """What `_job` found, in lines for people. A verdict that is none of now is told with its time."""
     now, verdict = job["now"], job["verdict"]
-    if (now["level"], now["reason"]) == (verdict.get("level"), verdict.get("reason")):
-        yield from verdict_lines(verdict)
-    else:
+    told = verdict_lines(verdict)
+    if (now["level"], now["reason"]) != (verdict.get("level"), verdict.get("reason")):
         yield plain(f"{now['level']}: {now['reason']}")
-        yield from verdict_lines(verdict, f"last verdict, of {verdict.get('readAt', 'an unknown time')}: ")
+        when = f"last verdict, of {plain(str(verdict.get('readAt', 'an unknown time')))}: "
+        yield f"{when if verdict else ''}{next(told)}"
+    yield from told
+    if verdict.get("adviceReason"):
+        yield plain(f"advice: {verdict['adviceReason']}")
     for one in job["conditions"]:
         if one["type"] in _PROTECTS and one["status"] != "True" and one["message"] != now["reason"]:
             yield plain(f"{one['type']}={one['status']} ({one['reason']}): {one['message']}")
 
 
-def verdict_lines(verdict: Mapping[str, Any] | None, before: str = "") -> Iterator[str]:
-    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out.
-
-    `before` stands before its level.
-    """
-    if not verdict:
-        yield "no verdict yet"
-        return
-    level, code = verdict.get("level", "unknown"), verdict.get("code", "unknown")
-    yield plain(f"{before}{level} ({code}): {verdict.get('reason', '')}")
-    if verdict.get("step") is not None:
-        yield plain(f"step {verdict['step']} of attempt {verdict.get('attempt', 0)}")
-    counts = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
-    if any(verdict.get(name) is not None for name in counts):
-        yield "checkpoints: " + ", ".join(plain(f"{verdict.get(name) or 0} {name}") for name in counts)
-    numbers = {
-        "reward": verdict.get("in_loop_ema", verdict.get("inLoopEma")),
-        "held-out": verdict.get("heldout_ema", verdict.get("heldoutEma")),
-        "gap": verdict.get("proxy_real_gap", verdict.get("proxyRealGap")),
-        "KL": verdict.get("kl_ema", verdict.get("klEma")),
-    }
-    known = [f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float)]
-    if known:
-        yield ", ".join(known)
-    yield from _advice(verdict)
-    best = verdict.get("best_evaluation") or verdict.get("bestCheckpoint")
-    if isinstance(best, Mapping) and isinstance(best.get("score"), int | float):
-        yield plain(
-            f"last good checkpoint: step {best.get('step')}, held-out {best['score']:.4f}, "
-            f"{best.get('path', '')}"
-        )
-
-
-def _advice(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """What is told and stops nothing, as what HeldOutGuard would have done."""
-    conditions, codes = verdict.get("conditions"), verdict.get("advice")
-    for one in conditions if isinstance(conditions, list) else ():
-        if isinstance(one, Mapping) and one.get("advice"):
-            yield plain(f"advice ({one.get('code')}): {one.get('message', '')}")
-    if isinstance(codes, list):  # of a job
-        yield plain(f"advice ({', '.join(map(str, codes))}): {verdict.get('adviceReason', '')}")
+def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
+    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
+    read = read_verdict(verdict or {})
+    return iter(["no verdict yet"]) if read is None else lines(read)
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
@@ -191,33 +159,21 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     Raises:
         CliError: there is no run, its report cannot be read, or its guard does not respond.
     """
-    for place in (folder, folder / "report"):
-        if (place / "run.json").is_file():
-            return _of_report(place)
+    if (report := find_report(folder)) is not None:
+        facts, verdict = read_json(report / "run.json"), report / "verdict.json"
+        return {
+            "name": str(facts.get("name", report.absolute().name)),
+            "state": str(facts.get("outcome", "ended")),
+            "verdict": read_json(verdict) if verdict.is_file() else None,
+        }
     for place in (folder, folder / "guard", folder / "report" / "guard"):
         if (place / ENDPOINT).is_file():
-            url, token = str(_read_object(place / ENDPOINT).get("url", "")), place / "read.token"
+            url, token = str(read_json(place / ENDPOINT).get("url", "")), place / "read.token"
             return _of_guard(url, token if token.is_file() else None)
     raise CliError(
         f"{folder} holds no run (no run.json, and no guard/{ENDPOINT}): name the folder of a run, or the "
         "state directory of a guard that runs"
     )
-
-
-def _of_report(folder: Path) -> dict[str, Any]:
-    facts, verdict = _read_object(folder / "run.json"), folder / "verdict.json"
-    return {
-        "name": str(facts.get("name", folder.absolute().name)),
-        "state": str(facts.get("outcome", "ended")),
-        "verdict": _read_object(verdict) if verdict.is_file() else None,
-    }
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CliError(f"{path} cannot be read: {error}", UNREACHABLE) from None
 
 
 def _of_cluster(

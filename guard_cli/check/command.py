@@ -104,14 +104,13 @@ def _gather(
         raise options.no_split()
     if timed and model is None:
         raise CliError("--time needs a model to evaluate: give --model DIR")
-    split, readable = gather.look_at_split(heldout)
+    split = gather.look_at_split(heldout)
     root, metrics, measured = settings.checkpoint_root, settings.metrics, None
-    if readable and timed and model is not None:
-        scratch = checkpoints if checkpoints is not None and checkpoints.is_dir() else Path.cwd()
-        scorer, measured = gather.measure(heldout, model.absolute(), scratch)
+    if split.items is not None:
+        tried = model.absolute() if timed and model is not None else None
+        scratch = checkpoints if tried and checkpoints is not None and checkpoints.is_dir() else Path.cwd()
+        scorer, measured = gather.try_evaluation(heldout, tried, scratch)
         split = replace(split, scorer=scorer)
-    elif readable:
-        split = replace(split, scorer=gather.try_scorer(heldout, Path.cwd()))
     return Found(
         trainer=trainer,
         policy=settings.policy(),

@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from guard_cli.check.rows import Followed, Model, Split, TriedEvaluation, TriedScorer
+from guard_cli.check.rows import Model, Split, TriedEvaluation, TriedScorer
 from guard_cli.errors import CliError
-from guard_cli.evaluation import evaluate, start
+from guard_cli.evaluation import evaluate
 from guard_cli.split import ungrouped
 from guard_core.feed import Feed
+from guard_core.preflight import CheckLevel, CheckRow
 from guard_core.run_checks import Folder
 from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
 from guard_service.heldout.disjoint import check_disjoint
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
 from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import refuse_unstageable
@@ -46,15 +47,20 @@ def _why_not_used(folder: Path) -> str | None:
         return f"{folder} cannot be used: {error.strerror}"
 
 
-def look_at_followed(feed: Feed, root: Path, checkpoints: Path | None) -> Followed:
-    """What the guard will follow; `checkpoints`: where the trainer saves, None where that was not said."""
+def look_at_followed(feed: Feed, root: Path, checkpoints: Path | None) -> CheckRow:
+    """Whether the guard will read what the trainer writes; `checkpoints`: where that saves."""
+    name = "followed log"
     log, saves = root / feed.follow.path, root / feed.checkpoints.path
     config = root / (feed.follow.run_config or feed.follow.path)
     outside = [path for path in (log, saves, config) if not path.resolve().is_relative_to(root.resolve())]
     problem = f"{outside[0]} leads out of {root}." if outside else None
-    problem = problem or _why_not_followed(log) or _why_not_followed(config)
-    elsewhere = checkpoints is not None and checkpoints.resolve() != saves.resolve()
-    return Followed(log, feed.follow.format, saves, problem, log.exists(), checkpoints if elsewhere else None)
+    if problem := problem or _why_not_followed(log) or _why_not_followed(config):
+        return CheckRow(name, CheckLevel.REFUSE, f"{problem} Nothing would be read, or judged")
+    if checkpoints is not None and checkpoints.resolve() != saves.resolve():
+        looks = f"the guard looks for checkpoints in {saves}: set metrics.checkpoints.path"
+        return CheckRow(name, CheckLevel.WARN, f"the trainer saves in {checkpoints}, and {looks}")
+    old = "; what stands there already counts as of another run" if log.exists() else ""
+    return CheckRow(name, CheckLevel.OK, f"{log} ({feed.follow.format}), and checkpoints in {saves}{old}")
 
 
 def _why_not_followed(log: Path) -> str | None:
@@ -84,21 +90,18 @@ def look_at_model(path: Path, base: Path | None) -> Model:
         problem = None
     except EvaluationError as error:
         problem = str(error)
-    weights = sum(file.stat().st_size for file in (base or path if adapter else path).glob("*.safetensors"))
-    return Model(path, problem, no_tokenizer or None, adapter, weights)
+    return Model(path, problem, no_tokenizer or None, adapter)
 
 
-def look_at_split(settings: HeldoutSettings) -> tuple[Split, bool]:
-    """The split without its scorer, and whether a scorer can be tried on it."""
-    compared = settings.train_prompts is not None
+def look_at_split(settings: HeldoutSettings) -> Split:
+    """The split without its scorer."""
     try:
         split = HeldoutSplit.load(settings.split)
     except SplitError as error:
-        return Split(None, None, str(error), compared, None), False
-    counted = len(split.groups)
+        return Split(None, None, str(error), None if settings.train_prompts is None else "not compared")
     apart = ungrouped(split.items, settings.near_duplicates)
     overlap = _overlap(settings, split.items)
-    return Split(len(split.items), counted, None, compared, overlap, apart=apart), True
+    return Split(len(split.items), len(split.groups), overlap=overlap, apart=apart)
 
 
 def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str | None:
@@ -110,50 +113,45 @@ def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str |
     except SplitError as error:
         return str(error)
     if report.disjoint:
-        return None
+        return ""
     return (
         f"{len(report.heldout_ids)} of {report.heldout} items overlap with the training prompts: "
         "`rlguard split check` names them, and --drop writes the split without them"
     )
 
 
-def try_scorer(settings: HeldoutSettings, folder: Path) -> TriedScorer:
-    """Start the evaluation process, which tries the scorer on the items' own answers."""
-    tried: list[TriedScorer] = []
-    try:
-        start(_without_training(settings), folder, lambda worker: tried.append(_tried(worker)))
-    except (SplitError, CliError) as error:  # or the process did not survive its start
-        return TriedScorer(str(error))
-    return tried[0]
-
-
-def _tried(worker: EvaluationWorker) -> TriedScorer:
-    return TriedScorer(None, worker.answers_tried or 0, worker.grader_pay)
-
-
-def measure(
-    settings: HeldoutSettings, model: Path, folder: Path
+def try_evaluation(
+    settings: HeldoutSettings, model: Path | None, folder: Path
 ) -> tuple[TriedScorer, TriedEvaluation | None]:
-    """As `try_scorer`, then one evaluation of the model; a second one where the first was short."""
-    tried: list[TriedScorer] = []
+    """Try the scorers on the items' own answers, and evaluate a model: again where that was short."""
+    tried = TriedScorer()
     results: list[EvaluationResult] = []
+
+    def started(worker: EvaluationWorker) -> None:
+        nonlocal tried
+        tried = TriedScorer(answers=worker.answers_tried or 0, pay=worker.grader_pay)
 
     def another(result: EvaluationResult) -> bool:
         results.append(result)
         return len(results) == 1 and result.seconds < SHORT_SECONDS
 
+    without_training = settings.model_copy(update={"train_prompts": None})  # which has a row of its own
     try:
-        evaluate(
-            _without_training(settings), model, folder, another, lambda worker: tried.append(_tried(worker))
-        )
+        evaluate(without_training, folder, started, model, another)
+    except GraderError as error:
+        return TriedScorer(grader_problem=str(error)), None
     except SplitError as error:
         return TriedScorer(str(error)), None
     except CliError as error:
-        return tried[0] if tried else TriedScorer(None), TriedEvaluation(None, None, str(error))
+        if model is None:  # the process did not survive its start
+            return TriedScorer(str(error)), None
+        return tried, TriedEvaluation(None, None, str(error))
+    if not results:
+        return tried, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
-    return tried[0], TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
+    return tried, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 
 def _in_part(result: EvaluationResult) -> float:
@@ -161,8 +159,3 @@ def _in_part(result: EvaluationResult) -> float:
     pairs = zip(result.items, result.proxy_items or (), strict=False)
     rejected = [0.0 < paid < 1.0 for right, paid in pairs if right == 0.0]
     return fmean(rejected) if rejected else 0.0
-
-
-def _without_training(settings: HeldoutSettings) -> HeldoutSettings:
-    """The overlap has a row of its own."""
-    return settings.model_copy(update={"train_prompts": None})

@@ -37,9 +37,6 @@ from guard_core.unscored import (
 )
 from guard_core.wire import EvaluationSampling, SamplingSource
 
-#: Bytes of the evaluation process beside the weights, with a model of 1.3 MB: torch, and what it works with.
-LEAST_MEMORY = 800 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
@@ -71,66 +68,41 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """What the guard will read of a trainer that does not report (its setting `metrics`). `problem`: why it
-    would not be read, None if nothing speaks against it; `old`: whether a log lies there already; `saves`:
-    where it looks for checkpoints; `elsewhere`: where the trainer saves, if that is another folder.
-    """
-
-    log: Path
-    format: str
-    saves: Path
-    problem: str | None
-    old: bool
-    elsewhere: Path | None
-
-
-@dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint as it lies on disk. `problem`: why the guard cannot take it, None if it can;
-    `no_tokenizer`: the same of its tokenizer; `adapter`: whether it is one, and no whole model; `weights`:
-    bytes of the weights that are loaded, as saved.
-    """
+    """A checkpoint. The problems: why the guard cannot take it, or its tokenizer; None if it can."""
 
     path: Path
     problem: str | None
     no_tokenizer: str | None
     adapter: bool = False
-    weights: int = 0
-
-
-#: With what a problem of the training grader begins.
-GRADER = "proxy_scorer"
 
 
 @dataclass(frozen=True, slots=True)
 class TriedScorer:
-    """The scorer, tried on the items' own answers. `problem`: why it cannot be used, None if it can.
+    """The scorer, tried on the items' own answers. The problems: why it, or the training grader, is unusable.
 
-    `answers`: how many answers were tried; None: it is not known that it loads. `pay`: what the training
-    grader pays on average for right answers, and for those of other items; None: it was not tried.
+    `answers`: how many were tried; None: it is not known that it loads. `pay`: what the training grader pays
+    on average for right answers, and for those of other items; None: it was not tried.
     """
 
     problem: str | None = None
+    grader_problem: str | None = None
     answers: int | None = None
     pay: tuple[float, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The held-out split. `items`: how many, None if it cannot be read. The problems: None if there is none.
+    """The held-out split. `items`: how many, None if it cannot be read; `counted`: as how many they count.
 
-    `counted`: as how many they are judged, for those of one group are one item.
-
-    `compared`: whether training prompts were given to compare it with. `apart`: that near-duplicates of each
-    other are not of one group, "" if none are.
+    `overlap`: why it is not disjoint from the training prompts; None: not compared, "" if it is. `apart`:
+    that near-duplicates of each other are not of one group, "" if none are.
     """
 
     items: int | None
     counted: int | None
-    problem: str | None
-    compared: bool
-    overlap: str | None
+    problem: str = ""
+    overlap: str | None = None
     scorer: TriedScorer = TriedScorer()
     apart: str = ""
 
@@ -139,14 +111,13 @@ class Split:
 class TriedEvaluation:
     """One evaluation that was tried: wall seconds and mean score, or why it failed.
 
-    `paid`: mean score by the training grader; None without one, or if it failed. `in_part`: share of the
-    completions that the scorer rejects for which that grader pays, but not in full. `truncated`,
-    `unanswered`, `unscored`, `timed_out`: shares of the completions, as in `guard_core.judge.Evaluation`.
+    `paid`: what the training grader gave the same completions; `in_part`: share of what the scorer rejects
+    that it pays a part for. The others are shares of the completions, None where that is not known.
     """
 
     seconds: float | None
     score: float | None
-    problem: str | None
+    problem: str | None = None
     paid: float | None = None
     in_part: float = 0.0
     truncated: float | None = None
@@ -160,7 +131,7 @@ class Found:
     """Everything that the rows are made from.
 
     `sampling`: of an evaluation that no trainer tells how it samples. `grader`: whether the guard has the
-    training grader (`proxy_scorer`). `followed`: None of a trainer that reports.
+    training grader (`proxy_scorer`). `followed`: the row of a log that is followed.
     """
 
     trainer: Trainer
@@ -169,7 +140,7 @@ class Found:
     sampling: EvaluationSampling
     grader: bool
     folder: Folder | None
-    followed: Followed | None
+    followed: CheckRow | None
     model: Model | None
     measured: TriedEvaluation | None
 
@@ -202,17 +173,11 @@ def rows(found: Found) -> list[CheckRow]:
         overlap_row(found.split),
         scorer_row(found.split),
         grader_row(found.split, found.measured, given=found.grader),
-        memory_row(found.model),
-        *(() if found.followed is None else (followed_row(found.followed),)),
-        *_run_rows(found),
+        *(() if found.followed is None else (found.followed,)),
+        *run_rows(facts_for_checks(found)),
         *_measured_rows(found),
         baseline_row(found.affordable, found.sampling, found.about_the_budget),
     ]
-
-
-def _run_rows(found: Found) -> list[CheckRow]:
-    """The checks that the trainer's callback makes too."""
-    return run_rows(facts_for_checks(found))
 
 
 def facts_for_checks(found: Found) -> RunFacts:
@@ -276,7 +241,7 @@ def split_row(split: Split) -> CheckRow:
     """Whether the split can be read."""
     name = "held-out split"
     if split.items is None:
-        return CheckRow(name, CheckLevel.REFUSE, split.problem or "it cannot be read")
+        return CheckRow(name, CheckLevel.REFUSE, split.problem)
     said = f"{split.items} items"
     if split.counted != split.items:
         said += f" in {split.counted} groups: those of one group are judged as one item"
@@ -288,47 +253,41 @@ def split_row(split: Split) -> CheckRow:
 def overlap_row(split: Split) -> CheckRow:
     """Whether the split is disjoint from the training prompts."""
     name = "overlap with training"
-    if split.overlap is not None:
-        return CheckRow(name, CheckLevel.REFUSE, split.overlap)
-    if split.compared and split.items is not None:
-        return CheckRow(name, CheckLevel.OK, "none")
-    return CheckRow(
-        name, CheckLevel.UNKNOWN, "give --train-prompts: a prompt that was trained on measures memory"
-    )
+    if split.overlap is None:
+        said = "give --train-prompts: a prompt that was trained on measures memory"
+        return CheckRow(name, CheckLevel.UNKNOWN, said)
+    return CheckRow(name, CheckLevel.REFUSE if split.overlap else CheckLevel.OK, split.overlap or "none")
 
 
 def scorer_row(split: Split) -> CheckRow:
     """Whether the scorer loads and accepts the items' own answers."""
-    name = "scorer and answers"
+    name, tried = "scorer and answers", split.scorer
     if split.items is None:
         return CheckRow(name, CheckLevel.UNKNOWN, "the split has to be readable first")
-    problem, answers = split.scorer.problem, split.scorer.answers
-    if problem is not None and problem.startswith(GRADER):
-        return CheckRow(name, CheckLevel.UNKNOWN, "the training grader has to be usable first")
-    if problem is not None:
-        return CheckRow(name, CheckLevel.REFUSE, problem)
-    if answers is None:
-        return CheckRow(name, CheckLevel.UNKNOWN, "the evaluation process has to start and stay first")
-    if not answers:
+    if tried.problem is not None:
+        return CheckRow(name, CheckLevel.REFUSE, tried.problem)
+    if tried.answers is None:
+        first = "the evaluation process has to start and stay first"
+        return CheckRow(name, CheckLevel.UNKNOWN, "the grader comes first" if tried.grader_problem else first)
+    if not tried.answers:
         return CheckRow(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
-    others = split.items - answers
+    others = split.items - tried.answers
     left_out = f"; {others} more are not to be tried" if others else ""
     return CheckRow(name, CheckLevel.OK, f"the scorer loads, and the items' own answers score 1{left_out}")
 
 
 def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> CheckRow:
     """Whether the training grader scores the held-out completions too."""
-    name = "training grader"
+    name, tried = "training grader", split.scorer
     if not given:
         said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
         return CheckRow(name, CheckLevel.UNKNOWN, said)
-    if split.items is None or split.scorer.answers is None:
-        problem = split.scorer.problem or ""
-        if problem.startswith(GRADER):
-            return CheckRow(name, CheckLevel.REFUSE, problem)
+    if tried.grader_problem is not None:
+        return CheckRow(name, CheckLevel.REFUSE, tried.grader_problem)
+    if split.items is None or tried.answers is None:
         return CheckRow(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
     if measured is None or measured.score is None:
-        return _pay_row(name, split.scorer.pay)
+        return _pay_row(name, tried.pay)
     return _paid_row(name, measured.score, measured)
 
 
@@ -358,38 +317,6 @@ def _pay_row(name: str, pay: tuple[float, float | None] | None) -> CheckRow:
     said += f", and {wrong:.2f} for the answers of other items"
     if wrong >= right:
         return CheckRow(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
-    return CheckRow(name, CheckLevel.OK, said)
-
-
-# -- checkpoints -----------------------------------------------------------------------------------------
-
-
-def memory_row(model: Model | None) -> CheckRow:
-    """How much memory an evaluation needs at least."""
-    if model is None:
-        return CheckRow("memory", CheckLevel.UNKNOWN, "give --model DIR")
-    needed = f"{(LEAST_MEMORY + model.weights) / 2**30:.1f} GiB"
-    return CheckRow(
-        "memory",
-        CheckLevel.OK,
-        f"an evaluation needs at least {needed}; more for its batches, and where it loads in another dtype",
-    )
-
-
-def followed_row(followed: Followed) -> CheckRow:
-    """Whether the guard will read what the trainer writes."""
-    name = "followed log"
-    if followed.problem is not None:
-        return CheckRow(name, CheckLevel.REFUSE, f"{followed.problem} Nothing would be read, or judged")
-    if followed.elsewhere is not None:
-        return CheckRow(
-            name,
-            CheckLevel.WARN,
-            f"the trainer saves in {followed.elsewhere}, and the guard looks for checkpoints in "
-            f"{followed.saves}: set metrics.checkpoints.path",
-        )
-    old = "; what stands there already counts as of another run" if followed.old else ""
-    said = f"{followed.log} ({followed.format}), and checkpoints in {followed.saves}{old}"
     return CheckRow(name, CheckLevel.OK, said)
 
 

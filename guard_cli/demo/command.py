@@ -62,6 +62,7 @@ def demo(
     Nothing is downloaded. The policy learns additions from imperfect examples, then finds out that the
     grader accepts the right sum anywhere in a list of guesses: reward rises, held-out accuracy falls.
     """
+    from guard_cli.run.command import last_lines
     from guard_cli.run.session import run_guarded
 
     try:
@@ -82,7 +83,7 @@ def demo(
     say(f"rlguard: {_opening(recipe, benign)}")
     say("rlguard: a supervised warm-up comes first; it takes about half a minute")
     finished = run_guarded(plan)
-    for line in summary(plan, finished):
+    for line in last_lines(plan, finished):
         say(f"rlguard: {line}")
     raise typer.Exit(exit_code(finished, benign))
 
@@ -137,24 +138,6 @@ def make_plan(
     return Plan(command=command, out=folder / "report", options=options, show_trainer=False)
 
 
-def summary(plan: Plan, finished: Finished) -> list[str]:
-    """What happened, in a few lines; the last says where the report is."""
-    from guard_cli.run.folder import read_history
-
-    lines = [finished.outcome.sentence]
-    history = read_history(plan.out / "history.jsonl") if (plan.out / "history.jsonl").exists() else []
-    scores = [(line["step"], line["heldout"]) for line in history if "heldout" in line]
-    rewards = [line["reward"] for line in history if line["reward"] is not None]
-    if scores and rewards:
-        (first, start), (last, end) = scores[0], scores[-1]
-        lines.append(
-            f"held-out accuracy {start:.2f} at step {first} -> {end:.2f} at step {last}; reward "
-            f"{_mean(rewards[:8]):.2f} -> {_mean(rewards[-8:]):.2f}; "
-            f"the trainer reached step {history[-1]['step']}"
-        )
-    return [*lines, f"report in {plan.out / 'report.html'}"]
-
-
 def exit_code(finished: Finished, benign: bool) -> int:
     """0 if the guard did what it should; 1 if it did not; anything else is a fault of the run itself."""
     expected, other = ExitCode.FIRED, ExitCode.FINISHED
@@ -173,7 +156,3 @@ def _opening(task: Task, benign: bool) -> str:
 
 def _write_problems(path: Path, problems: Sequence[Exercise]) -> None:
     path.write_text("".join(json.dumps(asdict(p)) + "\n" for p in problems), encoding="utf-8")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

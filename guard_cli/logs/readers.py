@@ -18,7 +18,7 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_cli.logs import mlflow, printed
 from guard_cli.logs.keep import Keep
-from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, begins_of, build
+from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, build
 from guard_core.terminal import plain
 from guard_follow import names
 from guard_follow.events import LOGS, event_files, in_order, preferred, refuse_several
@@ -366,8 +366,7 @@ def read_mlflow(paths: Sequence[Path], keep: Keep) -> Table:
     rows = mlflow.read_exports(paths)
     found = dict.fromkeys(name for row in rows for name in row)
     kept = [{name: value for name, value in row.items() if name == "step" or keep(name)} for row in rows]
-    table = build("MLflow", [_rows_of_events(kept, keep)], OBJECTS.__contains__, "step", found)
-    return replace(table, whole_rows=False)
+    return build("MLflow", [_rows_of_events(kept, keep)], OBJECTS.__contains__, "step", found)
 
 
 # -- TensorBoard ---------------------------------------------------------------------------------------
@@ -383,7 +382,7 @@ def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
     notes: list[str] = []
     chunks = [_event_chunk(path, keep, found, notes) for path in in_order(paths)]
     table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
-    return replace(table, note=" ".join(notes) or None, begins=begins_of(chunks), whole_rows=False)
+    return replace(table, note=" ".join(notes) or None)
 
 
 def _event_chunk(path: Path, keep: Keep, found: dict[str, None], notes: list[str]) -> Chunk:

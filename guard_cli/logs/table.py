@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ class Table:
     `names`: every column of the file. `numbers[name]`: shape (rows,), NaN where the cell is empty; only of
     columns that were kept. `objects[name]`: row to value, of the columns in `OBJECTS`. `line`: where each
     row stands in the file. `format`: what kind of file it was. `note`: what was left out of it, for people.
-    `begins`: rows with which another file, or start of the trainer, begins. `whole_rows`: each is one record.
     """
 
     format: str
@@ -49,8 +47,6 @@ class Table:
     objects: Mapping[str, Mapping[int, Any]]
     line: npt.NDArray[np.int64]
     note: str | None = None
-    begins: tuple[int, ...] = ()
-    whole_rows: bool = True
 
     def __len__(self) -> int:
         return len(self.line)
@@ -98,11 +94,6 @@ def build(
             numbers[name][start : start + len(piece)] = piece
     line = np.concatenate(lines) if lines else np.zeros(0, dtype=np.int64)
     return Table(format_name, tuple(dict.fromkeys([*names, *parts, *objects])), numbers, objects, line)
-
-
-def begins_of(chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    """With which rows the chunks after the first begin."""
-    return tuple(accumulate(len(chunk.lines) for chunk in chunks[:-1]))
 
 
 def _floats(name: str, values: Sequence[Any], lines: Sequence[int], where: str) -> Floats:

@@ -6,16 +6,13 @@ There is no second implementation of a rule here: `guard_core.judge.Judge` gets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import islice
 from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
-from guard_core.attempts import AttemptStarts
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
-from guard_core.rounds import StepWindow
 from guard_core.wire import CheckpointReport, KlKind
 
 
@@ -27,19 +24,6 @@ class LoggedStep(NamedTuple):
     reward: float
     kl: float | None
     kl_kind: KlKind
-
-
-class Scored(NamedTuple):
-    """What a detector is given with one evaluation: it, and what its `guard_core.rounds.Window` has.
-
-    `start`: the newest attempt that had started from scratch by then.
-    """
-
-    evaluation: Evaluation
-    in_loop: float | None
-    kl: float | None
-    in_loop_error: float | None
-    start: int | None
 
 
 def fold_run(
@@ -79,28 +63,6 @@ def _announced(run: Run, evaluation: Evaluation) -> CheckpointReport | None:
     if run.trainer is None:
         return None
     return CheckpointReport(attempt=evaluation.attempt, step=evaluation.step, path="/", sampling=run.trainer)
-
-
-@lru_cache(maxsize=1)  # each detector asks for those of the same run
-def rounds(run: Run) -> tuple[Scored, ...]:
-    """The evaluations, each with the mean reward and the median KL of the steps since the last one."""
-    found: list[Scored] = []
-    gathered, starts, seen = StepWindow(), AttemptStarts(), 0
-    for one in run.passes[:1]:
-        starts.fold_checkpoint(one.attempt, one.step)
-    steps = _steps(run)
-    for evaluation, end in zip(run.evaluations, run.ends, strict=True):
-        for step in islice(steps, end - seen):
-            gathered.add(*step)
-            starts.fold_step(step.attempt, step.step)
-        seen = end
-        if evaluation.pass_index > 0:
-            found.append(Scored(evaluation, None, None, None, starts.newest))
-            continue
-        starts.fold_checkpoint(evaluation.attempt, evaluation.step)
-        window = gathered.close(evaluation.attempt, evaluation.step)
-        found.append(Scored(evaluation, window.reward, window.kl, window.reward_error, starts.newest))
-    return tuple(found)
 
 
 def as_logged(policy: Policy, run: Run) -> Policy:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from guard_cli.replay.fold import LoggedStep, as_logged, fold_run, rounds
+from guard_cli.replay.fold import LoggedStep, fold_run
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
-from guard_core.attempts import EvaluationSeries
 from guard_core.codes import Level
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import Policy
@@ -76,23 +75,29 @@ def outcome(run: Run, policy: Policy, name: str, ended: Ended = NOTHING_TOLD) ->
 
 
 def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
-    """The same, of what was judged."""
-    if name == WHOLE_GUARD:
-        return _whole_guard(run, policy)
-    return _heldout_guard(run, policy) if name == "heldout_guard" else _calibrated(run, policy)
-
-
-def _whole_guard(run: Run, policy: Policy) -> DetectorOutcome:
+    """The same, of what was judged: by the whole guard, or by a guard with this detector alone."""
+    inert = tuple(_inert(run, policy, policy.detector if name == WHOLE_GUARD else name))
     advice = _Advice()
-    judge = fold_run(run, policy, advice.after_evaluation, advice.after_step)
-    fire = next((latch for latch in judge.latches if latch.fire), None)
-    inert = tuple(_inert(run, policy, policy.detector))
+    looks = (advice.after_evaluation, advice.after_step) if name == WHOLE_GUARD else ()
+    judge = fold_run(run, _alone(policy, name), *looks)
     verdict = judge.verdict()
-    told = advice.told(verdict)
-    if fire is not None:
-        level, why = Level.FIRED, fire.message
-        return DetectorOutcome(WHOLE_GUARD, True, fire.step, fire.attempt, fire.code, level, why, inert, told)
-    return replace(_quiet(WHOLE_GUARD, verdict.level, verdict.reason, inert), advice=told)
+    told = advice.told(verdict) if name == WHOLE_GUARD else ()
+    if name != WHOLE_GUARD and (not run.evaluations or (name == "calibrated" and not _can_calibrate(run))):
+        return DetectorOutcome(name, False, None, None, None, Level.UNKNOWN, "; ".join(inert), inert)
+    fire = next((latch for latch in judge.latches if latch.fire), None)
+    if fire is None:
+        return DetectorOutcome(name, False, None, None, None, verdict.level, verdict.reason, inert, told)
+    return DetectorOutcome(
+        name, True, fire.step, fire.attempt, fire.code, Level.FIRED, fire.message, inert, told
+    )
+
+
+def _alone(policy: Policy, name: str) -> Policy:
+    """The policy of a guard with one detector and without a limit of the KL; the whole one stays as it is."""
+    if name == WHOLE_GUARD:
+        return policy
+    kl = policy.kl.model_copy(update={"hard_stop": None, "warn_above": None})
+    return policy.model_copy(update={"detector": name, "kl": kl})
 
 
 class _Advice:
@@ -124,70 +129,6 @@ def _advice_in(verdict: Verdict) -> dict[str, Condition]:
     return {f"{c.code} {_NUMBER.sub('', c.message)}": c for c in verdict.conditions if c.advice}
 
 
-def _heldout_guard(run: Run, policy: Policy) -> DetectorOutcome:
-    name = "heldout_guard"
-    inert = tuple(_inert(run, policy, name))
-    guard, series = policy.heldout_guard.build(), EvaluationSeries()
-    for evaluation, in_loop, *_, start in rounds(run):
-        if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):
-            guard.begin_again()
-        if in_loop is None:
-            continue
-        status = guard.update(evaluation.step, in_loop, evaluation.score)
-        if status.fire:
-            at = evaluation.attempt
-            return DetectorOutcome(
-                name, True, status.step, at, guard.fired_rule, Level.FIRED, status.reason, inert
-            )
-    if guard.count < max(1, guard.min_steps):
-        return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
-    gap = guard.proxy_real_gap()
-    return _quiet(name, Level.HEALTHY, f"quiet for {guard.count} rounds (Hacking Gap {gap:+.4f})", inert)
-
-
-def _calibrated(run: Run, policy: Policy) -> DetectorOutcome:
-    from guard_core.detectors import Baseline, CalibratedDetector
-
-    name = "calibrated"
-    inert = tuple(_inert(run, policy, name))
-    if not run.evaluations or not _can_calibrate(run):
-        return _quiet(name, Level.UNKNOWN, "; ".join(inert), inert)
-    policy = as_logged(policy, run)
-    starting = _starting(run)
-    baseline = Baseline.from_passes(
-        [one.items for one in starting],
-        policy.calibrated.samples,
-        [one.proxy_items or None for one in starting],
-        [one.fooled_items for one in starting],
-    )
-    detector, series = CalibratedDetector(policy.calibrated, baseline), EvaluationSeries()
-    status = None
-    for evaluation, in_loop, kl, in_loop_error, start in rounds(run):
-        made, alarmed = detector.evaluations, detector.alarmed
-        first = evaluation.pass_index == 0
-        if first and series.begins(start, evaluation.attempt, made=made, alarmed=alarmed):
-            detector.begin_again()
-        if not run.baseline and _same_checkpoint(evaluation, run.evaluations[0]):
-            continue  # it is the baseline
-        status = detector.update(
-            evaluation.step,
-            evaluation.items,
-            in_loop,
-            kl,
-            proxy_items=evaluation.proxy_items or None,
-            in_loop_error=in_loop_error,
-            fooled_items=evaluation.fooled_items,
-        )
-        if status.fire:
-            at = evaluation.attempt
-            return DetectorOutcome(
-                name, True, status.step, at, status.rule, Level.FIRED, status.reason, inert
-            )
-    if status is None:
-        return _quiet(name, Level.UNKNOWN, "no checkpoint after the baseline has been evaluated", inert)
-    return _quiet(name, status.level, status.reason, inert)
-
-
 def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
     """Passes of the starting policy; else those of the first checkpoint, if it was evaluated repeatedly."""
     return [one.items for one in _starting(run)]
@@ -205,10 +146,6 @@ def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:
     return (a.attempt, a.step) == (b.attempt, b.step)
 
 
-def _quiet(name: str, level: Level, reason: str, inert: tuple[str, ...] = ()) -> DetectorOutcome:
-    return DetectorOutcome(name, False, None, None, None, level, reason, inert)
-
-
 def _can_calibrate(run: Run) -> bool:
     return run.has_items and len(baseline_of(run)) > 0
 
@@ -219,8 +156,8 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
     needed = max(1, policy.heldout_guard.min_steps)
     if evaluations == 0:
         yield "there is no held-out series"
-    elif name in ("heldout_guard", "both") and (folded := _folded(run)) < needed:
-        yield f"HeldOutGuard: min_steps is {needed}, and {folded} evaluations have steps before them"
+    elif name in ("heldout_guard", "both") and evaluations < needed:
+        yield f"HeldOutGuard: min_steps is {needed}, and there are {evaluations} evaluations"
     if name in RULES_OF_ITEMS and evaluations and not run.has_items:
         column = run.columns.source.get("heldout", "heldout")
         yield f"`{column}` is a mean; say of how many items it is: --heldout-items N"
@@ -231,10 +168,6 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
         )
     if name in ("heldout_guard", "both"):
         yield from _inert_kl(run)
-
-
-def _folded(run: Run) -> int:
-    return sum(scored.in_loop is not None for scored in rounds(run))
 
 
 def _inert_kl(run: Run) -> Iterator[str]:

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from guard_cli.errors import CliError
 from guard_cli.logs.table import OUTCOMES, Floats, Table
-from guard_cli.replay.attempts import Bools, Ints, attempts_of
 from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, Sampling, SamplingSource
 from guard_follow.names import Columns, resolve
 from guard_follow.starts import VALUES
-from guard_follow.steps import WHOLE
 
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 KINDS = tuple(KlKind)
 
 MAX_STEP = 2**53
@@ -104,7 +104,6 @@ def load_run(
     columns = resolve(table.names, overrides, settings=settings)
     rows = _Rows(table, source, columns)
     notes = [*columns.notes, *([table.note] if table.note else [])]
-    rows.drop_repeats(notes)
     baseline_rows = rows.baseline()
     usable = rows.usable(baseline_rows, notes)
     merged = _merge(rows, usable, notes)
@@ -187,46 +186,10 @@ class _Rows:
             self.values[name] = self._integer(name, MAX_STEP)
         self.kl_kind = self._kl_kind()
         self.scored = self._scored()
-        self.repeats: list[int] = []
 
     def at(self, row: int) -> str:
         """Where a row stands, for messages."""
         return f"{self.source}: line {self.table.line[row]}"
-
-    def drop_repeats(self, notes: list[str]) -> None:
-        """Leave out evaluations that stand there again, as in a history that was joined with itself.
-
-        A guard makes each pass of a checkpoint once; passes of a baseline that have no number are repeats
-        where all of them come again in the same order.
-
-        Raises:
-            CliError: one that stands there twice with other outcomes.
-        """
-        first: dict[tuple[int, int, int], int] = {}
-        repeats = []
-        for row in sorted(self.scored):
-            if self.pass_index[row] == 0 and np.isnan(self.values["heldout_event"][row]):
-                continue
-            key = self._attempt_of(row), int(np.nan_to_num(self.step[row])), int(self.pass_index[row])
-            before = first.setdefault(key, row)
-            if self.scored[before] != self.scored[row]:
-                raise CliError(
-                    f"{self.at(row)} evaluates pass {key[2]} of step {key[1]} again, with other outcomes "
-                    f"than line {self.table.line[before]}: are these two runs? Replay each by itself."
-                )
-            if before != row:
-                repeats.append(row)
-        passes = self.baseline()
-        once = _period([self.scored[row].items for row in passes if row not in repeats])
-        repeats += [row for row in passes if row not in repeats][once:]
-        for row in repeats:
-            del self.scored[row]
-        self.repeats = repeats
-        if repeats:
-            notes.append(
-                f"{len(repeats)} evaluations stand there again and were left out (the first: "
-                f"{self.at(min(repeats))}): was a log joined with itself?"
-            )
 
     def baseline(self) -> list[int]:
         """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
@@ -285,7 +248,7 @@ class _Rows:
         if lost := int(np.sum(~usable)):
             notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
         usable &= self.pass_index == 0
-        usable[[*baseline, *self.repeats]] = False
+        usable[baseline] = False
         for name in (*VALUES, "heldout"):
             odd = np.isinf(self.values[name])
             if odd.any():
@@ -300,31 +263,21 @@ class _Rows:
             self.values["kl"][negative] = np.nan
         return np.flatnonzero(usable)
 
-    def attempts(self, usable: Ints) -> tuple[Ints, Bools]:
-        """The attempt of each of these rows, and whether what it measured counts; see `attempts_of`."""
-        named = None if self.attempt is None else np.nan_to_num(self.attempt[usable]).astype(np.int64)
-        begins = np.searchsorted(usable, self.table.begins)
-        return attempts_of(
-            self.step[usable].astype(np.int64),
-            named,
-            {name: self.values[name][usable] for name in VALUES},
-            begins[begins < len(usable)].tolist(),
-            self.table.whole_rows and self.columns.framework in WHOLE,
-            self._judged()[usable],
-        )
+    def attempts(self, usable: Ints) -> Ints:
+        """The attempt of each of these rows: as the log names it, else one more where steps come again.
 
-    def _judged(self) -> Bools:
-        """Where a row has anything that is judged."""
-        found: Bools = ~np.all([np.isnan(self.values[name]) for name in (*VALUES, "heldout")], axis=0)
-        found[list(self.scored)] = True
+        They do where they go back and measure something else.
+        """
+        if self.attempt is not None:
+            return np.nan_to_num(self.attempt[usable]).astype(np.int64)
+        step, reward = self.step[usable], self.values["reward"][usable]
+        begins, is_step = np.zeros(len(usable), dtype=np.int64), np.flatnonzero(~np.isnan(reward))
+        order = is_step[np.lexsort((reward[is_step], step[is_step]))]
+        again = (np.diff(step[order]) == 0) & (np.diff(reward[order]) != 0)
+        if again.any():  # else the lines are only out of order
+            begins[is_step[1:]] = np.diff(step[is_step]) < 0
+        found: Ints = np.cumsum(begins)
         return found
-
-    def forget(self, late: Ints) -> bool:
-        """Leave out what these rows measured; whether that is anything."""
-        measured = any(not np.isnan(self.values[name][late]).all() for name in VALUES)
-        for name in VALUES:
-            self.values[name][late] = np.nan
-        return measured
 
     def _first(self, where: Bools) -> str:
         return f"line {self.table.line[int(np.argmax(where))]}"
@@ -420,16 +373,6 @@ class _Rows:
         return tuple(float(x) for x in value)
 
 
-def _period(passes: Sequence[tuple[float, ...]]) -> int:
-    """After how many of them all come again in the same order; all of them where they do not."""
-    count = len(passes)
-    if len(set(passes)) > 1:
-        for once in range(2, count // 2 + 1):
-            if count % once == 0 and all(passes[i] == passes[i - once] for i in range(once, count)):
-                return once
-    return count
-
-
 def _known(cell: float) -> float | None:
     return None if np.isnan(cell) else float(cell)
 
@@ -500,17 +443,12 @@ def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     """Order rows by attempt and step and merge those of one step: trackers log one step in several rows.
 
     Of two rows that contradict each other the first counts, as the guard refuses the second (409); unless
-    the steps start again from an earlier one, which is a restart of the trainer. What a step measured is in
-    the rows that stand together; what comes later could not have been reported.
+    the steps start again from an earlier one, which is a restart of the trainer.
     """
-    step = rows.step[usable].astype(np.int64)
-    attempt, counts = rows.attempts(usable)
+    step, attempt = rows.step[usable].astype(np.int64), rows.attempts(usable)
     several = len(np.unique(attempt))
     if rows.attempt is None and several > 1:
-        notes.append(
-            f"the steps start again {several - 1} times with other values: read as {several} attempts of the "
-            "trainer."
-        )
+        notes.append(f"the steps go back {several - 1} times: read as {several} attempts of the trainer.")
     count, first_row, second_row = _contradictions(rows, usable, attempt, step)
     if count:
         notes.append(
@@ -522,20 +460,7 @@ def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     repeats = len(step) - len(starts)
     if repeats and not count:
         notes.append(f"{repeats} rows repeat a step and were merged with it.")
-    merged = _take_first(rows, usable, attempt, step, order, starts)
-    if not rows.forget(usable[~counts]):
-        return merged
-    timely = _take_first(rows, usable, attempt, step, order, starts)
-    late = np.zeros(len(timely.step), dtype=bool)
-    for name in VALUES:
-        late |= np.isnan(timely.values[name]) & ~np.isnan(merged.values[name])
-    late &= ~np.isnan(timely.values["reward"])
-    if late.any():
-        notes.append(
-            f"{int(late.sum())} steps have values in lines that came when the next step had begun; those do "
-            f"not count, as a guard had the step by then (the first: step {timely.step[np.argmax(late)]})."
-        )
-    return timely
+    return _take_first(rows, usable, attempt, step, order, starts)
 
 
 def _groups(attempt: Ints, step: Ints) -> tuple[Ints, Ints]:

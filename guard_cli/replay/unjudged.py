@@ -6,30 +6,28 @@ of `rlguard run`; without one only the steps after the last evaluation tell of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from guard_cli.errors import ExitCode
+from guard_cli.errors import CliError, ExitCode, Result
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import Run
+from guard_cli.saved_run import find_report, read_json
+from guard_cli.summary import COUNTS
 from guard_core.ending import left_out
 from guard_core.policy import Policy
 from guard_core.terminal import plain
 from guard_core.wire import Verdict
-
-#: What the report counts, under the names of the verdict.
-COUNTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """How the run itself ended, where that was no pass.
 
-    `note`: in a sentence, or "". `counts`: of its checkpoints, by `COUNTS`. `unjudged`: the sentence again
-    where there are none, and it is all that says what nobody judged.
+    `note`: in a sentence, or "". `counts`: of its checkpoints. `unjudged`: the sentence again where
+    there are none, and it is all that says what nobody judged.
     """
 
     note: str = ""
@@ -42,7 +40,7 @@ NOTHING_TOLD = Ended()
 
 def report_of(path: Path) -> Path | None:
     """The report of `rlguard run` that `path` is or lies in; None if it is no report."""
-    return next((folder for folder in (path, path.parent) if (folder / "run.json").is_file()), None)
+    return find_report(path) or find_report(path.parent)
 
 
 def how_it_ended(path: Path) -> Ended:
@@ -51,27 +49,20 @@ def how_it_ended(path: Path) -> Ended:
     if folder is None:
         return NOTHING_TOLD
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        code, sentence = facts["exit_code"], plain(str(facts["outcome"]), 2_000)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return Ended(
-            f"how the run itself ended is not known: {folder / 'run.json'} cannot be read ({error!r})"
-        )
+        facts = read_json(folder / "run.json")
+    except CliError as error:
+        return Ended(f"how the run itself ended is not known: {error}")
+    code, sentence = facts.get("exit_code"), plain(str(facts.get("outcome")), 2_000)
     if code == ExitCode.FINISHED:
         return NOTHING_TOLD
-    counts = _counts(facts.get("checkpoints"))
+    counts = facts.get("checkpoints") or {}
+    known = isinstance(counts, dict) and all(isinstance(counts.get(name), int) for name in COUNTS)
     note = (
         f"the run itself ended with exit code {code}: {sentence}. A replay judges the steps and "
         "evaluations that there are, and not what was refused, failed or never reported"
     )
-    return Ended(note, counts, sentence if code == ExitCode.NOT_JUDGED and not counts else "")
-
-
-def _counts(found: object) -> dict[str, int]:
-    """The counts of a report; none where one is missing or no number."""
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), int) for name in COUNTS):
-        return {}
-    return {name: int(found[name]) for name in COUNTS}
+    unjudged = facts.get("result") in (Result.NOT_JUDGED, Result.GUARD_LOST) and not known
+    return Ended(note, counts if known else {}, sentence if unjudged else "")
 
 
 def unjudged(run: Run, ended: Ended) -> str:

@@ -1,4 +1,4 @@
-"""`rlguard report`: the report of a run on a cluster, from what the operator kept of it."""
+"""`rlguard report`: the page of a run, of its folder or of what the operator kept of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from guard_cli.errors import CliError
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, read_object
+from guard_cli.saved_run import find_report, read_json
 from guard_core.terminal import plain
+from guard_operator.adapters import at
+from guard_operator.api.names import KIND
 
 EXIT_CODES = {
     0: "the page is written",
@@ -32,6 +35,7 @@ EXIT_CODES = {
 EPILOG = epilog(
     "rlguard report my-job -n training",
     "rlguard report evidence.yaml --out my-job.html",
+    "rlguard report rlguard-runs/my-run",
     codes=EXIT_CODES,
 )
 
@@ -42,26 +46,57 @@ app = typer.Typer(add_completion=False)
 def report(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="GuardedTrainingJob, also one that was deleted; or a saved file."),
+        typer.Argument(
+            metavar="JOB",
+            help="Folder of a run; GuardedTrainingJob, also a deleted one; or a saved file.",
+        ),
     ],
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The page to write; report.html without it."),
+    ] = None,
 ) -> None:
-    """Make the report of a run on a cluster, as `rlguard run` makes it of a run on one machine.
+    """Make the report of a run.
 
-    It is made of the evidence that the operator keeps when a run fires or ends, so that no pod is needed,
-    and with `spec.keepEvidence` not even the job. A file is one that `kubectl get configmap NAME -o yaml`
-    wrote. Of the evaluation rounds up to 50 are kept, and of the steps up to 200, with the symptoms of all.
+    JOB is the folder of a run on this machine, a job on the cluster, or a saved manifest: of the job, or of
+    its evidence (`kubectl get configmap NAME -o yaml`). The operator keeps the evidence when a run fires or
+    ends, so that no pod is needed, and with `spec.keepEvidence` not even the job. Of the evaluation rounds
+    up to 50 are kept, and of the steps up to 200, with the symptoms of all.
     """
-    found = read_object(Path(job)) if is_file(job) else _of_cluster(job, namespace, kubeconfig, context)
-    evidence = read_evidence(found)
+    if (folder := Path(job)).is_dir():
+        headline, page, out = *_of_folder(folder), out or (find_report(folder) or folder) / "report.html"
+    else:
+        evidence = read_evidence(_evidence(job, namespace, kubeconfig, context))
+        headline, page, out = heading_of(evidence).headline, _page(evidence), out or Path("report.html")
     try:
-        out.write_text(_page(evidence) + "\n", encoding="utf-8")
+        out.write_text(page + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"--out {out} cannot be written: {error.strerror or error}") from None
-    typer.echo(plain(f"{out}: {heading_of(evidence).headline}"))
+    typer.echo(plain(f"{out}: {headline}"))
+
+
+def _of_folder(folder: Path) -> tuple[str, str]:
+    """The outcome and the page of a local run."""
+    report = find_report(folder)
+    if report is None:
+        raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
+    from guard_cli.report.local import render
+
+    return str(read_json(report / "run.json").get("outcome", "")), render(report)
+
+
+def _evidence(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None) -> Any:
+    """The evidence that a file holds, or that the cluster has of the job that is named, or in the file."""
+    if not is_file(job):
+        return _of_cluster(job, namespace, kubeconfig, context)
+    found = read_object(Path(job))
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        return found
+    name, space = (at(found, "metadata", key) for key in ("name", "namespace"))
+    return _of_cluster(str(name), namespace or space, kubeconfig, context)
 
 
 def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None = None) -> Any:
@@ -143,5 +178,4 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
             "it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
             "for symptoms",
         )
-    best = evidence.verdict.best_evaluation
-    yield from verdict_rows(evidence.verdict, "" if best is None else f", <code>{text(best.path)}</code>")
+    yield from verdict_rows(evidence.verdict)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from guard_cli.report.evidence import Evidence, KeptCondition
+from guard_cli.errors import Result
+from guard_cli.report.evidence import Evidence
 from guard_core.codes import Level
 from guard_core.ending import fired_at
 from guard_core.wire import Verdict
@@ -45,14 +46,11 @@ def heading_of(evidence: Evidence) -> Heading:
     noted = next((true[kind] for kind in _ENDS if kind in true), None)
     if noted is None:
         return Heading(Level.UNKNOWN, "unknown", _with(verdict, "How it ended is not kept"), verdict.reason)
-    state, word, headline = _of_success(noted) if noted.type == "Succeeded" else _ENDS[noted.type]
+    state, word, headline = _ENDS[noted.type]
+    if noted.type == "Succeeded" and noted.reason == "WorkloadSucceeded":
+        state, word = Level.HEALTHY, Result.FINISHED
+        headline = "The trainer finished without a fire, and all of it was judged"
     return Heading(state, word, _with(verdict, headline.format(reason=noted.reason)), noted.message)
-
-
-def _of_success(noted: KeptCondition) -> tuple[Level, str, str]:
-    if noted.reason == "WorkloadSucceeded":
-        return Level.HEALTHY, "finished", "The trainer finished without a fire, and all of it was judged"
-    return _ENDS["Succeeded"]
 
 
 def _with(verdict: Verdict, headline: str) -> str:

@@ -7,7 +7,6 @@ file may hold anything: what cannot be read is left out, and missing is not know
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_cli.errors import CliError
-from guard_core.codes import Code, Level
+from guard_cli.summary import read_verdict
 from guard_core.kept_steps import KeptSteps, read_steps
 from guard_core.policy import Policy
 from guard_core.wire import KlKind, MomentRollouts, Rollout, Verdict
@@ -25,8 +24,6 @@ from guard_service.policy_file import NotYamlError, parse_yaml
 VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"
 #: Beyond it a number of a file is none that a plot can bear.
 LARGEST = 1e15
-MAX_DEPTH = 16
-_CAPITAL = re.compile("[A-Z]")
 _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
 POLICY, ROLLOUTS, STEPS, COLLECTED = "policy.yaml", "rollouts.json", "steps.jsonl", "collected-at"
 CONDITIONS = "conditions.json"
@@ -97,41 +94,21 @@ def read_evidence(config_map: Any) -> Evidence:
 
 
 def _verdict(status: Mapping[str, Any], best: Any) -> Verdict:
-    """`status.guard` as the verdict that it was made of; a part that does not validate is left out.
+    """`status.guard` as the verdict that it was made of.
 
     Raises:
         CliError: it has no code, or one of another release.
     """
-    given = _snake(status) | {"best_evaluation": _snake(best)}
-    fire, halt = (_object(given.get(name)) for name in ("fire", "halt"))
-    latch = fire or halt
-    code = latch.get("code") or given.get("code")
-    if code not in list(Code):
+    verdict = read_verdict({**status, "bestCheckpoint": best})
+    if verdict is None:
+        code = status.get("code")
         raise CliError(
             "the guard of this run had reported no verdict: its evidence holds logs and nothing to draw"
             if code is None
             else f"{VERDICT} has the code {code!r}, which this release does not know: use the release of its "
             "guard"
         )
-    known = {name: given[name] for name in Verdict.model_fields.keys() & given.keys()} | {
-        "level": Level.FIRED if fire else given.get("level"),
-        "code": code,
-        "reason": _words(latch.get("reason") or given.get("reason")),
-        "fire": bool(fire),
-        "halt": bool(halt) and not fire,
-        "stop": bool(latch),
-        "latch_attempt": latch.get("attempt"),
-        "latch_step": latch.get("step"),
-        "latched_at": latch.get("at"),
-        "ended": "ended" in given,
-    }
-    while True:
-        try:
-            return Verdict.model_validate(known)
-        except ValidationError as error:
-            wrong = str(error.errors()[0]["loc"][0])
-            del known[wrong]
-            known.setdefault("level", Level.UNKNOWN)
+    return verdict
 
 
 def _conditions(kept: Any) -> Iterator[KeptCondition]:
@@ -213,16 +190,6 @@ def _json(text: Any) -> Any:
         return json.loads(_words(text), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
-
-
-def _snake(value: Any, depth: int = 0) -> Any:
-    """The names of the API as those of the wire, inner ones too; nothing of a verdict is nested deeper."""
-    if not isinstance(value, dict):
-        return value
-    if depth == MAX_DEPTH:
-        return None
-    # Not pydantic's `to_snake`, which makes sha_256 of sha256.
-    return {_CAPITAL.sub(r"_\g<0>", str(k)).lower(): _snake(v, depth + 1) for k, v in value.items()}
 
 
 def _is_number(value: Any, *kinds: type[int | float]) -> bool:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from guard_cli.summary import summary
 from guard_core.codes import Code
+from guard_core.detectors.questions import points
 from guard_core.ending import steps_after
 from guard_core.policy import Policy
 from guard_core.symptoms import TITLES, Examined
@@ -91,26 +93,16 @@ def drawing(picture: str) -> str:
     return f'<div class="drawing">{picture}</div>'
 
 
-def verdict_rows(verdict: Verdict, kept: str = "") -> Iterable[tuple[str, str]]:
-    """What a verdict tells of a run, as rows; `kept`: HTML to stand behind the last good checkpoint."""
-    yield "Verdict", f"{verdict.level.value} (<code>{verdict.code.value}</code>): {text(verdict.reason)}"
+def verdict_rows(verdict: Verdict) -> Iterable[tuple[str, str]]:
+    """What a verdict tells of a run, as rows."""
+    for name, words in summary(verdict):
+        yield name, text(words)
     yield "Seen", f"{verdict.steps} steps, {verdict.rounds} evaluation rounds"
-    yield (
-        "Checkpoints",
-        f"{verdict.announced} announced, {verdict.evaluated} evaluated, {verdict.failed} failed, "
-        f"{verdict.skipped} skipped, {verdict.refused} refused; "
-        f"{verdict.waiting} evaluations left waiting",
-    )
     if after := steps_after(verdict):
         yield "Not judged", after
     newest = verdict.last_evaluation
     if newest is not None and newest.sampling is not None:
         yield "Evaluations", f"{text(newest.sampling.words)} ({text(newest.sampling.source.words)})"
-    if verdict.proxy_real_gap is not None:
-        yield "Hacking Gap", f"{verdict.proxy_real_gap:+.4f}"
-    if verdict.best_evaluation is not None:
-        score = verdict.best_evaluation
-        yield "Last good checkpoint", f"step {score.step}, held-out {score.score:.3f}{kept}"
 
 
 #: The row of the proof by which a code fires.
@@ -126,18 +118,28 @@ _DECISIVE = {
 
 
 def _proof(content: ReportContent) -> str:
-    """The start, the last good checkpoint, the fire and the end side by side, with the limits of each."""
+    """The start, the last good checkpoint, the fire and the end side by side; the statistics in details."""
     verdict = content.verdict
     columns = _columns(content.history["evaluations"], verdict)
     if content.history.get("cut_off"):
         columns = {"First that was kept" if name == "Start" else name: of for name, of in columns.items()}
     heads = "".join(f'<th scope="col">{name}</th>' for name in columns)
     heads = heads.replace("checkpoint", "check&shy;point")  # on a phone
-    rows = "".join(
-        f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
-        for key, name in _rows(columns, verdict)
-    )
-    return f'<table class="proof"><tr><td></td>{heads}</tr>{rows}</table>'
+    caption = f"<caption>{text(verdict.reason)}</caption>" if verdict.stop else ""
+
+    def table(rows: Iterable[tuple[str, str]], caption: str = "") -> str:
+        body = "".join(
+            f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
+            for key, name in rows
+        )
+        return f'<table class="proof">{caption}<tr><td></td>{heads}</tr>{body}</table>'
+
+    evidence = dict.fromkeys(name for column in columns.values() for name in column.get("evidence") or {})
+    shown = table(_rows(verdict), caption)
+    if not evidence:
+        return shown
+    named = table((name, f"Evidence of {name}, nats, of its threshold") for name in evidence)
+    return f"{shown}<details><summary>Details: the evidence of each detector</summary>{named}</details>"
 
 
 def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Mapping[str, Any]]:
@@ -176,19 +178,18 @@ def _now(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str
     }
 
 
-def _rows(columns: Mapping[str, Mapping[str, Any]], verdict: Verdict) -> Iterable[tuple[str, str]]:
-    """(key, name) of what is told: all of it always, but detectors that never judged."""
+def _rows(verdict: Verdict) -> Iterable[tuple[str, str]]:
+    """(key, name) of what is told: averages only where the verdict speaks of them."""
     yield "step", "Step of the checkpoint"
     yield "reward", "In-loop reward, mean of the round"
     yield "score", "Held-out score"
-    yield "in_loop_ema", "In-loop reward, EMA"
-    yield "heldout_ema", "Held-out score, EMA"
-    yield "proxy_real_gap", f"Hacking Gap{_against(verdict.max_proxy_real_gap, 'ceiling')}"
+    if verdict.code in (Code.HELDOUT_DECLINE, Code.HACKING_GAP):
+        yield "in_loop_ema", "In-loop reward, EMA"
+        yield "heldout_ema", "Held-out score, EMA"
+        yield "proxy_real_gap", f"Hacking Gap{_against(verdict.max_proxy_real_gap, 'ceiling')}"
     start = verdict.kl_start or 0.0
     stop = None if verdict.kl_hard_stop is None else verdict.kl_hard_stop + start
     yield "kl_ema", f"KL to the reference, EMA, nats/token{_against(stop, 'hard stop')}"
-    for name in dict.fromkeys(name for column in columns.values() for name in column.get("evidence") or {}):
-        yield name, f"Evidence of the detector {name}, nats, of its threshold"
 
 
 def _against(limit: float | None, name: str) -> str:
@@ -210,7 +211,9 @@ def _cell(column: Mapping[str, Any], key: str) -> str:
         return f"<td>{pair[0]:.2f} of {pair[1]:.2f}</td>"
     if value is None:
         return "<td>—</td>"
-    return f"<td>{value:,}</td>" if key == "step" else f"<td>{value:.4f}</td>"
+    if key == "step":
+        return f"<td>{value:,}</td>"
+    return f"<td>{points(value) if key in ('score', 'heldout_ema') else f'{value:.4g}'}</td>"
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
 from guard_cli.saved import is_file, read_object
+from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY
@@ -31,8 +32,11 @@ EXIT_CODES = {
 EPILOG = epilog(
     "rlguard resume my-job -n training --set onFire=Report",
     "rlguard resume my-job -n training -o yaml > again.yaml",
+    "rlguard resume rlguard-runs/my-run",
     codes=EXIT_CODES,
 )
+
+UNCHANGED = "what you have not changed is as it was: a reward that was hacked will be again"
 
 app = typer.Typer(add_completion=False)
 
@@ -46,7 +50,11 @@ class Output(StrEnum):
 @app.command(epilog=EPILOG)
 def resume_run(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="GuardedTrainingJob that has ended; or a saved file.")
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="Folder of a run; GuardedTrainingJob that has ended; or a saved file.",
+        ),
     ],
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -75,19 +83,22 @@ def resume_run(
         typer.Option("--output", "-o", help="Print the job in this form, and create nothing."),
     ] = None,
 ) -> None:
-    """Create the job that goes on from the last good checkpoint of a run that was stopped.
+    """Go on from the last good checkpoint of a run that was stopped.
 
-    It has the template and the guard of the old one, and `spec.resumedFrom`; the old one stays as it is.
-    Its containers get RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does
-    that, and a script of yours has to. What was decided is said on stderr.
+    Of the folder of a local run, print the command. Of a job on the cluster, create a new job with the same
+    template and guard, and `spec.resumedFrom`; of a file with a job, print it. The containers get
+    RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does that, and a script of
+    yours has to. What was decided is said on stderr.
     """
     from guard_cli.wrap.as_written import as_yaml
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a file with the job", context)
-    if cluster is None and output is None:
-        raise CliError(f"{job}: a file names no cluster to create the job in: -o yaml prints it")
+    if Path(job).is_dir():
+        _of_folder(Path(job))
+        return
+    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a folder or a file", context)
+    created = cluster is not None and output is None
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
         if cluster is None
@@ -99,16 +110,33 @@ def resume_run(
     said = review_manifest(resumed.manifest, config, source)
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
-        done = "created" if output is None else "printed"
+        done = "created" if created else "printed"
         raise CliError(f"the operator would refuse it ({said.reason}), so nothing is {done}:{findings}")
-    if cluster is not None and output is None:
+    if cluster is not None and created:
         _refuse_where_it_would_start_anew(resumed)
         cluster.create_job(resumed.manifest)
         typer.echo(f"{KIND.lower()}.{GROUP}/{resumed.name} created")
     else:
         typer.echo(as_yaml(resumed.manifest), nl=False)
-    for line in _told(resumed, created=output is None):
+    for line in _told(resumed, created=created):
         print(plain(line), file=sys.stderr)
+
+
+def _of_folder(folder: Path) -> None:
+    """Print the command that goes on from the checkpoint that a local run kept.
+
+    Raises:
+        CliError: the run has not ended, or kept none.
+    """
+    report = find_report(folder)
+    if report is None:
+        raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
+    command = how_to_go_on(report)
+    if not command:
+        raise CliError(f"{report} has no {BEST}: no checkpoint was scored, so start from the beginning")
+    typer.echo(command)
+    for line in filter(None, (UNCHANGED, how_it_starts(report))):
+        print(line, file=sys.stderr)
 
 
 def _refuse_where_it_would_start_anew(resumed: Resumed) -> None:
@@ -202,7 +230,7 @@ def _told(resumed: Resumed, *, created: bool) -> Iterator[str]:
             f"then take the copy that the guard kept in {resumed.copy}: put it where the new trainer can "
             "read it, and name that with --checkpoint"
         )
-    yield "what you have not changed is as it was: a reward that was hacked will be again"
+    yield UNCHANGED
     yield from _of_a_followed_trainer(resumed)
     guard = resumed.manifest["spec"]["guard"]["heldout"]["evaluator"]
     if (guard.get("hf") or guard.get("vllm") or {}).get("baseModel"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
-from guard_cli.errors import CliError, ExitCode, exit_code_help
+from guard_cli.errors import CliError, Result, exit_code_help
 from guard_cli.grouped import GroupedCommand
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
@@ -131,29 +132,28 @@ def run(
         max_lag=_lag(max_lag, followed=follow is not None),
         follow=_followed(follow, format_, run_config, column or []),
         resume_from=options.absolute(resume_from),
+        arguments=sys.argv[1:],
     )
     finished = run_guarded(plan)
-    say(f"rlguard: report in {plan.out}/report.html")
-    if words := how_to_go_on(plan, finished):
-        say(f"rlguard: {words}")
-    say(f"rlguard: {finished.outcome.sentence}")
+    for line in last_lines(plan, finished):
+        say(f"rlguard: {line}")
     if on_end is not None:
         run_on_end(on_end, finished.outcome, plan.out)
     raise typer.Exit(finished.outcome.code)
 
 
-def how_to_go_on(plan: Plan, finished: Finished) -> str:
-    """After a latch, how a new run starts from the checkpoint that was kept; "" without one."""
-    from guard_cli.run.folder import BEST
-    from guard_cli.starting import settings_to_start
+def last_lines(plan: Plan, finished: Finished) -> Iterator[str]:
+    """The end of a run: the report, what happened besides, how to go on, and the outcome last."""
+    from guard_cli.run.outcome import notes
+    from guard_cli.saved_run import how_it_starts, how_to_go_on
 
-    best = plan.out / BEST
-    if finished.outcome.code not in (ExitCode.FIRED, ExitCode.HALTED) or not best.is_dir():
-        return ""
-    path = shlex.quote(str(best.absolute()))
-    settings = settings_to_start("" if plan.follow is None else plan.follow.format, path, "NEW_FOLDER")
-    said = f"to go on from the last good checkpoint: rlguard run --resume-from {path} …"
-    return f"{said}; {settings}" if settings else said
+    yield f"report in {plan.out}/report.html"
+    yield from notes(finished.ending)
+    if finished.outcome.result is not Result.FINISHED and (command := how_to_go_on(plan.out)):
+        yield f"to go on from the last good checkpoint: {command}"
+        if how := how_it_starts(plan.out):
+            yield how
+    yield finished.outcome.sentence
 
 
 def _lag(given: str | None, *, followed: bool) -> str | None:

@@ -11,29 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guard_cli.output import say
+from guard_cli.report.local import picture, render
+from guard_cli.saved_run import BEST
+from guard_cli.summary import COUNTS
 
 if TYPE_CHECKING:
     from guard_cli.run.plan import Finished, Plan
     from guard_service.settings import GuardSettings
 
-BEST = "best_checkpoint"
-DRAWN_STEPS = 2000  # as the dashboard asks for
-#: What became of the checkpoints, and the evaluations that were left waiting, as the last verdict says.
-CHECKPOINTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
-
 
 def write_report(plan: Plan, settings: GuardSettings, finished: Finished) -> None:
     """Write the folder. The guard must have ended: its store is read."""
-    state_dir = settings.state_dir
+    state_dir, out = settings.state_dir, plan.out
     facts = run_facts(plan, settings.name, finished)
     verdict = finished.ending.verdict
-    _try("run.json", lambda: _write_json(plan.out / "run.json", facts))
+    _try("run.json", lambda: _write_json(out / "run.json", facts))
     if verdict is not None:
-        _try("verdict.json", lambda: _write(plan.out / "verdict.json", verdict.model_dump_json(indent=2)))
-    _try("history.jsonl", lambda: _write_history(state_dir, plan.out / "history.jsonl"))
-    _try("policy.yaml", lambda: _write_policy(state_dir, plan.out / "policy.yaml"))
-    _try(BEST, lambda: _take_best(state_dir / "best", plan.out / BEST))
-    _try("report.html", lambda: _write_html(plan, facts, finished))
+        _try("verdict.json", lambda: _write(out / "verdict.json", verdict.model_dump_json(indent=2)))
+    _try("history.jsonl", lambda: _write_history(state_dir, out / "history.jsonl"))
+    _try("policy.yaml", lambda: _write_policy(state_dir, out / "policy.yaml"))
+    _try(BEST, lambda: _take_best(state_dir / "best", out / BEST))
+    _try("plot.svg", lambda: _write(out / "plot.svg", picture(out)))
+    _try("report.html", lambda: _write(out / "report.html", render(out)))
 
 
 def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
@@ -41,46 +40,24 @@ def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
     ending, verdict = finished.ending, finished.ending.verdict
     return {
         "name": name,
+        "result": finished.outcome.result,
         "exit_code": finished.outcome.code,
         "outcome": finished.outcome.sentence,
+        "command": list(plan.arguments),
+        "folder": os.getcwd(),
+        "format": "" if plan.follow is None else plan.follow.format,
         "trainer": list(plan.command),
         "trainer_code": ending.trainer_code,
         "trainer_ended_itself": ending.trainer_ended_itself,
         "interrupted_by": ending.interrupted_by,
         "guard_lost": None if ending.guard_lost is None else ending.guard_lost.reason,
-        "checkpoints": None if verdict is None else {name: getattr(verdict, name) for name in CHECKPOINTS},
+        "guard_restarts": ending.restarts,
+        "checkpoints": None if verdict is None else {name: getattr(verdict, name) for name in COUNTS},
         "checkpoints_not_evaluated": None if verdict is None else verdict.announced - verdict.evaluated,
         "steps_after_last_judged_checkpoint": None if verdict is None else verdict.steps_since_evaluation,
         "started": finished.started,
         "seconds": finished.ended - finished.started,
     }
-
-
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """The lines of a history.jsonl, without further passes over a checkpoint: one line for each step."""
-    with path.open(encoding="utf-8") as lines:
-        return [row for line in lines if "pass_index" not in (row := json.loads(line))]
-
-
-def _write_html(plan: Plan, facts: dict[str, Any], finished: Finished) -> None:
-    from guard_cli.report.plot import draw
-    from guard_cli.run.report import page
-    from guard_core.guard_log import symptoms_of_history
-    from guard_core.rollouts import side_by_side
-    from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
-
-    state_dir, best = plan.out / "guard", plan.out / BEST
-    verdict = finished.ending.verdict
-    lines = read_history(plan.out / "history.jsonl")
-    picture = draw(lines, verdict)
-    _write(plan.out / "plot.svg", picture)
-    history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
-    kept = best if best.exists() else None
-    rollouts = () if verdict is None else side_by_side(ROLLOUTS.read(state_dir), verdict)
-    figures = FIGURES.read(state_dir)
-    seen = symptoms_of_history(lines, figures)
-    html = page(facts, history, verdict, policy, picture, kept, rollouts, figures, seen)
-    _write(plan.out / "report.html", html)
 
 
 def _write_history(state_dir: Path, path: Path) -> None:

@@ -40,7 +40,7 @@ class GuardProcessLostError(CliError):
     """The guard is gone for good; the run is no longer guarded."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, ExitCode.NOT_JUDGED)
+        super().__init__(message, ExitCode.NOT_PASSED)
 
 
 class GuardProcess:
@@ -68,7 +68,7 @@ class GuardProcess:
         self._log = log
         self._ready_seconds = ready_seconds
         self._cancelled = cancelled
-        self._restarts = 0
+        self.restarts = 0
         self._last_answer = time.monotonic()
         _, self._read_token = settings.tokens()
         self._client: httpx.Client | None = None
@@ -182,10 +182,10 @@ class GuardProcess:
     def _restart(self, why: str) -> None:
         """Start another guard, and one more if that dies while it starts, as long as restarts are left."""
         while why:
-            if self._restarts == MAX_RESTARTS:
+            if self.restarts == MAX_RESTARTS:
                 self.stop()
                 raise GuardProcessLostError(f"{why}, after {MAX_RESTARTS} restarts: see {self._log}")
-            self._restarts += 1
+            self.restarts += 1
             self._end()
             why = self._start()
 

@@ -19,6 +19,7 @@ def run_on_end(command: str, outcome: RunOutcome, folder: Path) -> None:
     """Run a shell command with the outcome in its environment; a failure is only printed."""
     environment = os.environ | {
         "RLGUARD_OUTCOME": outcome.sentence,
+        "RLGUARD_RESULT": outcome.result,
         "RLGUARD_EXIT_CODE": str(outcome.code),
         "RLGUARD_FOLDER": str(folder.absolute()),
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from guard_cli.errors import ExitCode
+from guard_cli.errors import ExitCode, Result
+from guard_cli.summary import heldout_scores
 from guard_core.codes import Code, Level
 from guard_core.ending import fired_at, not_judged, steps_after, warned
 from guard_core.preflight import REFUSED
@@ -14,9 +16,6 @@ from guard_core.terminal import plain
 from guard_core.wire import Verdict
 
 _REFUSAL = re.compile(rf"(?:{re.escape(REFUSED)}|\bGuardConfigError: )(.*)")
-
-#: Begins the sentence of a run that was judged to its end and whose last verdict is a warning.
-WITH_A_WARNING = "the trainer finished with a warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class Ending:
         responded: whether the guard responded when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
         refusal: why the trainer refused to start, by its own output; "" if it did not.
+        restarts: how often the guard was started again.
     """
 
     verdict: Verdict | None
@@ -49,14 +49,16 @@ class Ending:
     responded: bool = True
     leftovers: tuple[int, ...] = ()
     refusal: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What the command exits with, and the sentence that says why."""
+    """What the command exits with, the sentence that says why, and the result for programs."""
 
     code: int
     sentence: str
+    result: Result = Result.FINISHED
 
 
 def judge_ending(ending: Ending) -> RunOutcome:
@@ -65,36 +67,44 @@ def judge_ending(ending: Ending) -> RunOutcome:
     A fire comes first, because it stays true whatever happened besides. A run that ended well but that the
     guard did not judge to its end, or did not find healthy, is no success: see `guard_core.ending`.
     """
-    outcome = _judge(ending)
-    if ending.leftovers:
-        pids = ", ".join(map(str, ending.leftovers))
-        return RunOutcome(outcome.code, f"{outcome.sentence}; STILL RUNNING after SIGKILL: process {pids}")
-    return outcome
-
-
-def _judge(ending: Ending) -> RunOutcome:
-    verdict, code = ending.verdict, ending.trainer_code
-    reached = _reached(verdict)
+    verdict, code, reached = ending.verdict, ending.trainer_code, _reached(ending.verdict)
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
         fired = fired_at(verdict.latch_step, verdict.code, after)
-        return RunOutcome(ExitCode.FIRED, f"{fired}: {verdict.reason.removesuffix('.')}{reached}")
+        sentence = f"{fired}: {verdict.reason.removesuffix('.')}{reached}"
+        return RunOutcome(ExitCode.FIRED, sentence, Result.FIRED)
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
-        return RunOutcome(
-            128 + ending.interrupted_by, f"interrupted by {name}; the trainer was stopped{reached}"
-        )
+        sentence = f"interrupted by {name}; the trainer was stopped{reached}"
+        return RunOutcome(128 + ending.interrupted_by, sentence, Result.INTERRUPTED)
     if ending.guard_lost is not None:
-        return RunOutcome(
-            ExitCode.NOT_JUDGED, f"the trainer was stopped: {ending.guard_lost.reason}{reached}"
-        )
+        sentence = f"the trainer was stopped: {ending.guard_lost.reason}{reached}"
+        return RunOutcome(ExitCode.NOT_PASSED, sentence, Result.GUARD_LOST)
     if verdict is not None and verdict.halt:
-        return RunOutcome(ExitCode.HALTED, f"halted at step {verdict.latch_step}: {_why(verdict)}{reached}")
+        sentence = f"halted at step {verdict.latch_step}: {_why(verdict)}{reached}"
+        return RunOutcome(ExitCode.HALTED, sentence, Result.HALTED)
     if code != 0:
         failed = f"the trainer failed by itself with exit code {code}{_refusals(verdict)}{reached}"
         refused = f"the trainer refused to start (exit code {code}): {ending.refusal}"
-        return RunOutcome(code, refused if ending.refusal else failed)
+        return RunOutcome(code, refused if ending.refusal else failed, Result.FAILED)
     return _finished(verdict, ending.responded)
+
+
+def notes(ending: Ending) -> Iterator[str]:
+    """What else a person should know of how the run went, one fact a line."""
+    verdict = ending.verdict
+    if verdict is not None and (scores := heldout_scores(verdict)):
+        yield f"held-out score {scores}"
+    if ending.restarts:
+        times = "once" if ending.restarts == 1 else f"{ending.restarts} times"
+        yield f"the guard died and was started again {times}: see guard.log"
+    if verdict is not None and verdict.refused:
+        yield f"{verdict.refused} checkpoints were refused: see guard.log"
+    for one in () if verdict is None else verdict.conditions:
+        if one.code is Code.STORE_UNAVAILABLE:
+            yield f"the guard could not store what it was told: {one.message}"
+    if ending.leftovers:
+        yield f"STILL RUNNING after SIGKILL: process {', '.join(map(str, ending.leftovers))}"
 
 
 def refusal_in(output: str) -> str:
@@ -124,17 +134,19 @@ def _finished(verdict: Verdict | None, responded: bool) -> RunOutcome:
         verdict = _without_silence(verdict)
         if warning := warned(verdict):
             judged = f"all of {verdict.announced} checkpoints were judged"
-            return RunOutcome(ExitCode.NOT_JUDGED, f"{WITH_A_WARNING}: {warning}; {judged}")
+            sentence = f"the trainer finished with a warning: {warning}; {judged}"
+            return RunOutcome(ExitCode.NOT_PASSED, sentence, Result.WARNING)
         missing = not_judged(verdict, wait_longer="raise --drain")
     if missing or verdict is None:
-        return RunOutcome(ExitCode.NOT_JUDGED, f"the trainer finished, but NOT JUDGED: {missing}")
+        sentence = f"the trainer finished, but NOT JUDGED: {missing}"
+        return RunOutcome(ExitCode.NOT_PASSED, sentence, Result.NOT_JUDGED)
     advice = "".join(f"; advice ({c.code}): {c.message}" for c in verdict.conditions if c.advice)
     parts = (
         f"the trainer finished without a fire, all of {verdict.announced} checkpoints were judged",
         steps_after(verdict),
         f"last verdict {verdict.level}: {verdict.reason}{advice}",
     )
-    return RunOutcome(ExitCode.FINISHED, "; ".join(filter(None, parts)))
+    return RunOutcome(ExitCode.FINISHED, "; ".join(filter(None, parts)), Result.FINISHED)
 
 
 def _without_silence(verdict: Verdict) -> Verdict:

@@ -26,6 +26,7 @@ class Plan:
         follow: read steps and checkpoints from what the trainer writes; without metrics, from its output.
         max_lag: checkpoints that may be unscored while the trainer goes on, or `off`; None: as it is set up.
         resume_from: checkpoint of another run from which the trainer is told to start.
+        arguments: of `rlguard`, by which the run was started; none of a run that another program started.
     """
 
     command: Sequence[str]
@@ -39,6 +40,7 @@ class Plan:
     follow: What | None = None
     max_lag: str | None = None
     resume_from: Path | None = None
+    arguments: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from guard_cli.output import StandardStream
 from guard_core.codes import Level
+from guard_core.detectors.questions import points
 from guard_core.wire import Verdict
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
     from rich.live import Live
 
 #: Of a status line, with what stands before it.
@@ -24,32 +25,22 @@ WIDTH = 90
 STYLES = {Level.HEALTHY: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.FIRED: "bold red"}
 
 
-class Progress(Protocol):
-    """Shows notes and verdicts, and passes on the trainer's new output whenever it is called."""
-
-    def note(self, text: str) -> None:
-        """Say something once."""
-
-    def update(self, verdict: Verdict | None) -> None:
-        """Show where the run is."""
-
-
 @contextmanager
 def open_progress(out: Path, show_trainer: bool) -> Iterator[Progress]:
     """The display that suits this terminal; the trainer's output is read from `out/trainer.log`."""
-    tail = LogTail(out / "trainer.log") if show_trainer else None
     note = partial(_note_lost, out / "guard.log")
     shown = StandardStream(sys.stdout, partial(note, "standard output"))
     said = StandardStream(sys.stderr, partial(note, "standard error"))
+    progress = Progress(shown, said, out / "trainer.log" if show_trainer else None)
     if not (said.isatty() and shown.isatty()):
-        yield PlainProgress(shown, said, tail)
+        yield progress
         return
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=cast("IO[str]", said))
-    with Live(console=console, refresh_per_second=4, transient=False) as live:
-        yield LiveProgress(console, live, tail)
+    with Live(console=Console(file=cast("IO[str]", said)), refresh_per_second=4) as live:
+        progress.live = live
+        yield progress
 
 
 def _note_lost(log: Path, stream: str, why: str) -> None:
@@ -57,42 +48,35 @@ def _note_lost(log: Path, stream: str, why: str) -> None:
         file.write(f"rlguard run: {stream} takes no more ({why}); the run goes on without it\n")
 
 
-class LogTail:
-    """Gives what was added to a file since the last time."""
+class Progress:
+    """Shows notes and verdicts, and passes on the trainer's new output whenever it is called.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    On a terminal the verdict is a line at the bottom, above which all else scrolls; elsewhere it is printed
+    where something was evaluated or the level changed.
+    """
+
+    def __init__(self, shown: StandardStream, said: StandardStream, trainer_log: Path | None) -> None:
+        self._shown, self._said, self._log = shown, said, trainer_log
         self._offset = 0
-
-    def new(self) -> str:
-        """Text added since the last call; "" while the file cannot be read."""
-        try:
-            with self._path.open("rb") as log:
-                log.seek(self._offset)
-                added = log.read()
-        except OSError:
-            return ""
-        self._offset += len(added)
-        return added.decode("utf-8", errors="replace")
-
-
-class PlainProgress:
-    """Lines on standard error for evaluations and changes of level; the trainer's on standard output."""
-
-    def __init__(self, shown: StandardStream, said: StandardStream, tail: LogTail | None) -> None:
-        self._shown, self._said, self._tail = shown, said, tail
         self._told: tuple[object, ...] | None = None
         self._pace = BaselinePace()
+        self.live: Live | None = None
 
     def note(self, text: str) -> None:
-        """Print it."""
+        """Say something once."""
         self._pass_on()
-        self._said.write(f"rlguard: {text}\n")
+        if self.live is not None:
+            self.live.console.print(f"rlguard: {text}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._said.write(f"rlguard: {text}\n")
 
     def update(self, verdict: Verdict | None) -> None:
-        """Print the verdict if something was evaluated or the level changed."""
+        """Show where the run is; a bar shows how far the baseline is."""
         self._pass_on()
         if verdict is None:
+            return
+        if self.live is not None:
+            self.live.update(_display(verdict, describe(verdict, self._pace)))
             return
         now = (verdict.level, verdict.code, verdict.last_evaluation, verdict.baseline_passes)
         if now != self._told:
@@ -100,38 +84,32 @@ class PlainProgress:
             self._said.write(f"rlguard: {describe(verdict, self._pace)}\n")
 
     def _pass_on(self) -> None:
-        if self._tail is not None and (text := self._tail.new()):
+        """Show what the trainer has written since the last time."""
+        try:
+            if self._log is None:
+                return
+            with self._log.open("rb") as log:
+                log.seek(self._offset)
+                added = log.read()
+        except OSError:
+            return
+        self._offset += len(added)
+        text = added.decode("utf-8", errors="replace")
+        if text and self.live is not None:
+            self.live.console.out(text.rstrip("\n").replace("\r", "\n"), highlight=False)
+        elif text:
             self._shown.write(text)
 
 
-class LiveProgress:
-    """A line at the bottom of the terminal; notes and the trainer's output scroll above it."""
+def _display(verdict: Verdict, line: str) -> RenderableType:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
 
-    def __init__(self, console: Console, live: Live, tail: LogTail | None) -> None:
-        self._console, self._live, self._tail = console, live, tail
-        self._pace = BaselinePace()
-
-    def note(self, text: str) -> None:
-        """Print it above the line."""
-        self._pass_on()
-        self._console.print(f"rlguard: {text}", markup=False, highlight=False, soft_wrap=True)
-
-    def update(self, verdict: Verdict | None) -> None:
-        """Replace the line; a bar shows how far the baseline is."""
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.text import Text
-
-        self._pass_on()
-        if verdict is None:
-            return
-        line = Text(f"rlguard: {describe(verdict, self._pace)}", style=STYLES[verdict.level])
-        bar = ProgressBar(verdict.baseline_planned, verdict.baseline_passes, width=40)
-        self._live.update(Group(line, bar) if gathers_baseline(verdict) else line)
-
-    def _pass_on(self) -> None:
-        if self._tail is not None and (text := self._tail.new()):
-            self._console.out(text.rstrip("\n").replace("\r", "\n"), highlight=False)
+    text = Text(f"rlguard: {line}", style=STYLES[verdict.level])
+    if not gathers_baseline(verdict):
+        return text
+    return Group(text, ProgressBar(verdict.baseline_planned, verdict.baseline_passes, width=40))
 
 
 class BaselinePace:
@@ -170,7 +148,9 @@ def describe(verdict: Verdict, pace: BaselinePace) -> str:
         return f"baseline: {made} of {planned} passes{rest}"
     parts = [] if verdict.step is None else [f"step {verdict.step}"]
     if verdict.last_evaluation is not None:
-        parts.append(f"held-out {verdict.last_evaluation.score:.3f} at step {verdict.last_evaluation.step}")
+        parts.append(
+            f"held-out {points(verdict.last_evaluation.score)} at step {verdict.last_evaluation.step}"
+        )
     if verdict.in_loop_ema is not None:
         parts.append(f"reward {verdict.in_loop_ema:.3f}")
     if verdict.waiting:

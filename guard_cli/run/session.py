@@ -241,6 +241,7 @@ class _Watch:
             responded=self._responded,
             leftovers=tuple(leftovers),
             refusal=self._refusal() if code else "",
+            restarts=self._guard.restarts,
         )
 
     def _refusal(self) -> str:

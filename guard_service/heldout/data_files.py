@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from guard_core.wording import nearest
 from guard_service.heldout.errors import SplitError
+from guard_service.heldout.graders import ANSWERS
 from guard_service.heldout.jsonl import is_showable, lines, parse_object, read_file, refuse
 
 T = TypeVar("T")
 
 #: How a column is often called that holds the answer, or the prompt.
 LIKELY = {
-    "answer": ("answer", "ground_truth", "solution", "target", "label", "final_answer", "output"),
+    "answer": ANSWERS,
     "prompt": ("prompt", "question", "problem", "query", "input", "instruction"),
 }
 #: Columns that a message names.

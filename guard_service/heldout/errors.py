@@ -5,6 +5,7 @@ a prompt, an answer, a completion or a single item's score (invariant 8).
 
     HeldoutError
     ├── SplitError        the split, the training prompts or the scorers are unusable: fix the files
+    │   └── GraderError           because the training grader is
     ├── StartAgainError   the request needs an evaluation process that is new
     └── EvaluationError   one evaluation gave no outcome: the next one may
         ├── CheckpointGoneError   because its checkpoint is no longer on the disk
@@ -26,6 +27,10 @@ class HeldoutError(Exception):
 
 class SplitError(HeldoutError):
     """A file or a name in the held-out settings cannot be used; nothing will be until it is mended."""
+
+
+class GraderError(SplitError):
+    """The same, of the training grader (`proxy_scorer`)."""
 
 
 class EvaluationError(HeldoutError):
@@ -55,6 +60,7 @@ class EngineLostError(EvaluationError):
 
 #: How errors are called that cross from the evaluation process, the more special before what they are, too.
 KINDS = {
+    "grader": GraderError,
     "split": SplitError,
     "gone": CheckpointGoneError,
     "again": StartAgainError,

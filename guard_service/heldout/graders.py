@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Function = Callable[..., Any]
+#: Under which names a data set has the answer.
+ANSWERS = ("answer", "ground_truth", "solution", "target", "label", "final_answer", "output")
 #: Of what a dict is paid.
 _PAY = ("score", "scores", "rewards", "reward")
-#: Under which names a data set has the answer.
-_ANSWERS = ("answer", "ground_truth", "solution", "target", "label")
 
 
 def parameters_of(function: Function) -> Mapping[str, inspect.Parameter]:
@@ -43,7 +43,7 @@ def grader_style(function: Function) -> str:
 
 def call(function: Function, prompt: Any, completion: str, answer: str, meta: Mapping[str, Any]) -> Any:
     """Call a grader of a framework for one completion; gives what it returns, which `pay_of` reads."""
-    columns = {**meta, **{name: answer for name in _ANSWERS if name not in meta}}
+    columns = {**meta, **{name: answer for name in ANSWERS if name not in meta}}
     return _CALLS[grader_style(function)](function, prompt, completion, answer, columns)
 
 

@@ -39,7 +39,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
 from guard_service.heldout.graders import call, grader_style, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
@@ -467,7 +467,7 @@ class ProxyScoring:
         try:
             self._scorer = NamedScorer.of(name)
         except SplitError as error:
-            raise SplitError(f"proxy_scorer: {error}") from error
+            raise GraderError(f"proxy_scorer: {error}") from error
 
     @property
     def code(self) -> dict[str, str]:
@@ -487,10 +487,10 @@ class ProxyScoring:
         try:
             right = self.score_all([(item, item.answer) for item in known])
         except EvaluationError as error:
-            raise SplitError(f"proxy_scorer: {error}") from error
+            raise GraderError(f"proxy_scorer: {error}") from error
         pay = fmean(graded.score for graded in right)
         if pay <= ROUNDING:
-            raise SplitError(
+            raise GraderError(
                 f"proxy_scorer {self._scorer.name!r} pays 0 for the own answers of {len(known)} items: does "
                 "it want more than an answer (then set check_answers = False on the function), or columns "
                 "that the items lack under meta?"

@@ -16,8 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from guard_cli.report.command import report as report_of_cluster
+from guard_cli.report.local import page as report_page
 from guard_cli.report.plot import draw
-from guard_cli.run.report import page as report_page
 from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import written_steps
 from guard_core.rollouts import side_by_side
@@ -49,6 +49,7 @@ class Written:
         facts = {
             "name": HOSTILE,
             "exit_code": 3,
+            "result": "fired",
             "outcome": f"fired at step {verdict.latch_step}: evidence of reward hacking: {verdict.reason}",
             "trainer": ["python", "train.py", HOSTILE],
             "trainer_code": 143,
@@ -64,9 +65,7 @@ class Written:
         self.unseen = (symptoms_of_history(lines, figures) or Examined((), ())).unseen
         symptom = Symptom("entropy_collapse", f"{HOSTILE} entropy was 0.8 nats/token", 1, 9, (("end", 0.0),))
         seen = Examined((symptom,), self.unseen)
-        page = report_page(
-            facts, history, verdict, policy, draw(lines, verdict), None, rollouts, figures, seen
-        )
+        page = report_page(facts, history, verdict, policy, draw(lines, verdict), "", rollouts, figures, seen)
         self.path.write_text(page)
 
     @staticmethod

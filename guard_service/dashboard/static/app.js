@@ -193,17 +193,18 @@ function setState(state, word, headline) {
 }
 
 function showFigures() {
-  const { kl_ema, proxy_real_gap: gap, max_proxy_real_gap: ceiling, rounds } = verdict;
+  const { kl_ema, proxy_real_gap: gap, max_proxy_real_gap: ceiling } = verdict;
   const kl = klLimit();
   const inert = verdict.conditions.some((c) => c.code === "kl_inert");
-  const last = verdict.last_evaluation;
+  const { last_evaluation: last, best_evaluation: best } = verdict;
   $("figures").replaceChildren(
     figure("Step", verdict.step?.toLocaleString("en") ?? null, verdict.step === null ? "none reported yet" : `attempt ${verdict.attempt} · ${verdict.steps.toLocaleString("en")} reported`),
+    figure("Held-out score", last && points(last.score), last ? `step ${last.step.toLocaleString("en")} · ${last.items} items` : "no evaluation yet"),
+    figure("Best held-out score", best && points(best.score), best ? `step ${best.step.toLocaleString("en")}` : "no evaluation yet"),
     figure("In-loop reward", verdict.in_loop_ema, "EMA over evaluation rounds"),
-    figure("Held-out score", verdict.heldout_ema, last ? `EMA · last ${short(last.score)} on ${last.items} items` : "no evaluation yet"),
     figure("Hacking Gap", gap === null ? null : signed(gap), ceiling === null ? "" : `ceiling ${limit(ceiling)}`, gap !== null && ceiling !== null && gap > ceiling),
     figure("KL to the reference", kl_ema ?? (inert ? "not reported" : null), kl ? `EMA · ${kl.text}` : "EMA", kl !== undefined && kl_ema !== null && kl_ema > kl.y),
-    figure("Evaluation rounds", rounds.toLocaleString("en"), verdict.best_evaluation ? `best score ${short(verdict.best_evaluation.score)} at step ${verdict.best_evaluation.step.toLocaleString("en")}` : "no evaluation yet"),
+    figure("Checkpoints", `${verdict.evaluated} of ${verdict.announced}`, "judged"),
   );
 }
 
@@ -266,7 +267,7 @@ function sampled(sampling) {
 function showCheckpoints() {
   const scored = (name, summary) => {
     if (!summary) return [make("dt", name), make("dd", "—")];
-    const score = `${short(summary.score)} on ${summary.items.toLocaleString("en")} items, ${place(summary.attempt, summary.step)}`;
+    const score = `${points(summary.score)} on ${summary.items.toLocaleString("en")} items, ${place(summary.attempt, summary.step)}`;
     const more = [
       ...(summary.sampling ? [sampled(summary.sampling)] : []),
       summary.truncated === null ? "cut off: not known" : `${percent(summary.truncated)} cut off at the length limit`,
@@ -568,6 +569,8 @@ function setText(node, text) {
 
 const place = (attempt, step) => `step ${step.toLocaleString("en")} of attempt ${attempt}`;
 const limit = (value) => String(Number(value.toPrecision(4)));
+/** A score in [0, 1], as the guard's own sentences have it. */
+const points = (score) => score.toFixed(score >= 0.1 ? 2 : 3);
 const percent = (value) => `${Math.round(100 * value)} %`;
 const signed = (value) => (value < 0 ? "−" : "+") + short(Math.abs(value));
 const clock = (date) => date.toLocaleTimeString("en-GB");

@@ -3,13 +3,13 @@
 import random
 
 import pytest
+from tests.cli.follow.test_starts import events
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_follow.errors import InputError
 from guard_follow.records import MAX_LINE, Events
 from tests.cli.follow.test_follower import Followed, append, replayed
-from tests.cli.follow.test_starts import events
 from tests.cli.logs.shapes import record
 
 LONG = record(b"\x2a" + b"\x81\x80\x80\x02" + b"\0" * (MAX_LINE + 1))

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_cli.logs.readers import read_log
-from guard_cli.replay.fold import fold_run, rounds
+from guard_cli.replay.fold import fold_run
 from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
-from guard_core.attempts import EvaluationSeries
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
@@ -126,35 +125,6 @@ def test_replay_gives_the_live_verdict(
     delayed = live(policy, reports, evaluations, late).verdict()
     for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema", "rounds", "fire"):
         assert getattr(delayed, name) == getattr(replayed.verdict(), name)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), every=st.integers(1, 9), hack=st.sampled_from([0.0, 0.004, 0.01]))
-def test_the_parts_alone_get_the_rounds_of_the_judge(seed: int, every: int, hack: float) -> None:
-    """HeldOutGuard folded over `rounds` is where the judge's own HeldOutGuard is."""
-    policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
-    reports, evaluations = history(seed, 60, every, hack, "drift")
-    run = exported(reports, evaluations, None)
-    guard, series = policy.heldout_guard.build(), EvaluationSeries()
-    for evaluation, in_loop, *_, start in rounds(run):
-        assert in_loop is not None
-        if series.begins(start, evaluation.attempt, made=guard.count - 1, alarmed=False):
-            guard.begin_again()
-        guard.update(evaluation.step, in_loop, evaluation.score)
-    verdict = fold_run(run, policy).verdict()
-    status = guard.last_status
-    if status is not None:
-        assert (status.in_loop_ema, status.heldout_ema) == (verdict.in_loop_ema, verdict.heldout_ema)
-        assert status.proxy_real_gap == verdict.proxy_real_gap
-
-
-def test_a_part_alone_fires_where_the_judge_fires() -> None:
-    policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=3))
-    reports, evaluations = history(3, 80, 2, 0.01, "absent")
-    run = exported(reports, evaluations, None)
-    whole, part = outcome(run, policy, "guard"), outcome(run, policy, "heldout_guard")
-    assert whole.fired
-    assert (whole.step, whole.rule, whole.reason) == (part.step, part.rule, part.reason)
 
 
 @pytest.mark.nightly

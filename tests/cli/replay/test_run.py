@@ -137,37 +137,9 @@ class TestHeldOut:
         assert [one.fooled_items for one in run.passes] == [(0.0, 0.5), None, None]
         assert run.evaluations[0].proxy_items == () and run.evaluations[0].fooled_items is None
 
-    def test_a_baseline_that_stands_there_twice_counts_once(self, tmp_path: Path) -> None:
-        passes = [
-            {"step": 0, "items": items, "proxy_items": items, "fooled_items": [0, 0, 0]}
-            for items in ([1, 0, 0], [0, 1, 0], [1, 1, 0])
-        ]
-        rows = [*passes, row(1, items=[0, 1, 0])]
-        once, twice = run_of(tmp_path, rows), run_of(tmp_path, [*rows, *rows])
-        assert twice.passes == once.passes
-        assert twice.evaluations == once.evaluations and twice.step.tolist() == [1]
-        assert any("3 evaluations stand there again" in note for note in twice.notes)
-        assert not any("stand there again" in note for note in once.notes)
-
     def test_passes_that_are_all_alike_are_no_repeats(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [*[{"step": 0, "items": [1, 0]}] * 4, row(1, items=[0, 1])])
         assert len(run.baseline) == 4
-
-    def test_a_guards_history_that_stands_there_twice_counts_once(self, tmp_path: Path) -> None:
-        rows = [
-            {"step": 0, "items": [1, 0], "heldout_event": 1},
-            {"step": 0, "items": [0, 0], "heldout_event": 2, "pass_index": 1},
-            row(1, items=[0, 1], heldout_event=4, step_event=3),
-            {"step": 1, "items": [1, 1], "heldout_event": 5, "pass_index": 1},
-        ]
-        once, twice = run_of(tmp_path, rows), run_of(tmp_path, [*rows, *rows])
-        assert twice.baseline == once.baseline == ((1.0, 0.0), (0.0, 0.0))
-        assert twice.evaluations == once.evaluations and twice.ends == once.ends
-
-    def test_a_pass_that_stands_there_twice_with_other_outcomes_is_refused(self, tmp_path: Path) -> None:
-        rows = [{"step": 1, "items": items, "pass_index": 1} for items in ([1, 0], [0, 1])]
-        with pytest.raises(CliError, match=r"line 3 evaluates pass 1 of step 1 again.*than line 2"):
-            run_of(tmp_path, [row(1, items=[1, 1]), *rows])
 
     def test_an_evaluation_whose_step_had_no_reward(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [row(1), {"step": 2, "items": [1, 0]}, row(3)])

@@ -17,7 +17,7 @@ from guard_cli.errors import CliError
 from guard_cli.report.command import _page, report
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
-from guard_cli.run.report import page as page_of_one_machine
+from guard_cli.report.local import page as page_of_one_machine
 from guard_cli.saved import read_object
 from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
@@ -186,7 +186,15 @@ def test_the_page_has_the_sections_of_one_machine() -> None:
     ours = _page(evidence)
     lines = [one.model_dump(mode="json") for one in STEPS]
     history = evidence.history | {"of_rounds": False}
-    facts = {"name": "n", "outcome": "o", "exit_code": 3, "started": 0.0, "seconds": 1.0, "trainer": ["t"]}
+    facts = {
+        "name": "n",
+        "outcome": "o",
+        "exit_code": 3,
+        "result": "fired",
+        "started": 0.0,
+        "seconds": 1.0,
+        "trainer": ["t"],
+    }
     seen = symptoms_of_history(lines, FIGURES)
     theirs = page_of_one_machine(
         facts | {"trainer_ended_itself": False, "trainer_code": 1},
@@ -194,7 +202,7 @@ def test_the_page_has_the_sections_of_one_machine() -> None:
         FIRED,
         Policy(),
         "<svg/>",
-        None,
+        "",
         (),
         FIGURES,
         seen,
@@ -301,7 +309,7 @@ def test_how_it_ended_comes_before_the_last_verdict(
     assert (heading_of(evidence).headline, heading_of(evidence).state) == (said, state)
     assert f'data-state="{state}"' in page and f'<p class="level" id="level">{word}</p>' in page
     assert f">{said}</" in page and f">{ended[2]}</" in page
-    assert "(<code>ok</code>): no rule has found anything" in page, "the verdict is told as one of a row"
+    assert "healthy: no rule has found anything" in page, "the verdict is told as one of a row"
 
 
 def test_a_fire_comes_before_however_it_ended_else() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from guard_cli.errors import ExitCode, exit_code_help
-from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
+from guard_cli.run.outcome import Ending, GuardLost, judge_ending, notes, refusal_in
 from guard_core.codes import Code, Level
 from guard_core.wire import Condition, EvaluationSummary, Verdict
 
@@ -150,7 +150,7 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
 )
 def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, what, to_set):
     outcome = judge_ending(Ending(last, 0, True))
-    assert outcome.code == ExitCode.NOT_JUDGED == 5
+    assert (outcome.code, outcome.result) == (ExitCode.NOT_PASSED, "not judged")
     assert "NOT JUDGED" in outcome.sentence
     assert what in outcome.sentence, outcome
     assert to_set in outcome.sentence, outcome
@@ -158,7 +158,7 @@ def test_what_was_not_judged_is_no_success_and_is_said_with_what_to_set(last, wh
 
 def test_a_run_that_was_judged_to_its_end_and_ends_under_a_warning_says_so():
     outcome = judge_ending(Ending(saying(Code.FELL_BELOW_START, WARNING, "it fell"), 0, True))
-    assert outcome.code == 5
+    assert (outcome.code, outcome.result) == (5, "finished with a warning")
     assert outcome.sentence.startswith("the trainer finished with a warning: it fell; compare the best")
     assert outcome.sentence.endswith("; all of 2 checkpoints were judged")
     assert "NOT JUDGED" not in outcome.sentence
@@ -171,7 +171,7 @@ def test_steps_after_the_last_judged_checkpoint_are_in_the_last_line():
     assert "; step 5 came after the last judged checkpoint; last verdict healthy" in outcome.sentence
     many = verdict(step=404, steps_since_evaluation=400, longest_round=2)
     outcome = judge_ending(Ending(many, 0, True))
-    assert outcome.code == ExitCode.NOT_JUDGED
+    assert outcome.code == ExitCode.NOT_PASSED
     assert (
         "NOT JUDGED: steps 5 to 404 came after the last judged checkpoint; let the trainer save"
         in outcome.sentence
@@ -206,10 +206,19 @@ def test_a_fire_is_called_what_it_found(code, words):
 
 
 def test_a_process_that_survives_sigkill_is_named():
-    assert (
-        "STILL RUNNING after SIGKILL: process 12, 34"
-        in judge_ending(Ending(FIRE, 0, False, leftovers=(12, 34))).sentence
-    )
+    assert "STILL RUNNING after SIGKILL: process 12, 34" in notes(Ending(FIRE, 0, False, leftovers=(12, 34)))
+
+
+def test_what_else_happened_is_told_one_fact_a_line():
+    best = EVALUATED.model_copy(update={"step": 2, "score": 0.75})
+    full = condition(Code.STORE_UNAVAILABLE, UNKNOWN, "no room")
+    last = verdict(best_evaluation=best, refused=2, conditions=(full,))
+    assert list(notes(Ending(last, 0, True, restarts=2))) == [
+        "held-out score 0.50 at step 4, 0.75 at its best (step 2)",
+        "the guard died and was started again 2 times: see guard.log",
+        "2 checkpoints were refused: see guard.log",
+        "the guard could not store what it was told: no room",
+    ]
 
 
 def test_every_exit_code_is_explained():

@@ -14,8 +14,8 @@ import pytest
 
 import guard_cli
 from guard_cli import colours
+from guard_cli.report.local import page
 from guard_cli.report.plot import draw
-from guard_cli.run.report import page
 from guard_core.codes import Code, Level
 from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy
@@ -34,6 +34,7 @@ from guard_service.dashboard.page import asset
 FACTS = {
     "name": "my <i>run</i>",
     "exit_code": 3,
+    "result": "fired",
     "outcome": "fired at step 4: <b>too wide</b>",
     "trainer": ["python", "train.py", "--name", "a b"],
     "trainer_code": 143,
@@ -84,7 +85,7 @@ HISTORY = {
 }
 
 
-def report(facts=FACTS, history=HISTORY, verdict=VERDICT, policy=None, best=None, symptoms=None):
+def report(facts=FACTS, history=HISTORY, verdict=VERDICT, policy=None, best="", symptoms=None):
     picture = draw(LINES, verdict)
     return page(facts, history, verdict, policy or Policy(), picture, best, symptoms=symptoms)
 
@@ -112,15 +113,15 @@ class Rows(HTMLParser):
             self.rows[self._row[0] + self._row[1]] = self._row[2:]
 
 
-def test_the_page_needs_nothing_else_and_tells_no_item(tmp_path):
-    text = report(best=tmp_path / "best_checkpoint")
+def test_the_page_needs_nothing_else_and_tells_no_item():
+    text = report(best="best_checkpoint")
     assert not re.search(r'(src|href)="(?!#|data:)', text.replace("xlink:href", "href"))
     assert "url(http" not in text
     assert "&lt;b&gt;too wide&lt;/b&gt;" in text
     assert "my &lt;i&gt;run&lt;/i&gt;" in text
     assert "<b>" not in text and "<i>" not in text
     assert "fire at step 4" in text
-    assert "step 2, held-out 0.500" in text
+    assert "0.50 at its best (step 2)" in text
     assert "best_checkpoint/" in text
     assert "0.123456" not in text
     assert "python train.py --name" in text
@@ -152,9 +153,9 @@ def test_the_table_proves_the_sentence():
     """The limit, the start, the last good checkpoint, and the verdict's own figure, in the row that fired."""
     rows = Rows(report()).rows
     assert rows["*Hacking Gap (ceiling 0.125)"] == ["0.0625", "0.0625", "0.3125"]
-    assert rows["In-loop reward, EMA"][-1] == "0.7500"
-    assert rows["Held-out score"] == ["0.5000", "0.5000", "0.2500"]
-    assert rows["In-loop reward, mean of the round"] == ["—", "—", "0.8750"], "unknown is never 0"
+    assert rows["In-loop reward, EMA"][-1] == "0.75"
+    assert rows["Held-out score"] == ["0.50", "0.50", "0.25"]
+    assert rows["In-loop reward, mean of the round"] == ["—", "—", "0.875"], "unknown is never 0"
     assert [name for name in rows if name.startswith("*")] == ["*Hacking Gap (ceiling 0.125)"]
 
 
@@ -179,9 +180,10 @@ def test_a_detector_is_shown_against_its_threshold():
         message="it fell",
     )
     update = {"detectors": (reading,), "code": Code.FELL_BELOW_START}
-    rows = Rows(report(verdict=VERDICT.model_copy(update=update))).rows
-    name = "*Evidence of the detector decline, nats, of its threshold"
-    assert rows[name] == ["1.50 of 5.00", "1.50 of 5.00", "7.50 of 5.00"]
+    text = report(verdict=VERDICT.model_copy(update=update))
+    details = text[text.index("<details><summary>Details: the evidence") :]
+    assert "Evidence of decline, nats, of its threshold" in details and "<td>7.50 of 5.00</td>" in details
+    assert "EMA" not in "".join(name for name in Rows(text).rows if "KL" not in name), "no average of its own"
 
 
 def symptoms_of_a_run(**figures):
@@ -218,27 +220,20 @@ def test_only_a_fire_has_a_decisive_row():
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "word"),
+    ("word", "state"),
     [
-        (0, "healthy", "finished"),
-        (3, "fired", "fired"),
-        (4, "warning", "halted"),
-        (5, "unknown", "not judged"),
-        (143, "unknown", "stopped"),
+        ("finished", "healthy"),
+        ("fired", "fired"),
+        ("halted", "warning"),
+        ("finished with a warning", "warning"),
+        ("not judged", "unknown"),
+        ("interrupted", "unknown"),
     ],
 )
-def test_the_exit_code_gives_the_colour_and_the_word(code, state, word):
-    text = report(FACTS | {"exit_code": code})
+def test_the_result_gives_the_colour_and_the_word(word, state):
+    text = report(FACTS | {"result": word})
     assert f'id="verdict" data-state="{state}"' in text
     assert f'<p class="level" id="level">{word}</p>' in text
-
-
-def test_a_run_that_finished_with_a_warning_is_not_called_one_that_was_not_judged():
-    text = report(
-        FACTS | {"exit_code": 5, "outcome": "the trainer finished with a warning: it fell; compare"}
-    )
-    assert 'id="verdict" data-state="warning"' in text
-    assert '<p class="level" id="level">warning</p>' in text and "not judged" not in text
 
 
 @pytest.mark.nightly
@@ -259,7 +254,7 @@ def test_every_shape_of_run_is_drawn(lines, verdict):
     assert picture.startswith("<svg")
     scored = [evaluation(row["step"], row["heldout"]) for row in lines if "heldout" in row]
     history = {"steps": lines, "evaluations": scored, "total_steps": len(lines)}
-    assert page(FACTS, history, verdict, Policy(), picture, None).endswith("</html>\n")
+    assert page(FACTS, history, verdict, Policy(), picture, "").endswith("</html>\n")
 
 
 def test_a_run_without_kl_says_so():
@@ -284,10 +279,7 @@ def test_no_picture_has_colours_of_its_own():
         for path in package.rglob("*.py")
         if re.search(r'"#\w{6}"', path.read_text())
     }
-    assert with_colours == {
-        "colours.py",
-        "replay/plot.py",  # shades of the limit's red, from the first fire to the last
-    }
+    assert with_colours == {"colours.py"}
 
 
 def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_reported() -> None:
@@ -301,7 +293,7 @@ def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_r
         )
     ]
     figures = [FiguresReport(attempt=0, step=4, figures={hostile: 1.0})]
-    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), None, rollouts, figures)
+    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), "", rollouts, figures)
     assert "<script>alert" not in html and html.count("</script>") == report().count("</script>")
     (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', html)
     (shown,) = json.loads(frozen)["rollouts"]

@@ -80,7 +80,7 @@ def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
 
     def replay(*arguments):
         command = [sys.executable, "-m", "guard_cli.main", "replay", *arguments]
-        command += ["--json", "--detector", "step_monitor"]
+        command += ["--json", "--detector", "guard"]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     for path in (workplace.out, workplace.out / "history.jsonl"):

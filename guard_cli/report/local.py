@@ -9,13 +9,49 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from guard_cli.errors import CliError, Result
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
-from guard_cli.run.outcome import WITH_A_WARNING
+from guard_cli.saved_run import BEST, last_verdict, read_history, read_json
 from guard_core.codes import Level
 from guard_core.policy import Policy
 from guard_core.symptoms import Examined
 from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
+
+DRAWN_STEPS = 2000  # as the dashboard asks for
+
+
+def picture(folder: Path) -> str:
+    """The plot of a run that has ended."""
+    from guard_cli.report.plot import draw
+
+    return draw(read_history(folder / "history.jsonl"), last_verdict(folder))
+
+
+def render(folder: Path) -> str:
+    """The page of a run that has ended, made of its folder.
+
+    Raises:
+        CliError: a part of the folder cannot be read.
+    """
+    from guard_core.guard_log import symptoms_of_history
+    from guard_core.rollouts import side_by_side
+    from guard_service.errors import GuardError
+    from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
+
+    state_dir, facts, verdict = folder / "guard", read_json(folder / "run.json"), last_verdict(folder)
+    lines = read_history(folder / "history.jsonl")
+    plot = picture(folder)
+    try:
+        history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
+        figures, rollouts = FIGURES.read(state_dir), ROLLOUTS.read(state_dir)
+    except GuardError as error:
+        raise CliError(str(error), 1) from None
+    moments = () if verdict is None else side_by_side(rollouts, verdict)
+    kept = BEST if (folder / BEST).exists() else ""
+    return page(
+        facts, history, verdict, policy, plot, kept, moments, figures, symptoms_of_history(lines, figures)
+    )
 
 
 def page(
@@ -24,7 +60,7 @@ def page(
     verdict: Verdict | None,
     policy: Policy | None,
     picture: str,
-    best: Path | None,
+    best: str,
     rollouts: Sequence[MomentRollouts] = (),
     figures: Sequence[FiguresReport] = (),
     symptoms: Examined | None = None,
@@ -33,7 +69,7 @@ def page(
 
     Args:
         facts: content of run.json.
-        best: directory of the last good checkpoint, if one was kept.
+        best: directory of the last good checkpoint; "" if none was kept.
         history, verdict, policy, picture, rollouts, figures, symptoms: see `ReportContent`; without a
             verdict or a policy no guard has started.
     """
@@ -46,36 +82,31 @@ def page(
 
 def _banner(facts: Mapping[str, Any], verdict: Verdict | None) -> Banner:
     headline, *more = re.split("[:;] ", facts["outcome"], maxsplit=1)
-    code = facts["exit_code"]
-    state, word = _STATES.get(code, (Level.UNKNOWN, "stopped"))
-    if headline == WITH_A_WARNING:
-        state, word = Level.WARNING, "warning"
+    result = facts["result"]
     latched = verdict is not None and verdict.latch_step is not None
     since = f"step {verdict.latch_step} of attempt {verdict.latch_attempt}, " if verdict and latched else ""
     ended = datetime.fromtimestamp(facts["started"] + facts["seconds"], UTC)
     return Banner(
         name=facts["name"],
         when=f"report · ended {ended:%Y-%m-%d %H:%M} UTC",
-        state=state,
-        word=word,
+        state=_STATES.get(result, Level.UNKNOWN),
+        word=result,
         headline=headline[:1].upper() + headline[1:],
         reason="".join(map(_sentence, more)),
-        since=f"{since}exit code {code}".capitalize(),
+        since=f"{since}exit code {facts['exit_code']}".capitalize(),
     )
 
 
-#: By exit code: the colour, and the word above the headline.
+#: The colour of a result; what was not judged, or not to the end, is unknown.
 _STATES = {
-    0: (Level.HEALTHY, "finished"),
-    3: (Level.FIRED, "fired"),
-    4: (Level.WARNING, "halted"),
-    5: (Level.UNKNOWN, "not judged"),
+    Result.FINISHED: Level.HEALTHY,
+    Result.WARNING: Level.WARNING,
+    Result.FIRED: Level.FIRED,
+    Result.HALTED: Level.WARNING,
 }
 
 
-def _run_rows(
-    facts: Mapping[str, Any], verdict: Verdict | None, best: Path | None
-) -> Iterable[tuple[str, str]]:
+def _run_rows(facts: Mapping[str, Any], verdict: Verdict | None, best: str) -> Iterable[tuple[str, str]]:
     yield "Trainer", f"<code>{text(shlex.join(facts['trainer']))}</code>"
     ended = "ended by itself" if facts["trainer_ended_itself"] else "was stopped"
     yield "Its end", f"{ended}, exit code {facts['trainer_code']}"
@@ -84,8 +115,9 @@ def _run_rows(
     if verdict is None:
         yield "Verdict", "none was given"
         return
-    kept = f", kept in <code>{text(best.name)}/</code>" if best is not None else ""
-    yield from verdict_rows(verdict, kept)
+    yield from verdict_rows(verdict)
+    if best:
+        yield "Kept", f"the last good checkpoint, in <code>{text(best)}/</code>"
 
 
 def _sentence(words: str) -> str:

@@ -1,0 +1,106 @@
+"""Runs that have ended, in a browser: the page of one, or several side by side. Nothing is written."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from guard_cli.errors import CliError
+from guard_cli.report.local import render
+from guard_cli.saved_run import find_report, last_verdict, read_json
+from guard_cli.summary import checkpoints, heldout_scores
+
+_STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
+article { border: 1px solid #8886; border-radius: 8px; padding: 0 1rem 1rem; overflow-wrap: anywhere; }
+img { width: 100%; background: #fff; border-radius: 4px; }
+"""
+
+
+def runs_in(folder: Path) -> dict[str, Path]:
+    """The report folders of the runs that this is, or that lie in it, by the names of the runs' folders.
+
+    Raises:
+        CliError: there is none.
+    """
+    if (report := find_report(folder)) is not None:
+        return {folder.absolute().name: report}
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = {path.name: report for path in inside if (report := find_report(path)) is not None}
+    if not found:
+        raise CliError(f"{folder} holds no run that has ended: name the folder of one, or the folder above")
+    return found
+
+
+def serve_runs(folder: Path, host: str, port: int) -> None:
+    """Show the runs in a folder until a signal comes.
+
+    Raises:
+        CliError: there is none, or the port is taken.
+    """
+    runs_in(folder)
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            try:
+                found = _page(unquote(self.path), runs_in(folder))
+            except (CliError, OSError) as error:
+                found = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", str(error)
+            status, kind, body = found
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is logged."""
+
+    try:
+        server = ThreadingHTTPServer((host, port), Pages)
+    except OSError as error:
+        raise CliError(f"{host}:{port} cannot be used: {error.strerror}", 1) from None
+    with server:
+        print(f"http://{host}:{server.server_port}/", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _page(path: str, runs: Mapping[str, Path]) -> tuple[HTTPStatus, str, str]:
+    """Status, content type and body of what is at a path."""
+    page, picture = "text/html; charset=utf-8", "image/svg+xml"
+    if path == "/":
+        [*several] = runs.values()
+        return HTTPStatus.OK, page, render(several[0]) if len(several) == 1 else _side_by_side(runs)
+    name, _, file = path.strip("/").partition("/")
+    if name in runs and file in ("", "plot.svg"):
+        report = runs[name]
+        plot = (report / file).read_text("utf-8") if file and (report / file).is_file() else ""
+        return HTTPStatus.OK, picture if file else page, plot if file else render(report)
+    return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "there is no such run"
+
+
+def _side_by_side(runs: Mapping[str, Path]) -> str:
+    cards = "".join(_card(name, report) for name, report in runs.items())
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>RLGuard runs</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style><h1>{len(runs)} runs</h1><main>{cards}</main></html>"
+    )
+
+
+def _card(name: str, report: Path) -> str:
+    facts, verdict = read_json(report / "run.json"), last_verdict(report)
+    link = quote(name)
+    scores = "" if verdict is None else f"held-out {heldout_scores(verdict)}; {checkpoints(verdict)}"
+    outcome, result = (html.escape(str(facts.get(key, ""))) for key in ("outcome", "result"))
+    return (
+        f'<article><h2><a href="/{link}/">{html.escape(name)}</a>: {result}</h2>'
+        f'<p>{html.escape(scores)}</p><img src="/{link}/plot.svg" alt="Reward and held-out score of the run">'
+        f"<p>{outcome}</p></article>"
+    )
