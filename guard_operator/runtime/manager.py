@@ -93,6 +93,8 @@ class Manager:
         lease = self._thread(self._lead, "lease")
         while lease.is_alive() and not self._failed.is_set() and not self._stop.is_set():
             self._stop.wait(POLL_SECONDS * 4)
+        for watcher in self._watchers:
+            watcher.stop()
         if not self._stop.is_set():
             return 1
         self._end(lease)
@@ -164,8 +166,6 @@ class Manager:
         The Lease is renewed until then: whoever got it earlier would work beside this process.
         """
         self._queue.close()
-        for watcher in self._watchers:
-            watcher.stop()
         deadline = time.monotonic() + self._config.grace_seconds
         while self._queue.working_for() and not self._failed.is_set() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
