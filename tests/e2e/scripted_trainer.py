@@ -35,8 +35,8 @@ from pathlib import Path
 
 from guard_client.client import GuardClient
 from guard_client.reporter import Reporter
-from guard_client.samples import CheckpointSample, StepSample, let_the_guard_read
-from guard_core.wire import KlKind
+from guard_client.samples import StepSample, let_the_guard_read
+from guard_core.wire import CheckpointReport, KlKind
 
 ORDERS = Path("/scratch/orders")
 CHECKPOINTS = Path("/checkpoints")
@@ -96,7 +96,7 @@ class Trainer:
     def report(self, count: int, kl: float, reward: float) -> None:
         for _ in range(count):
             self.step += 1
-            self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN))
+            self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN).report(0))
             self.reported.append({"step": self.step, "reward": reward, "kl": kl})
         delivery = self.reporter.delivery
         while delivery.steps + delivery.duplicates + delivery.refused + delivery.dropped < self.step:
@@ -113,7 +113,7 @@ class Trainer:
     def save(self, seed: int, swollen: str = "", template: str = "") -> None:
         self.saved = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         self.write(self.saved, seed, swollen, template)
-        self.reporter.submit(CheckpointSample(self.step, str(self.saved)))
+        self.reporter.submit(CheckpointReport(attempt=0, step=self.step, path=str(self.saved)))
 
     def write(self, directory: Path, seed: int, swollen: str = "", template: str = "") -> None:
         import tiny_llama  # of guard_cli/demo; it loads torch

@@ -1,16 +1,13 @@
 """The guard's figures beside the reward, in the files of a real logger, and what they must never do.
 
 Aspects: TensorBoard's own file has them at the right steps; what is unknown is absent; no number of single
-items is among them; the trainer's own log stays as it was; loggers that fail end nothing; a stop tags the
-runs of W&B and MLflow.
+items is among them; the trainer's own log stays as it was; loggers that fail end nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from guard_client.stopping import Stop
 from guard_core.codes import Code, Level
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import DetectorReading, EvaluationSummary, Verdict
-from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
+from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard
 from trainer_image.experiment import Experiment, verdict_figures
 
 pytestmark = [pytest.mark.nightly, pytest.mark.torch]
@@ -206,49 +203,3 @@ def test_a_logger_that_fails_is_one_warning(
         trainer.train()
     assert trainer.state.global_step == 4
     assert len([r for r in caplog.records if "429" in r.getMessage()]) == 1
-
-
-class TestTags:
-    @pytest.fixture
-    def runs(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-        """Stand-ins: what is called of them is W&B's `run.tags` and MLflow's `active_run` and `set_tag`.
-
-        The libraries would bring 27 packages into the lock, a cloud's SDK among them, and ten seconds into a
-        test. Tried by hand with W&B 0.31.0 offline (its file has the tag once the process has
-        ended) and MLflow 3.17.2 on SQLite (its run has it).
-        """
-        tags: dict[str, str] = {}
-        run = SimpleNamespace(tags=("mine",))
-        mlflow = SimpleNamespace(active_run=object, set_tag=tags.__setitem__)
-        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
-        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-        return SimpleNamespace(wandb=run, mlflow=mlflow, tags=tags)
-
-    def test_a_fire_tags_the_active_runs(self, train, guard: FaultyGuard, runs: SimpleNamespace) -> None:
-        guard.verdict_after = lambda n: FIRED if n >= 2 else HEALTHY
-        train(guard.url, max_steps=30).train()
-        assert runs.wandb.tags == ("mine", "rlguard-fired")
-        assert runs.tags == {"rlguard": "fired: hacking_gap: Hacking Gap +0.5"}
-
-    @pytest.mark.parametrize(
-        ("stop", "tag"),
-        [
-            (Stop.of(view(STOPPED)), "rlguard-halted"),
-            (Stop("no response from the guard", lost=True), "rlguard-lost"),
-        ],
-    )
-    def test_only_a_fire_is_called_one(self, runs: SimpleNamespace, stop: Stop, tag: str) -> None:
-        Experiment().tag(stop)
-        assert runs.wandb.tags == ("mine", tag)
-
-    def test_without_an_active_run_there_is_nothing_to_tag(self, runs: SimpleNamespace) -> None:
-        runs.mlflow.active_run = lambda: None
-        sys.modules["wandb"].run = None
-        Experiment().tag(Stop.of(view(FIRED)))
-        assert runs.tags == {} and runs.wandb.tags == ("mine",)
-
-    def test_what_is_not_loaded_is_not_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "wandb", None)
-        monkeypatch.delitem(sys.modules, "mlflow", raising=False)
-        Experiment().tag(Stop.of(view(FIRED)))
-        assert "mlflow" not in sys.modules
