@@ -37,7 +37,7 @@ _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 
 #: What is queued; the reporter puts the number of the attempt in.
-Report = PostedStep | CheckpointReport | EndReport
+TrainerReport = PostedStep | CheckpointReport | EndReport
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Reporter:
         self._queue_limit = queue_limit
         self._changed = threading.Condition()
         # Guarded by the condition:
-        self._queue: deque[Report] = deque()
+        self._queue: deque[TrainerReport] = deque()
         self._sending = 0  # reports at the front that are under way
         self._verdict: VerdictView | None = None
         self._stop: VerdictView | None = None
@@ -156,7 +156,7 @@ class Reporter:
             self.close(0.0)
             raise GuardConfigError(str(state.failure))
 
-    def submit(self, report: Report) -> None:
+    def submit(self, report: TrainerReport) -> None:
         """Queue a report. A full queue drops its oldest that is not under way."""
         with self._changed:
             if len(self._queue) - self._sending >= self._queue_limit:
@@ -268,10 +268,10 @@ class Reporter:
             self.attempt = 0 if verdict.attempt is None else verdict.attempt + 1
         self._succeeded(verdict)
 
-    def _next_batch(self) -> list[Report]:
+    def _next_batch(self) -> list[TrainerReport]:
         """The reports of one request, at the front of the queue: steps, or one of the others."""
         with self._changed:
-            batch: list[Report] = []
+            batch: list[TrainerReport] = []
             room = POST_CHARACTERS
             for report in islice(self._queue, MAX_STEPS_PER_POST):
                 alone = not isinstance(report, PostedStep)
@@ -284,7 +284,7 @@ class Reporter:
             self._sending = len(batch)
             return batch
 
-    def _send(self, batch: Sequence[Report]) -> None:
+    def _send(self, batch: Sequence[TrainerReport]) -> None:
         """Send reports, one by one if the guard refuses them together."""
         try:
             self._post(batch)
@@ -304,7 +304,7 @@ class Reporter:
             self._sending -= len(batch)
             self._changed.notify_all()
 
-    def _post(self, batch: Sequence[Report]) -> None:
+    def _post(self, batch: Sequence[TrainerReport]) -> None:
         stamp = {"attempt": self.attempt}
         match batch[0]:
             case PostedStep():

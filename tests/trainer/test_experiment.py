@@ -23,15 +23,15 @@ from trainer_image.experiment import Experiment, verdict_figures
 pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 SCORED = EvaluationSummary(
-    attempt=0, step=2, score=0.625, items=64, truncated=0.25, proxy_score=0.75, path="/out/checkpoint-2"
+    attempt=0, step=2, score=0.75, items=64, truncated=0.25, proxy_score=0.75, path="/out/checkpoint-2"
 )
 JUDGED = HEALTHY.model_copy(
     update={
         "last_evaluation": SCORED,
         "best_evaluation": SCORED,
         "heldout_ema": 0.5,
-        "proxy_real_gap": 0.125,
-        "max_proxy_real_gap": 0.25,
+        "proxy_real_gap": 0.25,
+        "max_proxy_real_gap": 0.5,
         "detectors": (
             DetectorReading(
                 name="guaranteed",
@@ -47,11 +47,11 @@ JUDGED = HEALTHY.model_copy(
 FIGURES = {
     "rlguard/level": 0.0,
     "rlguard/stop": 0.0,
-    "rlguard/heldout_score": 0.625,
+    "rlguard/heldout_score": 0.75,
     "rlguard/heldout_step": 2.0,
     "rlguard/heldout_ema": 0.5,
-    "rlguard/gap": 0.125,
-    "rlguard/gap_ceiling": 0.25,
+    "rlguard/gap": 0.25,
+    "rlguard/gap_ceiling": 0.5,
 }
 
 
@@ -153,7 +153,7 @@ def test_tensorboard_has_them_beside_the_reward(train, guard: FaultyGuard, tmp_p
     found = scalars(tmp_path)
     assert sorted(found["train/reward"]) == [1, 2, 3, 4, 5]
     assert found["train/rlguard/stop"][0] == 0.0  # what the guard said when training began
-    assert set(found["train/rlguard/heldout_score"].values()) == {0.625}
+    assert set(found["train/rlguard/heldout_score"].values()) == {0.75}
     assert set(found["train/rlguard/gap"].values()) == {0.125}
     assert min(found["train/rlguard/heldout_score"]) in (2, 3), "as soon as it is known, and once"
     assert len(found["train/rlguard/heldout_score"]) == 1
