@@ -154,7 +154,7 @@ def test_tensorboard_has_them_beside_the_reward(train, guard: FaultyGuard, tmp_p
     assert sorted(found["train/reward"]) == [1, 2, 3, 4, 5]
     assert found["train/rlguard/stop"][0] == 0.0  # what the guard said when training began
     assert set(found["train/rlguard/heldout_score"].values()) == {0.75}
-    assert set(found["train/rlguard/gap"].values()) == {0.125}
+    assert set(found["train/rlguard/gap"].values()) == {0.25}
     assert min(found["train/rlguard/heldout_score"]) in (2, 3), "as soon as it is known, and once"
     assert len(found["train/rlguard/heldout_score"]) == 1
     ours = {name.removeprefix("train/") for name in found if "rlguard" in name}
