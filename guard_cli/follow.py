@@ -14,7 +14,6 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
-from guard_client.settings import ClientSettings
 from guard_follow.source import framework_of
 from guard_follow.what import What
 
@@ -84,8 +83,7 @@ def _run(what: What, address: str, read_token: str | None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        settings = ClientSettings(address, os.environ.get("RLGUARD_TOKEN") or None)
-        client = GuardClient(address, settings.token)
+        client = GuardClient(address, os.environ.get("RLGUARD_TOKEN") or None)
     except GuardConfigError as error:
         raise CliError(str(error)) from None
     follower = Follower(what, client, ask_history(address, read_token), _say, stopping)

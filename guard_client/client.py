@@ -15,11 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from guard_client.errors import (
-    GuardConfigError,
-    GuardUnavailableError,
-    ReportRefusedError,
-)
+from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_core import __version__
 from guard_core.codes import Code
 from guard_core.wire import CheckpointReport, EndReport, EvaluationsNeeded, FailureKind, StepReport
@@ -154,9 +150,8 @@ class GuardClient:
 
     def post_end(self, report: EndReport) -> Acknowledgement:
         """`POST /v1/end`."""
-        return self._exchange(
-            "POST", "/v1/end", report.model_dump(mode="json", exclude_defaults=True), Acknowledgement
-        )
+        body = report.model_dump(mode="json", exclude_defaults=True)
+        return self._exchange("POST", "/v1/end", body, Acknowledgement)
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -188,7 +183,7 @@ class GuardClient:
 
         Sending twice is safe: the guard acknowledges a repeated report without folding it again.
         """
-        payload = None if body is None else json.dumps(body, allow_nan=False).encode()
+        payload = None if body is None else json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
         headers = self._headers if payload is None else {**self._headers, "Content-Type": "application/json"}
         reused = self._connection is not None
         if self._connection is None:
@@ -205,9 +200,7 @@ class GuardClient:
             raise GuardUnavailableError(f"{method} {self.url}{path}: {text}") from error
         if len(content) > _MAX_RESPONSE_BYTES:
             self.close()
-            raise GuardUnavailableError(
-                f"{method} {self.url}{path}: response of over {_MAX_RESPONSE_BYTES} bytes"
-            )
+            raise GuardUnavailableError(f"{method} {self.url}{path}: over {_MAX_RESPONSE_BYTES} bytes")
         return response.status, content
 
 
@@ -221,18 +214,15 @@ def _connector(
     """
     try:
         parts = urlsplit(url)
-        if ca is not None and parts.scheme != "https":
-            raise GuardConfigError(
-                f"RLGUARD_CA is set, but the guard's URL {url!r} (RLGUARD_URL) is none of TLS: it must begin "
-                "with https://"
-            )
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise GuardConfigError(f"the guard's URL {url!r} is none: {error}; see RLGUARD_URL") from error
-    if parts.scheme not in ("http", "https") or not host:
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError:
+        scheme, host, port = "", None, None
+    if scheme not in ("http", "https") or not host:
         raise GuardConfigError(f"the guard's URL {url!r} (RLGUARD_URL) must look like http://127.0.0.1:8470")
+    if ca is not None and scheme != "https":
+        raise GuardConfigError(f"RLGUARD_CA is set, but RLGUARD_URL {url!r} does not begin with https://")
     prefix = parts.path.rstrip("/")
-    if parts.scheme == "http":
+    if scheme == "http":
         return partial(http.client.HTTPConnection, host, port, timeout=timeout), prefix
     try:
         context = ssl.create_default_context(cadata=ca)

@@ -21,20 +21,19 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
+from pydantic import ValidationError
+
 from guard_client import waiting
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError
-from guard_client.log import log, show_by_default
+from guard_client.log import WarnOnce, log, show_by_default
 from guard_client.reporter import Delivery, LineState, Reporter
 from guard_client.rollouts import Candidate, selected
 from guard_client.samples import (
-    CheckpointSample,
-    EndSample,
     StepSample,
     fit_figures,
     let_the_guard_read,
@@ -45,7 +44,8 @@ from guard_client.samples import (
 )
 from guard_client.settings import ClientSettings, Options
 from guard_client.stopping import Stop
-from guard_core.wire import KlKind, Rollout, Sampling
+from guard_core.wire import CheckpointReport, EndReport, KlKind, Sampling
+from guard_core.wording import format_errors
 
 #: Seconds that the end of training may wait for the last reports.
 FLUSH_SECONDS = 10.0
@@ -53,12 +53,6 @@ FLUSH_SECONDS = 10.0
 LAG_POLL_SECONDS = 0.5
 #: With `on_unreachable="continue"` training begins after this many seconds without a guard.
 CONTINUE_PATIENCE_SECONDS = 10.0
-
-
-class _Phase(Enum):
-    NEW = auto()
-    OPEN = auto()
-    CLOSED = auto()
 
 
 class Guard:
@@ -90,7 +84,7 @@ class Guard:
     def __init__(self, url: str, token: str | None = None, **options: Unpack[Options]) -> None:
         if not isinstance(url, str):
             raise GuardConfigError(f"Guard needs the guard's URL, such as http://127.0.0.1:8470, got {url!r}")
-        self._begin(ClientSettings(url, token, **options))
+        self._begin(ClientSettings.of(url=url, token=token, **options))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, *, optional: bool = False) -> Self:
@@ -122,20 +116,20 @@ class Guard:
     def _begin(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._waits = waiting.Waits(time.monotonic())
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        # Guarded by the lock:
-        self._phase = _Phase.NEW
+        self._warn_once = WarnOnce()
+        self._pid: int | None = None  # of the process that opened it
+        self._closed = False
         self._reporter: Reporter | None = None
-        self._stop: Stop | None = None
         self._announced = False  # whether a checkpoint was reported
         self._stop_seen = False  # whether the loop knows that it must stop
-        self._logged: set[str] = set()  # what is logged once
-        self._newest: int | None = None  # last step that the loop made
         self._began: int | None = None  # step after which the loop began
+        self._lock = threading.RLock()
+        # Guarded by the lock:
+        self._stop: Stop | None = None
+        self._newest: int | None = None  # last step that the loop made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._phase is not _Phase.NEW:
+        if self._pid is not None:
             raise TypeError(
                 "an open Guard stays in its process: send it before it is opened, or make one there with "
                 "Guard.from_env()"
@@ -154,34 +148,29 @@ class Guard:
             GuardConfigError: the guard does not accept the token; or it was open before.
         """
         settings = self._settings
-        with self._lock:
-            if self._phase is not _Phase.NEW:
-                raise GuardConfigError("a Guard is opened once: make another one for another run")
-            self._phase, self._pid = _Phase.OPEN, os.getpid()
+        if self._pid is not None or self._closed:
+            raise GuardConfigError("a Guard is opened once: make another one for another run")
+        self._pid = os.getpid()
         show_by_default()
         if settings.url is None:
             log.warning("RLGUARD_URL is not set: this run is unguarded, and nobody judges it")
             return self
         client = GuardClient(settings.url, settings.token, ca=settings.ca)
         limit, stops = settings.unreachable_seconds, settings.on_unreachable == "stop"
-        reporter = Reporter(client, attempt=settings.attempt, unreachable_seconds=limit)
+        self._reporter = Reporter(client, attempt=settings.attempt, unreachable_seconds=limit)
+        # What waits must not be lost with a loop that ends the process without `close`.
+        atexit.register(self._close_at_exit)
         try:
-            reporter.connect(limit if stops else min(limit, CONTINUE_PATIENCE_SECONDS))
+            self._reporter.connect(limit if stops else min(limit, CONTINUE_PATIENCE_SECONDS))
         except GuardConfigError:
-            self._phase = _Phase.CLOSED
+            self._end_reports()
             raise
-        with self._lock:
-            self._reporter = reporter
-            state = reporter.state
-            if state.verdict is None and stops:
-                why = state.failure or "it has not answered in time"
-                self._latch(Stop(f"no guard responds at {settings.url}: {why}", lost=True))
-            if self._look() is None:
-                # What waits must not be lost with a loop that ends the process without `close`.
-                atexit.register(self._close_at_exit)
-            else:
-                self._phase = _Phase.CLOSED
-                reporter.close(0.0)
+        state = self._reporter.state
+        if state.verdict is None and stops:
+            why = state.failure or "it has not answered in time"
+            self._latch(Stop(f"no guard responds at {settings.url}: {why}", lost=True))
+        if self._look() is not None:
+            self._end_reports()
         return self
 
     def close(self, *, finished: bool = True, step: int | None = None, began: int | None = None) -> None:
@@ -197,34 +186,35 @@ class Guard:
             step: the last step that the loop made, if that is later than what it reported.
             began: the step after which the loop began, if that is earlier than its first `step`.
         """
-        if os.getpid() != self._pid:
+        if self._pid not in (None, os.getpid()):
             return  # the connection and the thread are those of the process that opened it
         if step is not None:
             self._note_step(step)
         with self._lock:
-            if self._phase is _Phase.CLOSED:
-                return
-            self._phase, reporter = _Phase.CLOSED, self._reporter
+            reporter = None if self._closed else self._reporter
+            self._closed = True
         if reporter is None:
             return
-        atexit.unregister(self._close_at_exit)
-        began = self._began if began is None else began
-        if reporter.flush(FLUSH_SECONDS) and finished and self._look() is None:
-            self._drain(reporter, began)
+        end = EndReport(attempt=0, step=self._newest, began=self._began if began is None else began)
+        if reporter.wait(_all_sent, FLUSH_SECONDS) and finished and self._look() is None:
+            if (seconds := self._settings.drain_seconds) > 0.0:
+                # The guard may want another look once it knows the last step.
+                reporter.submit(end.model_copy(update={"finished": False}))
+                if unscored := reporter.state.unscored:
+                    log.info("training has ended; %d checkpoints are yet to be evaluated", unscored)
+                if not reporter.wait(_all_scored, seconds):
+                    log.warning("checkpoints were left without an evaluation after %g s", seconds)
             if self._look() is None:
-                reporter.submit(EndSample(self._newest, began, finished=True))
-                reporter.flush(FLUSH_SECONDS)
+                reporter.submit(end)
+                reporter.wait(_all_sent, FLUSH_SECONDS)
         unscored = reporter.state.unscored
-        self._log_end(reporter.close(0.0), unscored)
+        self._log_end(self._end_reports(), unscored)
 
-    def _drain(self, reporter: Reporter, began: int | None) -> None:
-        """Wait for the last evaluations; the guard may want another look once it knows the last step."""
-        seconds = self._settings.drain_seconds
-        if seconds > 0.0:
-            reporter.submit(EndSample(self._newest, began, finished=False))
-            if unscored := reporter.state.unscored:
-                log.info("training has ended; %d checkpoints are yet to be evaluated", unscored)
-            reporter.drain(seconds)
+    def _end_reports(self) -> Delivery:
+        assert self._reporter is not None
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        return self._reporter.close(0.0)
 
     def _log_end(self, delivery: Delivery, unscored: int) -> None:
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
@@ -323,42 +313,41 @@ class Guard:
         if not self._takes("step"):
             return
         self._note_step(sample.step)
-        with self._lock:
-            if self._began is None:
-                self._began = max(0, sample.step - 1)
+        if self._began is None:
+            self._began = max(0, sample.step - 1)
         verdict = self.verdict
         if not self._announced and verdict is not None and verdict.wants_the_start:
-            self._log_once(
+            self._warn_once(
                 "no start",
                 "the guard has no checkpoint to compare with and judges no held-out score: announce the "
                 "starting policy before the first step, with guard.checkpoint(path, step=0)",
             )
         if sample.reward is None:
-            self._log_once("no reward", f"step {sample.step} has no finite reward, and is reported so")
-        if self._reporter is not None:
-            shown = self._fit_figures(figures or {}), self._fit_rollouts(rollouts, sample.step)
-            self._reporter.submit(replace(sample, figures=shown[0] or sample.figures, rollouts=shown[1]))
-
-    def _fit_figures(self, figures: Mapping[str, float | None]) -> Mapping[str, float]:
-        """Those that can be shown. They are for people: no step is refused for them."""
+            self._warn_once("no reward", f"step {sample.step} has no finite reward, and is reported so")
+        if self._reporter is None:
+            return
         try:
-            fit, wrong = fit_figures(figures)
+            report = replace(sample, **self._display_data(sample, figures, rollouts)).report(0)
+        except ValidationError as error:
+            self._refuse("step", sample.step, format_errors(error))
+        else:
+            self._reporter.submit(report)
+
+    def _display_data(
+        self, sample: StepSample, figures: Any, rollouts: Iterable[tuple[Any, Any, Any]]
+    ) -> dict[str, Any]:
+        """The figures and rollouts that can be shown. They are for people: no step is refused for them."""
+        found: dict[str, Any] = {}
+        try:
+            fit, wrong = fit_figures(figures or {})
+            found["figures"] = fit or sample.figures
+            if self._settings.rollouts:
+                found["rollouts"] = selected([Candidate(*one) for one in rollouts], sample.step)
         except Exception as error:
-            fit, wrong = {}, f"they must be a mapping of names to numbers: {error!r}"
+            wrong = f"figures are numbers by names, rollouts are (prompt, completion, reward): {error!r}"
         if wrong is not None:
-            self._log_once("figures", f"some figures cannot be shown: {wrong}")
-        return fit
-
-    def _fit_rollouts(self, rollouts: Iterable[tuple[Any, Any, Any]], step: int) -> tuple[Rollout, ...]:
-        """The few that are shown, if the setting allows it. No step is refused for them."""
-        if not self._settings.rollouts:
-            return ()
-        try:
-            return selected([Candidate(*one) for one in rollouts], step)
-        except Exception as error:
-            why = f"each must be (prompt, completion, reward): {error!r}"
-            self._log_once("rollouts", f"rollouts cannot be shown: {why}")
-            return ()
+            self._warn_once("shown", f"some figures or rollouts cannot be shown: {wrong}")
+        return found
 
     def checkpoint(
         self, path: str | os.PathLike[str], *, step: int, sampling: Sampling | None = None, wait: bool = True
@@ -387,7 +376,14 @@ class Guard:
         elif self._reporter is not None:
             let_the_guard_read(Path(path))
             waits = self._settings.max_lag is not None and not (self._waits.off or self._waits.used_up)
-            self._reporter.submit(CheckpointSample(int(step), os.path.abspath(path), sampling, waits))
+            try:
+                report = CheckpointReport(
+                    attempt=0, step=int(step), path=os.path.abspath(path), sampling=sampling, waits=waits
+                )
+            except ValidationError as error:
+                self._refuse("checkpoint", step, format_errors(error))
+            else:
+                self._reporter.submit(report)
         if wait:
             self._wait()
 
@@ -400,13 +396,13 @@ class Guard:
         collective waits for long. False once the run must stop, or the guard is lost.
         """
         state = self._state()
-        if state is None or self._phase is not _Phase.OPEN:
+        if state is None or self._closed:
             return False
         works = state.stop is None and state.lost is None
         max_lag = self._settings.max_lag if works else None
         reason = waiting.reason_to_wait(state.verdict, state.unsent, max_lag)
         before = self._waits.reason
-        self._waits = waiting.look(self._waits, reason, waiting.WorkDone.of(state.verdict), time.monotonic())
+        self._waits = waiting.look(self._waits, reason, waiting.progress_of(state.verdict), time.monotonic())
         if self._waits.warning:
             log.warning("%s", self._waits.warning)
         if self._waits.reason is not None and self._waits.reason != before:
@@ -416,23 +412,12 @@ class Guard:
     def _wait(self) -> None:
         """Not beside other ranks: they would stand in a collective, which ends after ten minutes."""
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            self._log_once(
+            self._warn_once(
                 "ranks", "training has several ranks and waits only if all of them ask `must_wait`"
             )
             return
         while self.must_wait():
             time.sleep(LAG_POLL_SECONDS)
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long training has waited for the guard so far, seconds."""
-        return self._waits.total(time.monotonic())
-
-    @property
-    def lag(self) -> int:
-        """How many checkpoints are unscored: those on their way to the guard, and those that wait in it."""
-        state = self._state()
-        return 0 if state is None else state.unscored
 
     # -- what the guard says -------------------------------------------------------------------------------
 
@@ -469,18 +454,13 @@ class Guard:
         state = self._state()
         return None if state is None else state.verdict
 
-    @property
-    def guards(self) -> bool:
-        """Whether there is a guard: False for an optional one that the environment does not name."""
-        return self._settings.url is not None
-
     # -- inside --------------------------------------------------------------------------------------------
 
     def _state(self) -> LineState | None:
         return None if self._reporter is None else self._reporter.state
 
     def _require_open(self, name: str) -> None:
-        if self._phase is _Phase.NEW:
+        if self._pid is None and not self._closed:
             raise GuardConfigError(
                 f"the guard is not open yet, so {name} says nothing: use `with Guard(...) as guard:`, "
                 "or guard.open()"
@@ -489,17 +469,9 @@ class Guard:
     def _takes(self, kind: str) -> bool:
         """Whether a report is taken now."""
         self._require_open(f"{kind}()")
-        if self._phase is _Phase.CLOSED:
+        if self._closed:
             if self._stop is None:
-                self._log_once("closed", f"a {kind} was reported after the guard was closed: it is not sent")
-            return False
-        if os.getpid() != self._pid:
-            sentence = f"a {kind} was reported by another process than the guard's: it is not sent"
-            self._log_once("forked", sentence)
-            with self._lock:  # this is that process's guard, and nobody judges what it trains
-                stops = self._reporter is not None and self._settings.on_unreachable == "stop"
-                if stops and self._stop is None:
-                    self._latch(Stop(sentence, lost=True))
+                self._warn_once("closed", f"a {kind} was reported after the guard was closed: it is not sent")
             return False
         return True
 
@@ -511,28 +483,32 @@ class Guard:
 
     def _refuse(self, kind: str, step: object, wrong: str) -> None:
         if self._reporter is None:
-            self._log_once(kind, f"{kind} {step}: {wrong}")
+            self._warn_once(kind, f"{kind} {step}: {wrong}")
         else:
             self._reporter.refuse(kind, step, wrong)
 
-    def _log_once(self, what: str, sentence: str) -> None:
-        with self._lock:
-            if what in self._logged:
-                return
-            self._logged.add(what)
-        log.warning("%s", sentence)
-
     def _look(self) -> Stop | None:
         """The stop that is latched, or that the newest responses ask for."""
-        with self._lock:
-            state = self._state()
-            if self._stop is None and state is not None:
-                if state.stop is not None:
-                    self._latch(Stop.of(state.stop))
-                elif state.lost is not None and self._settings.on_unreachable == "stop":
-                    self._latch(Stop(state.lost, lost=True))
-            return self._stop
+        state = self._state()
+        if self._stop is None and state is not None:
+            if state.stop is not None:
+                self._latch(Stop.of(state.stop))
+            elif state.lost is not None and self._settings.on_unreachable == "stop":
+                self._latch(Stop(state.lost, lost=True))
+        return self._stop
 
     def _latch(self, stop: Stop) -> None:
-        self._stop = stop
-        log.error("the guard stops training: %s", stop.reason)
+        with self._lock:
+            if self._stop is None:
+                self._stop = stop
+                log.error("the guard stops training: %s", stop.reason)
+
+
+def _all_sent(state: LineState) -> bool:
+    return state.queued == 0
+
+
+def _all_scored(state: LineState) -> bool:
+    """Whether every checkpoint is scored, or none will be: the guard says stop or is lost."""
+    scored = state.queued == 0 and state.unscored == 0
+    return scored or state.stop is not None or state.lost is not None

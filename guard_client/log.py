@@ -27,3 +27,16 @@ def show_by_default() -> None:
         log.addHandler(_Fallback())
     if log.level == logging.NOTSET and not logging.getLogger().handlers:
         log.setLevel(logging.INFO)
+
+
+class WarnOnce:
+    """Warns of each thing once."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def __call__(self, what: str, sentence: str) -> None:
+        """Log the sentence, unless one was logged of this thing."""
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("%s", sentence)

@@ -12,23 +12,20 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from pydantic import ValidationError
+from itertools import islice
 
 from guard_client.client import GuardClient, VerdictView
 from guard_client.errors import GuardConfigError, GuardUnavailableError, ReportRefusedError
 from guard_client.log import log
-from guard_client.samples import CheckpointSample, EndSample, StepSample
 from guard_core.codes import Code
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, PostedStep
-from guard_core.wording import format_errors
 
 #: Reports that may wait. A step is about 0.3 KiB, with further figures 2 KiB: some MiB.
 QUEUE_LIMIT = 4096
 #: Characters of the steps in one request, at most, but for a single one; a guard takes a MiB.
-POST_CHARACTERS = 400_000
+POST_CHARACTERS = 250_000
 #: Seconds after which an idle reporter asks for the verdict: a fire found between two steps is known at the
 #: next one, however long a step takes.
 POLL_SECONDS = 5.0
@@ -39,7 +36,8 @@ REFUSALS_IN_A_ROW = 3
 _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 5.0
 
-Sample = StepSample | CheckpointSample | EndSample
+#: What is queued; the reporter puts the number of the attempt in.
+TrainerReport = PostedStep | CheckpointReport | EndReport
 
 
 @dataclass
@@ -74,15 +72,17 @@ class LineState:
     Fields:
         verdict: the newest; None before the first response.
         stop: the first verdict that says training must stop.
-        unsent: checkpoints that are on their way to the guard.
+        queued: reports that the guard has not acknowledged.
+        unsent: checkpoints among them.
         failure: what went wrong in the newest exchange; None if it went well.
         lost: why nobody judges the run; None: it is judged.
     """
 
     verdict: VerdictView | None = None
     stop: VerdictView | None = None
+    queued: int = 0
     unsent: int = 0
-    failure: str | None = None
+    failure: GuardUnavailableError | None = None
     lost: str | None = None
 
     @property
@@ -93,20 +93,12 @@ class LineState:
 
 @dataclass
 class _Refusals:
-    """Reports of one kind that were refused: how many in a row, by whom, why; and whether any was taken."""
+    """Reports of one kind that were refused: how many in a row, the last why; and whether any was taken."""
 
     row: int = 0
     by: str = ""
     why: str = ""
     taken: bool = False
-
-    def lost(self, kind: str, *, ended: bool) -> str | None:
-        """Why it is as if there were no guard: three in a row, or, at the end, every report of the kind."""
-        if self.row >= REFUSALS_IN_A_ROW:
-            return f"{self.by} refuses every {kind}, {self.row} in a row: {self.why}"
-        if ended and self.row and not self.taken:
-            return f"{self.by} refused every {kind} of this run, the last with: {self.why}"
-        return None
 
 
 class Reporter:
@@ -134,14 +126,13 @@ class Reporter:
         self._queue_limit = queue_limit
         self._changed = threading.Condition()
         # Guarded by the condition:
-        self._queue: deque[Sample] = deque()
-        self._in_flight: deque[Sample] = deque()  # changed by the thread alone
+        self._queue: deque[TrainerReport] = deque()
+        self._sending = 0  # reports at the front that are under way
         self._verdict: VerdictView | None = None
         self._stop: VerdictView | None = None
-        self._failure: str | None = None
-        self._unauthorised = False
-        self._unreachable: str | None = None
+        self._failure: GuardUnavailableError | None = None
         self._failing_since: float | None = None
+        self._unreachable: str | None = None
         self._refusals = {"step": _Refusals(), "checkpoint": _Refusals()}
         self._dropped_checkpoints = 0
         self._deadline: float | None = None  # set by `close`
@@ -155,25 +146,26 @@ class Reporter:
         Raises:
             GuardConfigError: the guard does not accept the token.
         """
-        self._thread.start()
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._verdict is not None or self._unauthorised or self._unreachable, patience
-            )
-            refused = self._failure if self._unauthorised else None
-        if refused is not None:
-            self.close(0.0)
-            raise GuardConfigError(refused)
 
-    def submit(self, sample: Sample) -> None:
-        """Queue a report. A full queue drops its oldest."""
+        def denied(state: LineState) -> bool:
+            return state.failure is not None and state.failure.unauthorised
+
+        self._thread.start()
+        self.wait(lambda state: bool(state.verdict or state.lost or denied(state)), patience)
+        if denied(state := self.state):
+            self.close(0.0)
+            raise GuardConfigError(str(state.failure))
+
+    def submit(self, report: TrainerReport) -> None:
+        """Queue a report. A full queue drops its oldest that is not under way."""
         with self._changed:
-            if len(self._queue) >= self._queue_limit:
-                self._dropped_checkpoints += isinstance(self._queue.popleft(), CheckpointSample)
+            if len(self._queue) - self._sending >= self._queue_limit:
+                self._dropped_checkpoints += isinstance(self._queue[self._sending], CheckpointReport)
+                del self._queue[self._sending]
                 self.delivery.dropped += 1
-                if self.delivery.dropped & (self.delivery.dropped - 1) == 0:  # ever more rarely
+                if _is_power_of_two(self.delivery.dropped):  # ever more rarely
                     log.warning("the queue to the guard is full: %d reports dropped", self.delivery.dropped)
-            self._queue.append(sample)
+            self._queue.append(report)
             self._changed.notify_all()
 
     def refuse(self, kind: str, step: object, why: str, by: str = "the client") -> None:
@@ -183,31 +175,21 @@ class Reporter:
             refusals = self._refusals[kind]
             refusals.row, refusals.by, refusals.why = refusals.row + 1, by, why
             row = refusals.row
-        if row & (row - 1) == 0:  # the first at once, then ever more rarely
+        if _is_power_of_two(row):  # the first at once, then ever more rarely
             log.warning("%s refuses the %s of step %s (%d in a row): %s", by, kind, step, row, why)
 
     @property
     def state(self) -> LineState:
         """What is known of the guard now."""
         with self._changed:
-            return LineState(self._verdict, self._stop, self._unsent(), self._failure, self._lost())
+            unsent = sum(isinstance(one, CheckpointReport) for one in self._queue)
+            lost = self._why_lost(unsent)
+            return LineState(self._verdict, self._stop, len(self._queue), unsent, self._failure, lost)
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until everything has been sent, for at most `seconds`; False if it was not."""
+    def wait(self, over: Callable[[LineState], bool], seconds: float) -> bool:
+        """Wait until `over` holds or nothing changes any more, for at most `seconds`; False if it did not."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._work() or not self._thread.is_alive(), seconds)
-
-    def drain(self, seconds: float) -> None:
-        """Wait until the guard has scored every checkpoint, says stop or is lost, or `seconds` are over."""
-
-        def over() -> bool:
-            waiting = 0 if self._verdict is None else self._verdict.waiting
-            scored = not (self._work() or waiting)
-            return scored or self._stop is not None or self._lost() is not None
-
-        with self._changed:
-            if not self._changed.wait_for(over, seconds):
-                log.warning("checkpoints were left without an evaluation after %g s", seconds)
+            return self._changed.wait_for(lambda: over(self.state) or not self._thread.is_alive(), seconds)
 
     def close(self, seconds: float) -> Delivery:
         """Send what is queued for at most `seconds`, end the thread, and say what became of it all."""
@@ -216,41 +198,39 @@ class Reporter:
             self._changed.notify_all()
         self._thread.join(seconds + 1.0)
         with self._changed:
-            self.delivery.undelivered = len(self._queue) + len(self._in_flight)
+            self.delivery.undelivered = len(self._queue)
         return self.delivery
 
-    # -- under the condition -------------------------------------------------------------------------------
-
-    def _work(self) -> bool:
-        return bool(self._in_flight or self._queue)
-
-    def _unsent(self) -> int:
-        return sum(isinstance(one, CheckpointSample) for one in (*self._in_flight, *self._queue))
-
-    def _lost(self) -> str | None:
+    def _why_lost(self, unsent: int) -> str | None:
+        if self._unreachable is not None:
+            return self._unreachable
         ended = self._deadline is not None
-        missing = self._dropped_checkpoints + self._unsent() if ended else 0
-        found = (
-            self._unreachable,
-            *(refusals.lost(kind, ended=ended) for kind, refusals in self._refusals.items()),
-            f"{missing} checkpoints never reached the guard: nobody judges them" if missing else None,
+        if not ended and self._thread.ident is not None and not self._thread.is_alive():
+            return "reports are sent by the process that opened the guard: make one where the loop runs"
+        for kind, seen in self._refusals.items():
+            if seen.row >= REFUSALS_IN_A_ROW:
+                return f"{seen.by} refuses every {kind}, {seen.row} in a row: {seen.why}"
+            if ended and seen.row and not seen.taken:
+                return f"{seen.by} refused every {kind} of this run, the last with: {seen.why}"
+        missing = self._dropped_checkpoints + unsent
+        return (
+            f"{missing} checkpoints never reached the guard: nobody judges them"
+            if ended and missing
+            else None
         )
-        return next((why for why in found if why is not None), None)
 
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        delay = _FIRST_RETRY_SECONDS
+        retry = 0.0  # seconds until the next try; 0: the last one went well
         try:
-            while self._wait_for_work():
+            while self._pause(retry):
                 try:
                     self._exchange()
-                    delay = _FIRST_RETRY_SECONDS
+                    retry = 0.0
                 except GuardUnavailableError as error:
                     self._failed(error)
-                    if not self._pause(delay):
-                        break
-                    delay = min(2 * delay, _LAST_RETRY_SECONDS)
+                    retry = min(2 * retry or _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS)
         except Exception as error:  # a dead thread would leave the run unguarded without a word
             log.exception("the reporter to the guard failed")
             with self._changed:
@@ -260,40 +240,26 @@ class Reporter:
             with self._changed:
                 self._changed.notify_all()
 
-    def _wait_for_work(self) -> bool:
-        """Wait for a report or the next poll; False when everything is sent and the reporter is closing."""
+    def _pause(self, retry: float) -> bool:
+        """Wait for the next try, or for a report or the next poll; False when the reporter is to end."""
         with self._changed:
-            verdict = self._verdict
-            if verdict is not None and not self._work() and self._deadline is None:
+            verdict, end = self._verdict, time.monotonic() + retry
+            if retry:
+                if self._changed.wait_for(
+                    lambda: self._deadline is not None and self._deadline <= end, retry
+                ):
+                    return False
+            elif verdict is not None and not self._queue and self._deadline is None:
                 busy = verdict.waiting > 0 or verdict.next_pass is not None
                 self._changed.wait(min(POLL_SECONDS, BUSY_POLL_SECONDS) if busy else POLL_SECONDS)
-            if self._deadline is None:
-                return True
-            return self._work() and time.monotonic() < self._deadline
-
-    def _pause(self, seconds: float) -> bool:
-        """Wait before the next try; False when the time for the last tries is over."""
-        with self._changed:
-            end = time.monotonic() + seconds
-            while (rest := end - time.monotonic()) > 0.0:
-                if self._deadline is not None and self._deadline <= end:
-                    return False
-                self._changed.wait(rest)
-            return True
+            return self._deadline is None or (bool(self._queue) and time.monotonic() < self._deadline)
 
     def _exchange(self) -> None:
         """Send what waits, or ask for the verdict if nothing does."""
-        if self.attempt is None:
-            self._ask()
-        self._load()
-        if not self._in_flight:
-            self._ask()
-        elif isinstance(self._in_flight[0], StepSample):
-            self._send_steps()
-        else:
-            self._send_one()
-
-    def _ask(self) -> None:
+        batch = [] if self.attempt is None else self._next_batch()
+        if batch:
+            self._send(batch)
+            return
         verdict = self._client.verdict()
         if self.attempt is None:
             if verdict.code == Code.STORE_UNAVAILABLE:
@@ -302,91 +268,70 @@ class Reporter:
             self.attempt = 0 if verdict.attempt is None else verdict.attempt + 1
         self._succeeded(verdict)
 
-    def _load(self) -> None:
-        """Take the reports of one request from the queue: a run of steps, or one of the others."""
+    def _next_batch(self) -> list[TrainerReport]:
+        """The reports of one request, at the front of the queue: steps, or one of the others."""
         with self._changed:
-            if self._in_flight or not self._queue:
-                return
+            batch: list[TrainerReport] = []
             room = POST_CHARACTERS
-            while self._queue and len(self._in_flight) < MAX_STEPS_PER_POST:
-                room -= _characters(self._queue[0])
-                alone = not isinstance(self._queue[0], StepSample)
-                if self._in_flight and (alone or room < 0):
-                    return
-                self._in_flight.append(self._queue.popleft())
+            for report in islice(self._queue, MAX_STEPS_PER_POST):
+                alone = not isinstance(report, PostedStep)
+                room -= 0 if alone else len(report.model_dump_json(exclude_defaults=True))
+                if batch and (alone or room < 0):
+                    break
+                batch.append(report)
                 if alone:
-                    return
+                    break
+            self._sending = len(batch)
+            return batch
 
-    def _send_steps(self) -> None:
-        """Send the steps in flight together, and one by one if the guard refuses the list."""
-        steps = [sample for sample in self._in_flight if isinstance(sample, StepSample)]
+    def _send(self, batch: Sequence[TrainerReport]) -> None:
+        """Send reports, one by one if the guard refuses them together."""
         try:
-            self._post_steps([sample.report(self._known_attempt) for sample in steps])
-        except (ReportRefusedError, ValidationError):
-            while self._in_flight:
-                self._send_one()
-        else:
-            self._sent(len(steps))
-
-    def _send_one(self) -> None:
-        sample, attempt = self._in_flight[0], self._known_attempt
-        try:
-            match sample:
-                case StepSample():
-                    self._post_steps([sample.report(attempt)])
-                case CheckpointSample():
-                    self._post_checkpoint(sample, attempt)
-                case EndSample(step, began, finished):
-                    gone = self.delivery.gone
-                    end = EndReport(attempt=attempt, step=step, began=began, finished=finished, gone=gone)
-                    self._succeeded(self._client.post_end(end).verdict)
-        except (ReportRefusedError, ValidationError) as refusal:
-            why = format_errors(refusal) if isinstance(refusal, ValidationError) else str(refusal)
-            if isinstance(sample, EndSample):
-                log.info("the guard was not told that training is over: %s", why)
+            self._post(batch)
+        except ReportRefusedError as refusal:
+            if len(batch) > 1:
+                for one in batch:
+                    self._send([one])
+                return
+            if isinstance(batch[0], EndReport):
+                log.info("the guard was not told that training is over: %s", refusal)
             else:
-                kind = "step" if isinstance(sample, StepSample) else "checkpoint"
-                by = "the guard" if isinstance(refusal, ReportRefusedError) else "the client"
-                self.refuse(kind, sample.step, why, by)
-        self._sent(1)
-
-    def _post_steps(self, reports: Sequence[PostedStep]) -> None:
-        response = self._client.post_steps(reports)
-        self.delivery.steps += response.accepted
-        self.delivery.duplicates += response.duplicates
-        self._succeeded(response.verdict, "step")
-
-    def _post_checkpoint(self, sample: CheckpointSample, attempt: int) -> None:
-        if not os.path.isdir(sample.path):  # rotated away: the guard could only refuse it
-            self.delivery.gone += 1
-            if self.delivery.gone == 1:
-                log.warning(
-                    "%s was deleted before it could be sent: nobody scores it, so this run does not pass. "
-                    "The number of such checkpoints is logged at the end; a higher save_total_limit spares "
-                    "them",
-                    sample.path,
-                )
-            return
-        report = CheckpointReport(
-            attempt=attempt,
-            step=sample.step,
-            path=sample.path,
-            sampling=sample.sampling,
-            waits=sample.waits,
-        )
-        self._succeeded(self._client.post_checkpoint(report).verdict, "checkpoint")
-        self.delivery.checkpoints += 1
-
-    def _sent(self, count: int) -> None:
+                kind = "step" if isinstance(batch[0], PostedStep) else "checkpoint"
+                self.refuse(kind, batch[0].step, str(refusal), "the guard")
         with self._changed:
-            for _ in range(count):
-                self._in_flight.popleft()
+            for _ in batch:
+                self._queue.popleft()
+            self._sending -= len(batch)
             self._changed.notify_all()
 
-    @property
-    def _known_attempt(self) -> int:
-        assert self.attempt is not None  # `_exchange` asks first
-        return self.attempt
+    def _post(self, batch: Sequence[TrainerReport]) -> None:
+        stamp = {"attempt": self.attempt}
+        match batch[0]:
+            case PostedStep():
+                steps = [one.model_copy(update=stamp) for one in batch if isinstance(one, PostedStep)]
+                response = self._client.post_steps(steps)
+                self.delivery.steps += response.accepted
+                self.delivery.duplicates += response.duplicates
+                self._succeeded(response.verdict, "step")
+            case CheckpointReport() as report:
+                if not os.path.isdir(report.path):  # rotated away: the guard could only refuse it
+                    self._note_gone(report.path)
+                    return
+                response = self._client.post_checkpoint(report.model_copy(update=stamp))
+                self._succeeded(response.verdict, "checkpoint")
+                self.delivery.checkpoints += 1
+            case EndReport() as end:
+                end = end.model_copy(update=stamp | {"gone": self.delivery.gone})
+                self._succeeded(self._client.post_end(end).verdict)
+
+    def _note_gone(self, path: str) -> None:
+        self.delivery.gone += 1
+        if self.delivery.gone == 1:
+            log.warning(
+                "%s was deleted before it could be sent: nobody scores it, so this run does not pass. The "
+                "number of such checkpoints is logged at the end; a higher save_total_limit spares them",
+                path,
+            )
 
     def _succeeded(self, verdict: VerdictView, taken: str | None = None) -> None:
         """Note a response; `taken`: the kind of report that it acknowledges."""
@@ -411,7 +356,7 @@ class Reporter:
         failing = now - self._failing_since
         stop = self._stop_after(error)
         with self._changed:
-            self._failure, self._unauthorised = str(error), error.unauthorised
+            self._failure = error
             if failing >= self._limit:
                 sentence = f"no response from the guard for {failing:.0f} s: {error}"
                 if self._unreachable is None:
@@ -431,9 +376,5 @@ class Reporter:
         return verdict if verdict.stop else None
 
 
-def _characters(sample: Sample) -> int:
-    """About the length of a step in a request."""
-    if not isinstance(sample, StepSample):
-        return 0
-    texts = sum(len(one.prompt) + len(one.completion) for one in sample.rollouts)
-    return 200 + 12 * texts + sum(30 + 12 * len(name) for name in sample.figures)
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0

@@ -1,4 +1,4 @@
-"""What a loop reports: the values of one step, and checkpoints that are complete on disk.
+"""What a loop reports: the values of one step, and what is wrong in a report.
 
 Nothing is filled in: a value that is missing, None, NaN or infinite is absent. A step without a finite reward
 is reported without one, and a KL to the reference that is NaN or infinite as such.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_client.log import log
-from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, KlKind, PostedStep, Rollout, Sampling
+from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, KlKind, PostedStep, Rollout
 
 #: The kinds that a loop can name; the others say that there is no KL.
 _KINDS = (KlKind.REF_TOKEN_MEAN, KlKind.REF_SEQ_SUM, KlKind.BEHAVIOUR)
@@ -63,28 +63,6 @@ class StepSample:
             figures={**self.figures} or None,
             rollouts=self.rollouts or None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointSample:
-    """A checkpoint directory that is complete on disk."""
-
-    step: int
-    path: str
-    sampling: Sampling | None = None
-    waits: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EndSample:
-    """The loop has made its last step; `finished`: it came to its end by itself.
-
-    `step` and `began` are as in `guard_core.wire.EndReport`.
-    """
-
-    step: int | None
-    began: int | None
-    finished: bool
 
 
 def sample_of(step: int, values: Mapping[str, Any], kl_kind: KlKind) -> StepSample:

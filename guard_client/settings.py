@@ -1,28 +1,19 @@
-"""Where the guard of a run is, and what the trainer does when it does not respond."""
+"""Where the guard of a run is, and how a trainer deals with it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Literal, Self, TypedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from guard_client.client import GuardClient
 from guard_client.errors import GuardConfigError
+from guard_core.wording import Named, format_errors
 
-#: Setting, its type, and what that is called. NumPy's numbers are numbers; of True and False none is meant.
-_FORMS: tuple[tuple[str, type, str], ...] = (
-    ("url", str, "a text, such as http://127.0.0.1:8470"),
-    ("token", str, "a text"),
-    ("ca", str, "certificates, PEM"),
-    ("attempt", Integral, "a whole number"),
-    ("unreachable_seconds", Real, "a number of seconds"),
-    ("drain_seconds", Real, "a number of seconds"),
-    ("max_lag", Integral, "a whole number of checkpoints"),
-    ("rollouts", bool, "True or False"),
-)
-_MAY_BE_NONE = frozenset({"url", "token", "ca", "attempt", "max_lag"})
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Options(TypedDict, total=False):
@@ -37,11 +28,10 @@ class Options(TypedDict, total=False):
     rollouts: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """Where the guard is, and how a trainer deals with it.
+class ClientSettings(BaseModel):
+    """Where the guard is, and how a trainer deals with it; made by `of` or `from_env`.
 
-    Args:
+    Fields:
         url: base URL of the guard; None: there is none.
         token: the guard's ingest token.
         ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
@@ -57,108 +47,69 @@ class ClientSettings:
             policy is ruined; None never waits. Training also waits for the baseline and for a second look at
             an alarm. `guard_client.waiting` bounds all waits.
         rollouts: whether a few completions on training prompts are shown in the guard's dashboard and report.
-
-    Raises:
-        GuardConfigError: a setting is wrong.
     """
 
-    url: str | None
-    token: str | None = field(default=None, repr=False)
-    ca: str | None = field(default=None, repr=False)
-    attempt: int | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    url: str | None = None
+    token: str | None = Field(None, repr=False)
+    ca: str | None = Field(None, repr=False)
+    attempt: Count | None = None
     on_unreachable: Literal["stop", "continue"] = "stop"
-    unreachable_seconds: float = 300.0
-    drain_seconds: float = 0.0
-    max_lag: int | None = 1
+    unreachable_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
+    drain_seconds: Seconds = 0.0
+    max_lag: Count | None = 1
     rollouts: bool = True
 
-    def __post_init__(self) -> None:
-        for name, kind, form in _FORMS:
-            refuse_other(name, getattr(self, name), kind, form)
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
         if self.url is not None:
             GuardClient(self.url, ca=self.ca)  # a wrong URL is an error here, not at the first step
-        limits: tuple[tuple[str, bool, str], ...] = (
-            ("on_unreachable", self.on_unreachable in ("stop", "continue"), "'stop' or 'continue'"),
-            ("unreachable_seconds", 0 < self.unreachable_seconds < math.inf, "> 0 seconds"),
-            ("drain_seconds", 0 <= self.drain_seconds < math.inf, ">= 0 seconds"),
-            ("attempt", self.attempt is None or self.attempt >= 0, ">= 0"),
-            ("max_lag", self.max_lag is None or self.max_lag >= 0, ">= 0 checkpoints"),
-        )
-        for name, holds, must in limits:
-            if not holds:
-                raise GuardConfigError(f"{name} must be {must}, got {getattr(self, name)!r}")
+        return self
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """The settings that these options make.
+
+        Raises:
+            GuardConfigError: an option is wrong.
+        """
+        with _as_config_error(".".join):
+            return cls(**options)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], *, optional: bool = False) -> Self:
         """The settings that the environment of a guarded run holds.
 
         Args:
-            environ: `RLGUARD_URL` (needed on rank 0 unless `optional`), `RLGUARD_TOKEN`, `RLGUARD_CA`,
-                `RLGUARD_ATTEMPT`, `RLGUARD_ON_UNREACHABLE` (stop or continue),
-                `RLGUARD_UNREACHABLE_SECONDS`, `RLGUARD_DRAIN_SECONDS`, `RLGUARD_MAX_LAG` (a number or off),
-                `RLGUARD_ROLLOUTS` (1 or 0).
+            environ: for each field `RLGUARD_` and its name; an empty variable is not set. `RLGUARD_URL` is
+                needed on rank 0 unless `optional`. `RLGUARD_MAX_LAG` may be `off`.
             optional: whether the run may be without a guard.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
         """
-        url = environ.get("RLGUARD_URL") or None
-        if url is None and not optional and environ.get("RANK", "0") == "0":
+        given = {name: text for name in cls.model_fields if (text := environ.get(variable_of((name,))))}
+        if "url" not in given and not optional and environ.get("RANK", "0") == "0":
             raise GuardConfigError(
                 "RLGUARD_URL is not set: set it to the guard's address, such as http://127.0.0.1:8470, and "
                 "RLGUARD_TOKEN to its ingest token, or start the trainer with `rlguard run`; "
                 "from_env(optional=True) trains without a guard"
             )
-        on_unreachable = environ.get("RLGUARD_ON_UNREACHABLE", "stop")
-        if on_unreachable not in ("stop", "continue"):
-            raise GuardConfigError(f"RLGUARD_ON_UNREACHABLE must be stop or continue, got {on_unreachable!r}")
-        limit = _seconds(environ, "RLGUARD_UNREACHABLE_SECONDS", "300")
-        if limit <= 0:
-            raise GuardConfigError(f"RLGUARD_UNREACHABLE_SECONDS must be > 0 seconds, got {limit!r}")
-        lag = environ.get("RLGUARD_MAX_LAG") or "1"
-        return cls(
-            url,
-            environ.get("RLGUARD_TOKEN") or None,
-            environ.get("RLGUARD_CA") or None,
-            attempt=_count("RLGUARD_ATTEMPT", environ.get("RLGUARD_ATTEMPT") or None),
-            on_unreachable="stop" if on_unreachable == "stop" else "continue",
-            unreachable_seconds=limit,
-            drain_seconds=_seconds(environ, "RLGUARD_DRAIN_SECONDS", "0"),
-            max_lag=_count("RLGUARD_MAX_LAG", None if lag == "off" else lag, " or off"),
-            rollouts=switch(environ, "RLGUARD_ROLLOUTS", "1"),
-        )
+        never_waits = given.get("max_lag") == "off" and given.pop("max_lag")
+        with _as_config_error(variable_of):
+            settings = cls.model_validate_strings(given)
+        return settings.model_copy(update={"max_lag": None}) if never_waits else settings
 
 
-def refuse_other(name: str, value: object, kind: type, form: str) -> None:
-    """Raises `GuardConfigError` for a value of another type, which is called `form`. A token is not shown."""
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not fits and not (value is None and name in _MAY_BE_NONE):
-        shown = f"a value of type {type(value).__name__}" if name == "token" else repr(value)
-        raise GuardConfigError(f"{name} must be {form}, got {shown}")
+def variable_of(place: tuple[str, ...]) -> str:
+    """The environment variable of a setting."""
+    return f"RLGUARD_{place[0].upper()}"
 
 
-def switch(environ: Mapping[str, str], name: str, default: Literal["0", "1"]) -> bool:
-    """Whether a variable is 1; raises `GuardConfigError` if it is neither that nor 0."""
-    text = environ.get(name, default)
-    if text not in ("0", "1"):
-        raise GuardConfigError(f"{name} must be 1 or 0, got {text!r}")
-    return text == "1"
-
-
-def _count(name: str, text: str | None, other: str = "") -> int | None:
-    """A whole number >= 0 from the environment; `other`: what else it may be, for the message."""
-    if text is not None and not (text.isascii() and text.isdigit()):
-        raise GuardConfigError(f"{name} must be a whole number >= 0{other}, got {text!r}")
-    return None if text is None else int(text)
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: str) -> float:
-    """A finite number of seconds >= 0 from the environment."""
-    text = environ.get(name, default)
+@contextmanager
+def _as_config_error(named: Named) -> Iterator[None]:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise GuardConfigError(f"{name} must be a number of seconds, got {text!r}")
-    return seconds
+        yield
+    except ValidationError as error:
+        raise GuardConfigError(format_errors(error, named)) from None

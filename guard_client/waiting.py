@@ -49,23 +49,12 @@ def lag_that_rotation_leaves(max_lag: int | None, kept: int | None) -> int | Non
     return max_lag if max_lag is None or kept is None else min(max_lag, max(0, kept - 1))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkDone:
-    """What the guard has finished; it differs after every evaluation and every pass."""
-
-    evaluated: int = 0
-    failed: int = 0
-    skipped: int = 0
-    passes: int = 0
-    next_pass: str | None = None  # a second look is over when it changes
-
-    @classmethod
-    def of(cls, verdict: VerdictView | None) -> WorkDone:
-        """As the verdict counts it; nothing before the first response."""
-        if verdict is None:
-            return cls()
-        done = (verdict.evaluated, verdict.failed, verdict.skipped, verdict.baseline_passes)
-        return cls(*done, verdict.next_pass)
+def progress_of(verdict: VerdictView | None) -> tuple[object, ...]:
+    """What the guard has finished; it differs after every evaluation, every pass and every second look."""
+    if verdict is None:
+        return ()
+    done = (verdict.evaluated, verdict.failed, verdict.skipped, verdict.baseline_passes)
+    return (*done, verdict.next_pass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +70,14 @@ class Waits:
         off: whether training does not wait until the guard has finished something.
         reason: what training waits for; None: it goes on.
         warning: what the user should read now, once; "" if nothing.
+        used_up: whether all waits together have reached their limit.
     """
 
     began: float
     finished: float = 0.0
     since: float | None = None
     progress_at: float = 0.0
-    progress: WorkDone = WorkDone()
+    progress: tuple[object, ...] = ()
     off: bool = False
     reason: str | None = None
     warning: str = ""
@@ -98,7 +88,7 @@ class Waits:
         return self.finished + (0.0 if self.since is None else now - self.since)
 
 
-def look(waits: Waits, reason: str | None, progress: WorkDone, now: float) -> Waits:
+def look(waits: Waits, reason: str | None, progress: tuple[object, ...], now: float) -> Waits:
     """Decide at one look whether training waits (`Waits.reason`).
 
     A wait without progress for `STALL_SECONDS` ends, and training does not wait again until the guard has

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from guard_cli import split
 from guard_cli.commands import COMMANDS
 from guard_cli.errors import ExitCode
+from guard_client.settings import variable_of
 from guard_core.codes import Code, Level
 from guard_core.frameworks import FIGURES
 from guard_core.policy import Policy
@@ -50,7 +51,7 @@ from tools.tables import (
     type_of,
 )
 from trainer_image import train as trainer_process
-from trainer_image.config import TrainConfig
+from trainer_image.config import CallbackSettings, TrainConfig
 
 REFERENCE = Path("docs/reference")
 
@@ -479,5 +480,6 @@ def trainer_environment() -> set[str]:
     sources = (
         path for package in ("guard_client", "trainer_image") for path in (ROOT / package).rglob("*.py")
     )
-    found = re.compile(r'(?:environ\.get\(|environ\[|environ,|getenv\()\s*"(RLGUARD_\w+)"')
-    return {name for source in sources for name in found.findall(source.read_text("utf-8"))}
+    found = re.compile(r'environ\.get\(\s*"(RLGUARD_\w+)"')
+    names = {name for source in sources for name in found.findall(source.read_text("utf-8"))}
+    return names | {variable_of((name,)) for name in CallbackSettings.model_fields}

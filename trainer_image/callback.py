@@ -25,18 +25,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from guard_client.errors import GuardConfigError
 from guard_client.guard import LAG_POLL_SECONDS, Guard
-from guard_client.log import log
+from guard_client.log import WarnOnce, log
 from guard_client.rollouts import Candidate
 from guard_client.samples import StepSample
-from guard_client.settings import ClientSettings, Options, refuse_other, switch
+from guard_client.settings import Options
 from guard_client.stopping import Stop
 from guard_client.waiting import lag_that_rotation_leaves
 from guard_core.preflight import REFUSED, CheckLevel, CheckRow, as_text
 from guard_core.run_checks import STEPS, reason_to_refuse
 from guard_core.wire import Sampling
 from trainer_image import ranks
+from trainer_image.config import CallbackSettings
 from trainer_image.experiment import Experiment, News, are_ours
-from trainer_image.figures import UNKNOWN, figures_of, sampling_of
+from trainer_image.figures import UNKNOWN, StepReader, figures_of, newest_rollouts, sampling_of
 from trainer_image.preflight import (
     Outset,
     can_save_start,
@@ -45,7 +46,6 @@ from trainer_image.preflight import (
     steps_per_save,
     trainer_rows,
 )
-from trainer_image.readings import StepReader, newest_rollouts
 
 #: Where the starting policy is saved for a guard whose detector compares with it, under `output_dir`. With an
 #: underscore, because the Trainer pushes everything in `output_dir` to a hub but `_*` and `checkpoint-*`.
@@ -87,12 +87,9 @@ class GuardCallback(TrainerCallback):
         save_sooner: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        self._settings = ClientSettings(url, token, **options)
-        refuse_other("strict", strict, bool, "True or False")
-        refuse_other("keep_best", keep_best, bool, "True or False")
-        refuse_other("save_sooner", save_sooner, bool, "True or False")
+        own = {"strict": strict, "keep_best": keep_best, "save_sooner": save_sooner}
+        self._settings = CallbackSettings.of(url=url, token=token, **own, **options)
         self._trainer = trainer
-        self._strict, self._keep_best, self._save_sooner = strict, keep_best, save_sooner
         self._optional = False
         #: Why this run was stopped, or None; on every rank.
         self.stop: Stop | None = None
@@ -107,7 +104,7 @@ class GuardCallback(TrainerCallback):
         self._sampling: Sampling | None = None  # how this trainer samples, as far as it says
         self._rollouts: list[Candidate] | None = None  # of the newest generation
         self._rollouts_sent = False
-        self._logged: set[str] = set()  # what is logged once
+        self._warn_once = WarnOnce()
         self._last_step: int | None = None  # that was reported
         self._began = step
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
@@ -122,21 +119,14 @@ class GuardCallback(TrainerCallback):
 
         Args:
             trainer: whose callback this is; see `GuardCallback`.
-            environ: the variables of `ClientSettings.from_env`, `RLGUARD_STRICT` (1 or 0),
-                `RLGUARD_KEEP_BEST` (1 or 0) and `RLGUARD_SAVE_SOONER` (1 or 0).
+            environ: `RLGUARD_` and the name of each setting, as `ClientSettings.from_env` reads them.
             optional: without `RLGUARD_URL`, train without a guard; a warning says that the run is unguarded.
 
         Raises:
             GuardConfigError: naming the variable that is missing or wrong.
         """
-        callback = cls(
-            None,
-            trainer=trainer,
-            strict=switch(environ, "RLGUARD_STRICT", "1"),
-            keep_best=switch(environ, "RLGUARD_KEEP_BEST", "0"),
-            save_sooner=switch(environ, "RLGUARD_SAVE_SOONER", "0"),
-        )
-        callback._settings = ClientSettings.from_env(environ, optional=optional)
+        callback = cls(None, trainer=trainer)
+        callback._settings = CallbackSettings.from_env(environ, optional=optional)
         callback._optional = optional
         return callback
 
@@ -151,7 +141,7 @@ class GuardCallback(TrainerCallback):
             GuardConfigError: no checkpoint of this run could ever be scored, its rotation could not spare the
                 best one (`keep_best`), or the callback was given another trainer.
         """
-        if self._keep_best:
+        if self._settings.keep_best:
             _refuse_other_rotation(args)
         if self._trainer is not None and getattr(self._trainer, "state", state) is not state:
             raise GuardConfigError(
@@ -208,7 +198,7 @@ class GuardCallback(TrainerCallback):
             self._reader.read_log(logs)
             self._report(self._reader.take(state.global_step))
         if self._last_step is None and state.global_step > 0:
-            self._log_once(
+            self._warn_once(
                 STEPS,
                 f"no step up to {state.global_step} had a reward (`{self._reader.figures.reward}`): nothing "
                 "is reported, and nothing can be judged",
@@ -226,7 +216,6 @@ class GuardCallback(TrainerCallback):
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
             self._guard.checkpoint(path, step=state.global_step, sampling=self._sampling, wait=False)
         self._wait_for_guard(args, control, state.global_step)
-        self._warn_of_rotation(args)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -245,10 +234,10 @@ class GuardCallback(TrainerCallback):
         """This run's guard, or None if it is optional and the environment names none."""
         if self._settings.url is None and not self._optional:
             raise GuardConfigError("GuardCallback on rank 0 needs the guard's URL: set RLGUARD_URL")
-        kept = kept_for_their_turn(args, keep_best=self._keep_best)
+        kept = kept_for_their_turn(args, keep_best=self._settings.keep_best)
         max_lag = lag_that_rotation_leaves(self._settings.max_lag, kept)
-        guard = Guard.of(replace(self._settings, max_lag=max_lag))
-        if guard.guards:
+        guard = Guard.of(self._settings.model_copy(update={"max_lag": max_lag}))
+        if self._settings.url is not None:
             return guard
         guard.open().close()  # says that the run is unguarded
         return None
@@ -268,7 +257,7 @@ class GuardCallback(TrainerCallback):
             self._trainer,
             sampling=sampling,
             max_lag=self._settings.max_lag,
-            keep_best=self._keep_best,
+            keep_best=self._settings.keep_best,
         )
 
     def _refuse_unscorable(self, run: Outset, args: TrainingArguments) -> None:
@@ -290,9 +279,7 @@ class GuardCallback(TrainerCallback):
             log.info("before the first step:\n%s", as_text(table))
         for row in table:
             if row.level == CheckLevel.WARN:
-                log.warning("%s: %s", row.name, row.says)
-        if any(row.name == STEPS and row.level == CheckLevel.WARN for row in table):
-            self._logged.add(STEPS)
+                self._warn_once(row.name, f"{row.name}: {row.says}")
 
     def _save_start(self, run: Outset, args: TrainingArguments) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.
@@ -343,24 +330,17 @@ class GuardCallback(TrainerCallback):
             return
         try:
             self._rollouts = newest_rollouts(self._trainer)
-        except Exception as error:
+        except Exception:
             self._rollouts = None
-            log.debug("the trainer's completions cannot be read", exc_info=error)
-        if self._rollouts is None and "rollouts" not in self._logged:
-            self._logged.add("rollouts")
-            log.info("this trainer keeps no completions where they can be read: no rollouts are shown")
-
-    def _log_once(self, what: str, sentence: str) -> None:
-        if what not in self._logged:
-            self._logged.add(what)
-            log.warning("%s", sentence)
+        if self._rollouts is None:
+            self._warn_once("rollouts", "this trainer's completions cannot be read: no rollouts are shown")
 
     # -- saving --------------------------------------------------------------------------------------------
 
     def _spare_best(self, args: TrainingArguments, state: TrainerState) -> None:
         """Tell the Trainer's rotation, on every rank, which checkpoint it must not delete."""
         own = Path(args.output_dir) / Path(self._best).name
-        if self._keep_best and os.path.abspath(own) == self._best:
+        if self._settings.keep_best and os.path.abspath(own) == self._best:
             state.best_model_checkpoint = str(own)
 
     def _save_between(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
@@ -371,17 +351,6 @@ class GuardCallback(TrainerCallback):
             control.should_save = True
             if self._guard is not None:
                 log.info("the guard wants a checkpoint sooner: one is saved at step %d", state.global_step)
-
-    def _warn_of_rotation(self, args: TrainingArguments) -> None:
-        """Warn once, when the Trainer's rotation comes near what the guard has not scored."""
-        kept = kept_for_their_turn(args, keep_best=self._keep_best)
-        if self._guard is not None and kept is not None and (lag := self._guard.lag) > kept:
-            self._log_once(
-                "rotation",
-                f"{lag} checkpoints are unscored and save_total_limit keeps {kept}: one that is deleted "
-                "before its turn is judged by nobody. Raise save_total_limit, save less often, or have "
-                f"training wait for the guard (max_lag={kept - 1}, RLGUARD_MAX_LAG)",
-            )
 
     # -- waiting and stopping ------------------------------------------------------------------------------
 
@@ -412,7 +381,7 @@ class GuardCallback(TrainerCallback):
         guard, heard = self._guard, None
         if guard is not None:
             stop = guard.halted  # before the verdict, which then is at least as new
-            heard = self._experiment.news(stop, guard.verdict, self._saved, self._save_sooner)
+            heard = self._experiment.news(stop, guard.verdict, self._saved, self._settings.save_sooner)
         news: News | None = ranks.agree(heard, args.device)
         if news is None:
             return None
@@ -428,9 +397,7 @@ class GuardCallback(TrainerCallback):
         control.should_training_stop = True
         if self._guard is None:
             log.error("the guard stops training: %s", stop.reason)
-        else:
-            self._experiment.tag(stop)
-        if self._strict:
+        if self._settings.strict:
             self._let_steps()
             self._close_guard(step, finished=False)
             raise stop.error()

@@ -30,6 +30,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from guard_client.errors import GuardConfigError
+from guard_client.settings import ClientSettings
 from guard_core.wording import EXPONENT, format_errors, not_yaml
 
 #: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
@@ -37,6 +38,15 @@ LOSS_COLUMNS = {
     "alpha_sdpo": ("privileged_prompt",),
     "beta_replay": ("replay_prompt", "replay_completion"),
 }
+
+
+class CallbackSettings(ClientSettings):
+    """The settings of `GuardCallback`, which describes them."""
+
+    strict: bool = True
+    keep_best: bool = False
+    save_sooner: bool = False
+
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -8,8 +8,7 @@ these. The statistics of the detectors are made of single items and stay in the 
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,6 @@ from guard_client.stopping import Stop
 from guard_core.codes import Level
 
 PREFIX = "rlguard/"
-#: The name of the tag in MLflow, and the start of it in W&B.
-TAG = "rlguard"
 
 
 def verdict_figures(stop: Stop | None, verdict: VerdictView | None) -> dict[str, float]:
@@ -104,34 +101,12 @@ class Experiment:
     def log(self, trainer: Any, figures: Mapping[str, float]) -> None:
         """Give the figures to everything that this trainer logs to; all ranks do, as they do with its own."""
         handler = getattr(trainer, "callback_handler", None)
-        if figures and handler is not None:
-            # A copy of `control`: the event takes `should_log` back, and the trainer is yet to log.
-            control = copy.copy(trainer.control)
-            self._try(lambda: handler.on_log(trainer.args, trainer.state, control, dict(figures)))
-
-    def tag(self, stop: Stop) -> None:
-        """Mark the active run of W&B and of MLflow with the stop, where this process has one."""
-        kind = "lost" if stop.lost else "fired" if stop.status is not None else "halted"
-        self._try(lambda: _tag_wandb(f"{TAG}-{kind}"))
-        self._try(lambda: _tag_mlflow(f"{kind}: {stop.reason}"))
-
-    def _try(self, tell: Callable[[], Any]) -> None:
+        if not figures or handler is None:
+            return
         try:
-            tell()
+            # A copy of `control`: the event takes `should_log` back, and the trainer is yet to log.
+            handler.on_log(trainer.args, trainer.state, copy.copy(trainer.control), dict(figures))
         except Exception as error:  # whatever a logger raises: the run is worth more than its picture
             if not self._failed:
                 self._failed = True
                 log.warning("the guard's figures (%s*) could not be logged: %r", PREFIX, error)
-
-
-def _tag_wandb(tag: str) -> None:
-    """W&B's tags are a tuple that is set as a whole, of up to 64 characters each."""
-    run = getattr(sys.modules.get("wandb"), "run", None)
-    if run is not None:
-        run.tags = (*(run.tags or ()), tag)
-
-
-def _tag_mlflow(text: str) -> None:
-    mlflow: Any = sys.modules.get("mlflow")
-    if mlflow is not None and mlflow.active_run() is not None:
-        mlflow.set_tag(TAG, text)

@@ -28,7 +28,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,16 +181,9 @@ def grpo_arguments(config: TrainConfig) -> GRPOConfig:
     """
     from trl import GRPOConfig
 
-    valid = {field.name for field in dataclasses.fields(GRPOConfig) if field.init} - {"output_dir"}
-    for key in config.grpo:
-        if key == "output_dir":
-            raise GuardConfigError("grpo.output_dir: set output_dir at the top level instead")
-        if key not in valid:
-            raise GuardConfigError(unknown(("grpo", str(key)), sorted(valid), ".".join))
-    try:
-        return GRPOConfig(output_dir=config.output_dir, **config.grpo)
-    except (ValueError, TypeError, ImportError) as error:
-        raise GuardConfigError(f"grpo: {error}") from error
+    if "output_dir" in config.grpo:
+        raise GuardConfigError("grpo.output_dir: set output_dir at the top level instead")
+    return _build(GRPOConfig, "grpo", config.grpo, output_dir=config.output_dir)
 
 
 def lora_config(config: TrainConfig) -> LoraConfig | None:
@@ -203,14 +196,18 @@ def lora_config(config: TrainConfig) -> LoraConfig | None:
         return None
     from peft import LoraConfig
 
-    valid = {field.name for field in dataclasses.fields(LoraConfig) if field.init}
-    for key in config.lora:
+    return _build(LoraConfig, "lora", config.lora, task_type="CAUSAL_LM")
+
+
+def _build(kind: type[Any], section: str, values: Mapping[str, Any], **defaults: Any) -> Any:
+    valid = sorted(field.name for field in dataclasses.fields(kind) if field.init)
+    for key in values:
         if key not in valid:
-            raise GuardConfigError(unknown(("lora", str(key)), sorted(valid), ".".join))
+            raise GuardConfigError(unknown((section, str(key)), valid, ".".join))
     try:
-        return LoraConfig(**{"task_type": "CAUSAL_LM", **config.lora})
+        return kind(**{**defaults, **values})
     except (ValueError, TypeError, ImportError) as error:
-        raise GuardConfigError(f"lora: {error}") from error
+        raise GuardConfigError(f"{section}: {error}") from error
 
 
 def training_data(config: TrainConfig) -> Dataset:

@@ -9,15 +9,14 @@ from guard_client.waiting import (
     STALL_SECONDS,
     TOTAL_SECONDS,
     Waits,
-    WorkDone,
     lag_that_rotation_leaves,
     look,
+    progress_of,
     reason_to_wait,
 )
 
 SCORED = {"last_evaluation": EvaluationView(step=0, score=0.5)}
 WAITS = "1 unscored checkpoint"
-NOTHING = WorkDone()
 
 
 def verdict(**fields: object) -> VerdictView:
@@ -53,14 +52,14 @@ class Run:
     def __init__(self) -> None:
         self.waits, self.warnings = Waits(0.0), []
 
-    def waits_at(self, now: float, progress: WorkDone = NOTHING) -> bool:
+    def waits_at(self, now: float, progress: tuple[object, ...] = ()) -> bool:
         self.waits = look(self.waits, WAITS, progress, now)
         self.warnings += [self.waits.warning] if self.waits.warning else []
         return self.waits.reason is not None
 
 
 def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
-    run, some = Run(), WorkDone(evaluated=1)
+    run, some = Run(), (1,)
     assert run.waits_at(100.0) and run.waits_at(99.0 + STALL_SECONDS)
     assert not run.waits_at(100.0 + STALL_SECONDS)
     assert not run.waits_at(200.0 + STALL_SECONDS), "nothing was finished since"
@@ -69,14 +68,10 @@ def test_a_wait_without_progress_ends_and_the_next_comes_after_some() -> None:
     assert len(run.warnings) == 1 and "trains" not in run.warnings[0]
 
 
-@pytest.mark.parametrize(
-    "progress",
-    [WorkDone(*[int(i == done) for i in range(4)]) for done in range(4)]
-    + [WorkDone(next_pass="confirmation")],
-)
-def test_whatever_the_guard_finishes_is_progress(progress: WorkDone) -> None:
-    run = Run()
-    assert run.waits_at(0.0)
+@pytest.mark.parametrize("finished", ["evaluated", "failed", "skipped", "baseline_passes"])
+def test_whatever_the_guard_finishes_is_progress(finished: str) -> None:
+    run, progress = Run(), progress_of(verdict(**{finished: 1}))
+    assert run.waits_at(0.0, progress_of(verdict()))
     assert run.waits_at(STALL_SECONDS - 1, progress)
     assert run.waits_at(2 * STALL_SECONDS - 2, progress)
     assert not run.waits_at(2 * STALL_SECONDS - 1, progress)
@@ -87,7 +82,7 @@ def waited(steps: int, step_seconds: float) -> float:
     run, now = Run(), 0.0
     for _ in range(steps):
         now += step_seconds
-        while run.waits_at(now, WorkDone(int(now // 60))):
+        while run.waits_at(now, (now // 60,)):
             now += 1.0
     assert len(run.warnings) <= 1, "that the time is used up is said once"
     return run.waits.total(now)

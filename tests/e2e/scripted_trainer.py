@@ -30,8 +30,8 @@ from pathlib import Path
 
 from guard_client.client import GuardClient
 from guard_client.reporter import Reporter
-from guard_client.samples import CheckpointSample, StepSample, let_the_guard_read
-from guard_core.wire import KlKind
+from guard_client.samples import StepSample, let_the_guard_read
+from guard_core.wire import CheckpointReport, KlKind
 
 ORDERS = Path("/scratch/orders")
 CHECKPOINTS = Path("/checkpoints")
@@ -82,7 +82,7 @@ class Trainer:
     def report(self, count: int, kl: float, reward: float) -> None:
         for _ in range(count):
             self.step += 1
-            self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN))
+            self.reporter.submit(StepSample(self.step, reward, kl, KlKind.REF_TOKEN_MEAN).report(0))
             self.reported.append({"step": self.step, "reward": reward, "kl": kl})
         delivery = self.reporter.delivery
         while delivery.steps + delivery.duplicates + delivery.refused + delivery.dropped < self.step:
@@ -103,7 +103,7 @@ class Trainer:
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")
         tiny_llama.save(tiny_llama.build_model(tokenizer, seed=seed), tokenizer, directory)
         let_the_guard_read(directory)
-        self.reporter.submit(CheckpointSample(self.step, str(directory)))
+        self.reporter.submit(CheckpointReport(attempt=0, step=self.step, path=str(directory)))
 
     def wait(self, seconds: float) -> None:
         """Wait, and end if the guard says so."""

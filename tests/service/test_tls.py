@@ -182,7 +182,7 @@ def test_an_authority_for_a_url_without_tls_is_an_error_at_once(tls: Files) -> N
 @pytest.mark.parametrize("text", ["x", "-----BEGIN CERTIFICATE-----\n", "é"])
 def test_an_authority_that_is_none_is_an_error_at_once(text: str) -> None:
     with pytest.raises(GuardConfigError, match="RLGUARD_CA must be certificates"):
-        ClientSettings("https://guard", ca=text)
+        ClientSettings.of(url="https://guard", ca=text)
 
 
 def test_it_can_sign_no_other(tls: Files) -> None:

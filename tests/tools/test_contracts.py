@@ -34,7 +34,7 @@ BREAKS = {
     "the store": ("guard_service.store.database", "guard_service.store.log"),
     "the held-out evaluation": ("guard_service.heldout.split", "guard_service.heldout.worker"),
     "the client: what": ("guard_client.samples", "guard_client.guard"),
-    "the trainer's side": ("trainer_image.readings", "trainer_image.callback"),
+    "the trainer's side": ("trainer_image.figures", "trainer_image.callback"),
     "the command": ("guard_cli.logs.table", "guard_cli.replay.run"),
     "core": ("guard_core.wire", "guard_core.judge"),
 }

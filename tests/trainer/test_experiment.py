@@ -1,16 +1,13 @@
 """The guard's figures beside the reward, in the files of a real logger, and what they must never do.
 
 Aspects: TensorBoard's own file has them at the right steps; what is unknown is absent; no number of single
-items is among them; the trainer's own log stays as it was; loggers that fail end nothing; a stop tags the
-runs of W&B and MLflow.
+items is among them; the trainer's own log stays as it was; loggers that fail end nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,21 +17,21 @@ from guard_client.stopping import Stop
 from guard_core.codes import Code, Level
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import DetectorReading, EvaluationSummary, Verdict
-from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
+from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard
 from trainer_image.experiment import Experiment, verdict_figures
 
 pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 SCORED = EvaluationSummary(
-    attempt=0, step=2, score=0.625, items=64, truncated=0.25, proxy_score=0.75, path="/out/checkpoint-2"
+    attempt=0, step=2, score=0.75, items=64, truncated=0.25, proxy_score=0.75, path="/out/checkpoint-2"
 )
 JUDGED = HEALTHY.model_copy(
     update={
         "last_evaluation": SCORED,
         "best_evaluation": SCORED,
         "heldout_ema": 0.5,
-        "proxy_real_gap": 0.125,
-        "max_proxy_real_gap": 0.25,
+        "proxy_real_gap": 0.25,
+        "max_proxy_real_gap": 0.5,
         "detectors": (
             DetectorReading(
                 name="guaranteed",
@@ -50,11 +47,11 @@ JUDGED = HEALTHY.model_copy(
 FIGURES = {
     "rlguard/level": 0.0,
     "rlguard/stop": 0.0,
-    "rlguard/heldout_score": 0.625,
+    "rlguard/heldout_score": 0.75,
     "rlguard/heldout_step": 2.0,
     "rlguard/heldout_ema": 0.5,
-    "rlguard/gap": 0.125,
-    "rlguard/gap_ceiling": 0.25,
+    "rlguard/gap": 0.25,
+    "rlguard/gap_ceiling": 0.5,
 }
 
 
@@ -156,8 +153,8 @@ def test_tensorboard_has_them_beside_the_reward(train, guard: FaultyGuard, tmp_p
     found = scalars(tmp_path)
     assert sorted(found["train/reward"]) == [1, 2, 3, 4, 5]
     assert found["train/rlguard/stop"][0] == 0.0  # what the guard said when training began
-    assert set(found["train/rlguard/heldout_score"].values()) == {0.625}
-    assert set(found["train/rlguard/gap"].values()) == {0.125}
+    assert set(found["train/rlguard/heldout_score"].values()) == {0.75}
+    assert set(found["train/rlguard/gap"].values()) == {0.25}
     assert min(found["train/rlguard/heldout_score"]) in (2, 3), "as soon as it is known, and once"
     assert len(found["train/rlguard/heldout_score"]) == 1
     ours = {name.removeprefix("train/") for name in found if "rlguard" in name}
@@ -206,49 +203,3 @@ def test_a_logger_that_fails_is_one_warning(
         trainer.train()
     assert trainer.state.global_step == 4
     assert len([r for r in caplog.records if "429" in r.getMessage()]) == 1
-
-
-class TestTags:
-    @pytest.fixture
-    def runs(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-        """Stand-ins: what is called of them is W&B's `run.tags` and MLflow's `active_run` and `set_tag`.
-
-        The libraries would bring 27 packages into the lock, a cloud's SDK among them, and ten seconds into a
-        test. Tried by hand with W&B 0.31.0 offline (its file has the tag once the process has
-        ended) and MLflow 3.17.2 on SQLite (its run has it).
-        """
-        tags: dict[str, str] = {}
-        run = SimpleNamespace(tags=("mine",))
-        mlflow = SimpleNamespace(active_run=object, set_tag=tags.__setitem__)
-        monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
-        monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-        return SimpleNamespace(wandb=run, mlflow=mlflow, tags=tags)
-
-    def test_a_fire_tags_the_active_runs(self, train, guard: FaultyGuard, runs: SimpleNamespace) -> None:
-        guard.verdict_after = lambda n: FIRED if n >= 2 else HEALTHY
-        train(guard.url, max_steps=30).train()
-        assert runs.wandb.tags == ("mine", "rlguard-fired")
-        assert runs.tags == {"rlguard": "fired: hacking_gap: Hacking Gap +0.5"}
-
-    @pytest.mark.parametrize(
-        ("stop", "tag"),
-        [
-            (Stop.of(view(STOPPED)), "rlguard-halted"),
-            (Stop("no response from the guard", lost=True), "rlguard-lost"),
-        ],
-    )
-    def test_only_a_fire_is_called_one(self, runs: SimpleNamespace, stop: Stop, tag: str) -> None:
-        Experiment().tag(stop)
-        assert runs.wandb.tags == ("mine", tag)
-
-    def test_without_an_active_run_there_is_nothing_to_tag(self, runs: SimpleNamespace) -> None:
-        runs.mlflow.active_run = lambda: None
-        sys.modules["wandb"].run = None
-        Experiment().tag(Stop.of(view(FIRED)))
-        assert runs.tags == {} and runs.wandb.tags == ("mine",)
-
-    def test_what_is_not_loaded_is_not_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "wandb", None)
-        monkeypatch.delitem(sys.modules, "mlflow", raising=False)
-        Experiment().tag(Stop.of(view(FIRED)))
-        assert "mlflow" not in sys.modules

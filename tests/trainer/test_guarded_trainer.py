@@ -87,21 +87,6 @@ def test_a_loss_that_would_leave_the_kill_switch_out_is_refused(
         GuardedGRPOTrainer(given, **own)
 
 
-def test_every_value_of_a_round_is_logged() -> None:
-    trainer = bare(_metrics={"train": {"reward": [0.1, 0.7], "kl": [0.5, 0.02]}})
-    trainer._maybe_update_killswitch()
-    assert trainer.logged == [
-        {
-            "killswitch/fire": 0.0,
-            "killswitch/heldout_score": 0.5,
-            "killswitch/proxy_real_gap": 0.0,
-            "killswitch/in_loop_ema": 0.7,
-            "killswitch/heldout_ema": 0.5,
-            "killswitch/kl_ema": 0.02,
-        }
-    ]
-
-
 def test_a_kl_that_is_not_finite_is_logged_and_not_folded(caplog: pytest.LogCaptureFixture) -> None:
     trainer, folded = bare(), []
     for trainer.state.global_step, kl in enumerate((0.01, math.inf, 0.03)):
@@ -111,44 +96,11 @@ def test_a_kl_that_is_not_finite_is_logged_and_not_folded(caplog: pytest.LogCapt
     assert "KL at step 1 is not finite" in caplog.text and "step 2" not in caplog.text
 
 
-def test_a_reward_that_was_logged_away_is_still_the_newest() -> None:
-    trainer = bare()
-    trainer._keep_newest()
-    trainer._metrics = {"train": {}}
-    assert trainer._maybe_update_killswitch().in_loop_ema == 0.5
-
-
 def test_a_reward_that_is_no_number_hides_the_older_one() -> None:
     trainer = bare()
     trainer._keep_newest()
     trainer._metrics = {"train": {"reward": [math.nan]}}
     assert trainer._maybe_update_killswitch() is None
-
-
-def test_a_ratio_of_logging_steps_is_what_the_trainer_made_of_it(parent_loss: torch.Tensor) -> None:
-    state = SimpleNamespace(global_step=0, logging_steps=3)
-    trainer = bare(args=SimpleNamespace(logging_steps=0.3), state=state, heldout_guard=HeldOutGuard())
-    for trainer.state.global_step in range(7):
-        trainer._compute_loss(None, {})
-    assert trainer.heldout_guard.count == 3  # steps 0, 3 and 6
-
-
-def test_the_score_is_taken_without_gradients_and_training_goes_on_after_it() -> None:
-    model = torch.nn.Dropout()
-
-    def score() -> float:
-        model.eval()  # as generation does
-        return 0.25 if torch.is_grad_enabled() else 0.75
-
-    trainer = bare(model=model, heldout_eval_fn=score)
-    assert trainer._maybe_update_killswitch().heldout_ema == 0.75
-    assert model.training
-
-
-def test_all_ranks_fold_what_rank_0_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_image.ranks.agree", lambda mine, _device: (0.1, 0.2, 0.3))
-    status = bare()._maybe_update_killswitch()
-    assert (status.in_loop_ema, status.heldout_ema, status.kl_ema) == (0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf])

@@ -10,8 +10,7 @@ import pytest
 
 from guard_client.samples import StepSample, sample_of
 from guard_core.wire import KlKind
-from trainer_image.figures import Figures
-from trainer_image.readings import StepReader, mean_of
+from trainer_image.figures import Figures, StepReader
 
 REF = KlKind.REF_TOKEN_MEAN
 GRPO = Figures(kl_kind=REF, per_generation=True)
@@ -113,18 +112,6 @@ def test_of_a_trainer_whose_generations_are_not_known_nothing_is_carried_on() ->
     reader = StepReader(Figures())
     reader.read_lists({"reward": [0.25]})
     assert reader.take(1) is not None and reader.take(2) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "mean"),
-    [((), None), ((None, "x"), None), ((1.0, math.nan, 3.0), 2.0), ((None, 1.0, (1, 2)), 1.0)],
-)
-def test_the_mean_passes_over_what_is_missing(values: Any, mean: float | None) -> None:
-    assert mean_of(values) == mean
-
-
-def test_the_mean_of_nans_is_nan_and_not_missing() -> None:
-    assert math.isnan(mean_of([math.nan, None]))
 
 
 def test_what_is_logged_counts_where_there_are_no_lists() -> None:

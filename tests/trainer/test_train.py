@@ -18,13 +18,13 @@ import yaml
 from guard_client.errors import GuardConfigError
 from guard_client.samples import let_the_guard_read
 from guard_core.codes import Code, Level
-from guard_core.wire import Adapters, Condition
+from guard_core.wire import Condition
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
 from trainer_image import train as entrypoint
 from trainer_image.checkpoints import incomplete_because, latest_complete
 from trainer_image.config import load_config
 from trainer_image.rewards import exact_match, last_number
-from trainer_image.train import main, read_rows, reward_function
+from trainer_image.train import main, read_rows
 
 GRPO = {
     "use_cpu": True,
@@ -124,21 +124,6 @@ def test_a_lora_run_saves_adapters_and_resumes(
     assert [report.step for report in guard.checkpoints] == [1, 2, 3]
     saved = list((tmp_path / "out").rglob("*.safetensors"))
     assert saved and {path.name for path in saved} == {"adapter_model.safetensors"}
-
-
-@pytest.mark.nightly
-@pytest.mark.torch
-def test_a_lora_run_is_refused_by_a_guard_without_a_base_model(
-    config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.setenv("RLGUARD_URL", guard.url)
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"adapters": Adapters.REFUSED})
-    assert run(config(model=str(tiny_model), lora={"r": 2, "target_modules": "all-linear"})) == 2
-    assert "set --base-model DIR" in capsys.readouterr().err
-    guard.verdict_after = lambda _: HEALTHY.model_copy(update={"adapters": Adapters.APPLIED})
-    assert run(config(model=str(tiny_model), lora={"r": 2, "modules_to_save": ["lm_head"]})) == 2
-    assert "'modules_to_save' is ['lm_head']" in capsys.readouterr().err
-    assert not list((tmp_path / "out").rglob("*.safetensors")) and not guard.steps
 
 
 @pytest.mark.nightly
@@ -348,11 +333,6 @@ def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path, content: st
         load_config(tmp_path / "c.yaml")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(GuardConfigError, match="cannot read the configuration"):
-        load_config(tmp_path / "c.yaml")
-
-
 def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
     path = config()
     path.write_text(path.read_text().replace("beta: 0.04", "beta: 0.04\n  learning_rate: 1e-6"))
@@ -373,11 +353,6 @@ def test_a_bad_line_of_the_data_is_named(tmp_path: Path, text: str, message: str
     (tmp_path / "d.jsonl").write_text(text)
     with pytest.raises(GuardConfigError, match=message):
         read_rows(tmp_path / "d.jsonl")
-
-
-def test_a_reward_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(GuardConfigError, match="is not a function"):
-        reward_function("trainer_image.train:EXIT_FIRED")
 
 
 @pytest.mark.nightly
@@ -444,13 +419,6 @@ def test_a_file_of_another_name_keeps_its_mode(checkpoint: Path, plant: Callable
     let_the_guard_read(checkpoint)
     modes = [path.stat().st_mode & 0o777 for path in (secret, *sorted(checkpoint.glob("*.safetensors")))]
     assert modes == [0o600, 0o600, 0o600, 0o644]
-
-
-def test_a_checkpoint_whose_mode_cannot_be_changed_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_the_guard_read(tmp_path / "gone")
-    assert "the guard may not be able to read" in caplog.text
 
 
 def cut(checkpoint: Path) -> None:
