@@ -37,7 +37,7 @@ AGAIN = [{"step": s, "reward": r, "kl": k} for s, r, k in ((1, 0.0, 0.0), (2, 0.
 LOGS = {
     "the first step of both starts is equal": (
         [*SPARSE, *AGAIN],
-        [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)],
+        [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)],
     ),
     "four crashes": (
         [row for k in range(4) for row in rows((1, 2, 3), k / 100)],
@@ -64,7 +64,7 @@ LOGS = {
     ),
     "steps of another phase": (
         [*rows(range(5, 51, 5)), *rows(range(33, 80, 5), 1.0)],
-        sorted((0, s) for s in (*range(5, 51, 5), *range(33, 80, 5))),
+        [*((0, s) for s in range(5, 51, 5)), *((1, s) for s in range(33, 80, 5))],
     ),
 }
 
@@ -237,21 +237,6 @@ class TestEventFiles:
         followed.restart()
         followed.finish()
         assert followed.follower.accepted == 0
-
-    @pytest.mark.parametrize("order", [(2, 1, 3), (1, 3, 2), (3, 2, 1)])
-    def test_a_clock_that_was_set_back_between_two_starts(self, tmp_path, order):
-        followed = Followed(tmp_path, "trl")
-        for time, (steps, extra) in zip(order, self.FILES, strict=True):
-            events(tmp_path, 1000 + time, steps, extra)
-            followed.poll()
-        followed.finish()
-        assert len(followed.rows()) == sum(len(steps) for steps, _ in self.FILES)
-        followed.restart()
-        followed.finish()
-        assert followed.follower.accepted == 0
-        fresh, found = both(tmp_path, "trl")
-        assert fresh == found and {row[1:] for row in found} == {row[1:] for row in followed.rows()}
-        assert [row[1] for row in found if row[0] == 0] == list(self.FILES[0][0])
 
     def test_a_start_that_has_logged_nothing_yet_when_the_follower_starts_again(self, tmp_path):
         followed = Followed(tmp_path, "trl")
