@@ -309,11 +309,13 @@ class EventSource:
             yield from self._read(folder)
 
     def _read(self, folder: Path) -> Iterator[Record]:
-        for path in named(folder, EVENTS):
-            if path in self._damaged or path in self._old:
-                continue
+        files = [path for path in named(folder, EVENTS) if path not in self._old]
+        for path in files:
             if path not in self._files:
                 self._files[path] = FileSource(path, Events, begins=BOUNDARY)
+        for path in files:
+            if path in self._damaged:
+                continue
             try:
                 yield from self._files[path].poll()
             except _DamagedFileError as error:

@@ -38,6 +38,7 @@ class Starts(Generic[S]):
         #: The attempt that the log is in; None before its first step.
         self.current: int | None = None
         self._last = -1  # the step that came last
+        self._may_repeat = False  # one with its number repeats it: it came last in this very file
         self._begins = True
 
     def place(self, step: S, named: int | None = None) -> int | None:
@@ -48,14 +49,19 @@ class Starts(Generic[S]):
             named: the attempt that the log itself names.
         """
         attempt = self._attempt_of(step) if named is None else named
-        twice = step.step == self._last and attempt == self.current and not self._begins
-        self.current, self._last, self._begins = attempt, step.step, False
+        self.current, self._last, self._begins, self._may_repeat = attempt, step.step, False, True
         there = self._known.setdefault(attempt, {}).setdefault(step.step, step)
-        return attempt if there is step or not (_agree(there, step) or (twice and named is None)) else None
+        contradicts = named is not None and not _agree(there, step)  # the guard refuses it
+        return attempt if there is step or contradicts else None
 
     def read_again(self) -> None:
         """The log is read from its beginning: what agrees with what is known is the same."""
+        self.another_file()
         self._begins, self._last = True, -1
+
+    def another_file(self) -> None:
+        """The log goes on in another file: a step with the number of the last one may be of another start."""
+        self._may_repeat = False
 
     def has_come_to(self, step: int) -> bool:
         """Whether the log, where it stands, has this step or a later one."""
@@ -77,7 +83,8 @@ class Starts(Generic[S]):
             goes_on = step.step > max(self._known.get(newest, ()), default=-1)
             return self._known_attempt(step, -1, newest if goes_on else newest + 1)
         there = self._known[self.current].get(step.step)
-        same = step.step >= self._last if there is None else _agree(there, step) or step.step == self._last
+        repeats = self._may_repeat and step.step == self._last
+        same = step.step >= self._last if there is None else repeats or _agree(there, step)
         return self.current if same else self._known_attempt(step, self.current, max(self._known) + 1)
 
     def _known_attempt(self, step: S, after: int, otherwise: int) -> int:

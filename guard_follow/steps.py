@@ -89,6 +89,8 @@ class StepGatherer:
             done = self.rest()
             if record is AGAIN:
                 self.attempts.read_again()
+            else:
+                self.attempts.another_file()
             return done
         if any(name not in self._seen for name in record):
             self._learn(record)

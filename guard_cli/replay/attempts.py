@@ -87,7 +87,7 @@ def _of_judged(
         counts = np.zeros(len(first), dtype=bool)
         counts[is_step[_first_of_each(named[first][is_step], step[first][is_step])]] = True
         return named, counts[group]
-    attempt, counts = _placed(step[first], gathered, is_step)
+    attempt, counts = _placed(step[first], gathered, is_step, group[list(begins)])
     return attempt[group], counts[group]
 
 
@@ -105,7 +105,7 @@ def _first_of_each(attempt: Ints, step: Ints) -> Ints:
     return found
 
 
-def _placed(step: Ints, values: Mapping[str, Floats], is_step: Ints) -> tuple[Ints, Bools]:
+def _placed(step: Ints, values: Mapping[str, Floats], is_step: Ints, begins: Ints) -> tuple[Ints, Bools]:
     """The attempt of each group of rows, and whether it counts."""
     attempt, counts = np.zeros(len(step), dtype=np.int64), np.zeros(len(step), dtype=bool)
     counts[is_step] = True
@@ -117,7 +117,10 @@ def _placed(step: Ints, values: Mapping[str, Floats], is_step: Ints) -> tuple[In
     steps = list(map(_Step, is_step.tolist(), step[is_step].tolist(), *cells))
     starts = Starts({0: {one.step: one for one in steps[:first]}})
     starts.place(steps[first - 1])
-    for one in steps[first:]:
+    another_file = np.diff(np.searchsorted(begins, is_step, side="right"), prepend=0) > 0
+    for one, begun in zip(steps[first:], another_file[first:].tolist(), strict=True):
+        if begun:
+            starts.another_file()
         counts[one.group] = starts.place(one) is not None
         attempt[one.group] = starts.current or 0
     return _beside(step, attempt, is_step), counts

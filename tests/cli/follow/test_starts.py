@@ -291,9 +291,9 @@ def test_a_row_that_is_a_step_by_itself_gets_nothing_of_the_next_one():
 def test_no_step_of_one_start_is_placed_twice(starts):
     placed = Starts({})
     found = [
-        (attempt, one.step)
+        (attempt, step)
         for _, step, value in steps_of(starts, 0)
-        for attempt, one in placed.place(StepSample(step, value / 10))
+        if (attempt := placed.place(StepSample(step, value / 10))) is not None
     ]
     assert len(found) == len({*found})
     assert {step for _, step in found} == {step for _, step, _ in steps_of(starts, 0)}
