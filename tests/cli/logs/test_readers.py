@@ -218,6 +218,22 @@ class TestTensorBoard:
         self.write(tmp_path / "runs" / "a", [{**row, "loss": 0.1} for row in ROWS])
         is_rows(replayed(tmp_path))
 
+    def test_new_encoding(self, tmp_path: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        writer = EventFileWriter(str(tmp_path))
+        for row in ROWS:
+            for name, number in (("reward", np.float32(row["reward"])), ("kl", row["kl"])):
+                value = summary_pb2.Summary.Value(tag=name, tensor=make_tensor_proto(number))
+                event = event_pb2.Event(
+                    wall_time=1.0, step=row["step"], summary=summary_pb2.Summary(value=[value])
+                )
+                writer.add_event(event)
+        writer.close()
+        is_rows(replayed(tmp_path))
+
     @pytest.mark.torch
     def test_written_by_torch(self, tmp_path: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
