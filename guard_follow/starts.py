@@ -1,7 +1,7 @@
 """Assign each step of a log to a start of the trainer, an attempt. Pure.
 
 One rule for a log that is followed and for one that is replayed: another attempt begins with the first step
-that contradicts the current one, or that goes back to a step which that one has not. A step that comes again
+that contradicts the current one, or that goes back before its first. A step that comes again
 with the same values was reported already. Nothing looks ahead, so a log may be asked while it is written.
 """
 
@@ -83,8 +83,11 @@ class Starts(Generic[S]):
             goes_on = step.step > max(self._known.get(newest, ()), default=-1)
             return self._known_attempt(step, -1, newest if goes_on else newest + 1)
         there = self._known[self.current].get(step.step)
-        repeats = self._may_repeat and step.step == self._last
-        same = step.step >= self._last if there is None else repeats or _agree(there, step)
+        if there is None:  # lines of one file may have any order
+            before = step.step < min(self._known[self.current]) and self.current > min(self._known)
+            same = not before and (self._may_repeat or step.step >= self._last)
+        else:
+            same = (self._may_repeat and step.step == self._last) or _agree(there, step)
         return self.current if same else self._known_attempt(step, self.current, max(self._known) + 1)
 
     def _known_attempt(self, step: S, after: int, otherwise: int) -> int:
