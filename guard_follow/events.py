@@ -55,11 +55,6 @@ def event_files(path: Path, old: Collection[Path] = ()) -> list[Path]:
     return files
 
 
-def has_reward(folder: Path) -> bool:
-    """Whether an event file of a folder has a column that is known to be a reward."""
-    return any(map(_has_reward, named(folder, EVENTS)))
-
-
 def _has_reward(file: Path) -> bool:
     return any(map(is_reward, _tags(file)))
 
@@ -105,7 +100,7 @@ def refuse_several(folder: Path) -> None:
     Raises:
         InputError: naming the files.
     """
-    begun = _begun_at(named(folder, EVENTS))
+    begun = {file: step for file in named(folder, EVENTS) if (step := first_step(file)) is not None}
     start = min(begun.values(), default=None)
     at_the_start = [path for path, first in begun.items() if first == start]
     told = {path: _told_by(path) for path in at_the_start} if len(at_the_start) > 1 else {}
@@ -121,22 +116,6 @@ def _told_by(path: Path) -> set[str]:
     """What tells two runs apart from two processes of one: what is judged, or all where nothing is known."""
     tags = set(_tags(path))
     return set(filter(is_judged, tags)) or tags
-
-
-def in_order(files: Sequence[Path]) -> list[Path]:
-    """Event files of one run as they were begun: by the time in the name, after the one that has the start.
-
-    A clock may have been set back between two starts of the trainer.
-    """
-    begun = _begun_at(files)
-    start = min(begun.values(), default=None)
-    return sorted(files, key=lambda path: (begun.get(path) != start, path.name))
-
-
-def _begun_at(files: Sequence[Path]) -> dict[Path, int]:
-    """The first step of each file that has one."""
-    found = {path: first_step(path) for path in files}
-    return {path: step for path, step in found.items() if step is not None}
 
 
 def first_step(path: Path) -> int | None:

@@ -65,6 +65,31 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class FalseKl:
+    """Columns beside which a column `kl` is not the KL to the reference.
+
+    Fields:
+        beside: names of which each must be there.
+        why: what it is instead; goes on after its name.
+        unless: names of which none may be there.
+    """
+
+    beside: tuple[str, ...]
+    why: str
+    unless: tuple[str, ...] = ()
+
+    def holds(self, columns: Collection[str]) -> bool:
+        """Whether a log with these columns is such a one."""
+        return all(_has(columns, name) for name in self.beside) and not any(
+            _has(columns, name) for name in self.unless
+        )
+
+
+def _has(columns: Collection[str], pattern: str) -> bool:
+    return any(fits(column, pattern) for column in columns)
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Where the checkpoints of a framework lie, and when one is complete.
 
@@ -142,6 +167,8 @@ class Framework:
         heldout: means of the run's own validation.
         kl_needs: name of a KL to the settings that decide whether it is a token mean.
         not_kl: name of what looks like the KL to why it is not taken.
+        lookalikes: name, or part of one, that is never the KL to the reference, whoever logs it, to why.
+        false_kl: when a column `kl` is not the KL to the reference.
         marks: columns that it alone logs, where its names are those of another.
         derived_from: the framework whose names it logs too, under which it must not be found.
         reads: the files or lines that can be read, for people.
@@ -164,6 +191,8 @@ class Framework:
     heldout: tuple[str, ...] = ()
     kl_needs: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
     not_kl: Mapping[str, str] = field(default_factory=dict)
+    lookalikes: Mapping[str, str] = field(default_factory=dict)
+    false_kl: tuple[FalseKl, ...] = ()
     marks: tuple[str, ...] = ()
     derived_from: str = ""
     reads: str = ""
@@ -193,9 +222,11 @@ def _read(key: str, file: Path) -> Framework:
     given: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
     needs = given.pop("kl_needs", {})
     layouts, console = given.pop("layouts", ()), given.pop("console", ())
+    false_kl = given.pop("false_kl", ())
     return Framework(
         key=key,
         kl_needs={name: tuple(Setting(**_tuples(one)) for one in several) for name, several in needs.items()},
+        false_kl=tuple(FalseKl(**_tuples(one)) for one in false_kl),
         layouts=tuple(Layout(**_tuples(one)) for one in layouts),
         console=tuple(Console(**_tuples(one)) for one in console),
         **_tuples(given),

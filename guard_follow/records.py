@@ -13,7 +13,6 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol, Self
@@ -25,12 +24,10 @@ from guard_follow.frameworks import FRAMEWORKS, STEP_NAMES
 
 Record = Mapping[str, Any]
 
-#: Between two files of one log, as event files are: what comes may be of another start of the trainer.
+#: Between two files of one log, as event files are, or a file and the one that has taken its place.
 BOUNDARY: Record = MappingProxyType({})
 #: Before a log that is read from its beginning, again or for the first time.
 AGAIN: Record = MappingProxyType({})
-#: Before a file that has taken the place of the log, and begins otherwise.
-ROTATED: Record = MappingProxyType({})
 
 #: Longer lines and records are passed over.
 MAX_LINE = 4 << 20
@@ -58,8 +55,6 @@ _FIELDS = re.compile(r"\bStep (\d{1,15}) +\|")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z ()/-]{0,40}?) +(-?\d{1,12}(?:\.\d{1,12})?)(%?)")
 _NAMES = {printed: logged for one in _FORMS["fields"] for printed, logged in one.names.items()}
 BOM = b"\xef\xbb\xbf"
-#: Of a line that cannot be read, where its whole end is looked for: so often it is tried.
-_MOST_TRIED = 8
 #: Where ms-swift has the step, as "12/500"; with Megatron it is the second.
 SWIFT_STEPS = ("global_step/max_steps", "iteration")
 _SWIFT_STEP = re.compile(r"(\d{1,15})/\d+")
@@ -181,31 +176,10 @@ class JsonLines(_Lines):
     """One JSON object a line."""
 
     def _record(self, line: bytes) -> Record | None:
-        try:
-            row = from_json(line)
-        except ValueError:
-            if (row := _whole_end(line)) is None:
-                raise
-            self.bad += 1  # what stands before it
+        row = from_json(line)
         if not isinstance(row, dict):
             raise ValueError("no object")
         return flatten(row)
-
-
-def _whole_end(line: bytes) -> dict[str, Any] | None:
-    """The JSON object with which a line ends that another one begins, whose writer was ended in mid-line.
-
-    What could be a part of the one before it is none.
-    """
-    at = tried = 0
-    while tried < _MOST_TRIED and (at := line.find(b'{"', at + 1)) > 0:
-        if line[at - 1 : at] in (b":", b",", b"[", b" "):
-            continue
-        tried += 1
-        with suppress(ValueError):
-            row = from_json(line[at:])
-            return row if isinstance(row, dict) else None
-    return None
 
 
 class CsvLines(_Lines):
@@ -272,8 +246,7 @@ class ConsoleLines(_Lines):
         except ValueError:
             if tagged:
                 raise
-            row = _whole_end(text.encode())
-            self.bad += row is not None
+            return None
         return flatten(row) if isinstance(row, dict) else None
 
 
@@ -395,47 +368,6 @@ class Events:
                             yield {"step": step, tag: scalar}
         except (ValueError, IndexError, struct.error):
             self.bad += 1
-
-
-class Hparams(Events):
-    """What `add_hparams` wrote into an event file: one record, the settings of the run by their names.
-
-    What the file has before them and is none, is an empty record; a file of scalars begins with one.
-    """
-
-    def _scalars(self, message: bytes) -> Iterator[Record]:
-        try:
-            for value in _below(message, 5, 1):  # each value of the summary
-                tag = next(_below(value, 1), b"")
-                if not tag.startswith(_HPARAMS):
-                    yield {}
-                # metadata of the value, plugin_data, content; HParamsPluginData, session_start_info, hparams
-                elif entries := list(islice(_below(value, 9, 1, 2, 3, 1), MAX_KEYS)):
-                    yield dict(map(_hparam, entries))
-        except (ValueError, IndexError, struct.error):
-            self.bad += 1
-
-
-_HPARAMS = b"_hparams_/"
-
-
-def _below(message: bytes, *path: int) -> Iterator[bytes]:
-    """The messages or texts in a field of a field, and so on, of a message."""
-    key, *rest = path
-    for found, value in _fields(message):
-        if found == key and isinstance(value, bytes):
-            yield from _below(value, *rest) if rest else (value,)
-
-
-def _hparam(entry: bytes) -> tuple[str, Any]:
-    """One name with its value, a number or a text; None for anything else. A flag of PyTorch is a number."""
-    name = _cut(next(_below(entry, 1), b"").decode("utf-8"))
-    for key, value in (field for one in _below(entry, 2) for field in _fields(one)):
-        if key == 2 and isinstance(value, bytes):
-            return name, float(struct.unpack("<d", value)[0])
-        if key == 3 and isinstance(value, bytes):
-            return name, value.decode("utf-8")
-    return name, None
 
 
 def _tag_and_scalar(message: bytes) -> tuple[str, float | None]:

@@ -1,28 +1,23 @@
 """What a run's own configuration says of its metrics.
 
-verl's hydra file, EasyR1's experiment_config.json, ms-swift's args.json, and what NeMo-RL and ROLL write with
-`add_hparams` into an event file below that of the metrics.
+verl's hydra file, EasyR1's experiment_config.json and ms-swift's args.json lie beside the metrics; any other
+one is given.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guard_follow.beneath import named_below, open_regular
+from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
-from guard_follow.events import EVENTS
 from guard_follow.frameworks import FRAMEWORKS, Setting
-from guard_follow.records import DamagedError, Hparams
-from guard_follow.tail import CHUNK
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
-#: Event files that are looked into for what `add_hparams` wrote, the newest.
-MAX_FILES = 64
 _PLACES = (".hydra/config.yaml", "experiment_config.json", "args.json")
 #: Of the parts of a name, the last ones that a key can have.
 _MOST_PARTS = 3
@@ -80,8 +75,8 @@ def find_settings(
 
     Args:
         given: the configuration of the run, from `--run-config`.
-        near: where its metrics lie; the configuration is looked for in that folder and the two above it,
-            and then in the event files of that folder and below it. The first that has any counts alone.
+        near: where its metrics lie; the configuration is looked for in that folder and the two above it.
+            The first that has any counts alone.
         is_old: whether a file is of another run.
 
     Raises:
@@ -98,7 +93,7 @@ def find_settings(
             continue
         if settings:  # else it is of something else: `args.json` is a common name
             return settings
-    return {} if near is None else _hparams(near, is_old)
+    return {}
 
 
 def configurations(near: Path) -> Iterator[Path]:
@@ -132,39 +127,6 @@ def _of_yaml(content: bytes) -> Any:
             """Merge nothing: the constructor refuses the key."""
 
     return yaml.load(content, Plain)  # noqa: S506  # a safe loader that can do less
-
-
-def _hparams(near: Path, is_old: Callable[[Path], bool]) -> dict[str, str]:
-    """What `add_hparams` wrote below a folder, or beside an event file.
-
-    Of several starts of one run: what they do not agree about is not known.
-    """
-    if not near.is_dir() and not near.name.startswith(EVENTS):
-        return {}
-    files = named_below(near if near.is_dir() else near.parent, EVENTS)
-    newest = sorted((file for file in files if not is_old(file)), key=lambda file: file.name)[-MAX_FILES:]
-    said = [settings for file in newest if (settings := _known(_first_hparams(file)))]
-    return {
-        key: value
-        for settings in said
-        for key, value in settings.items()
-        if all(other.get(key) == value for other in said)
-    }
-
-
-def _first_hparams(file: Path) -> Mapping[str, Any]:
-    """The settings with which an event file begins; {} where it begins with something else."""
-    decoder = Hparams()
-    try:
-        with os.fdopen(open_regular(file), "rb") as stream:
-            left = MAX_BYTES
-            while left > 0 and (data := stream.read(CHUNK)):
-                if records := decoder.feed(data):
-                    return records[0]
-                left -= len(data)
-    except (OSError, DamagedError, InputError):
-        return {}
-    return {}
 
 
 def _known(tree: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -20,9 +20,6 @@ from guard_follow.events import (
     EVENTS,
     LOGS,
     event_files,
-    first_step,
-    has_reward,
-    in_order,
     one_folder,
     preferred,
     refuse_several,
@@ -32,7 +29,6 @@ from guard_follow.names import listing
 from guard_follow.records import (
     AGAIN,
     BOUNDARY,
-    ROTATED,
     ConsoleLines,
     CsvLines,
     DamagedError,
@@ -45,9 +41,6 @@ from guard_follow.records import (
 from guard_follow.states import rows_of, states, without
 from guard_follow.tail import CHUNK, REMEMBERED, Tail
 
-#: A folder of event files has ended if nothing came to it for so long while another one grew; writers flush
-#: every two minutes.
-QUIET_NS = 150 * 10**9
 #: Seconds between two looks for another folder.
 LOOK_SECONDS = 10.0
 
@@ -172,7 +165,7 @@ class FileSource:
     def _beginning(self, data: bytes) -> Record:
         """What a file is that begins with this: one that was rewritten as a whole begins as it did before."""
         head = self._head[: len(data)]
-        return self._begins if not head else AGAIN if data.startswith(head) else ROTATED
+        return self._begins if not head else AGAIN if data.startswith(head) else BOUNDARY
 
     def rest(self) -> list[Record]:
         """The record that lacks only its line end."""
@@ -228,7 +221,7 @@ class LateSource:
         if from_events:
             return EventSource(path, old=self._old, first=self._first, new_run=self._new_run, note=note)
         if saved:
-            return StateSource(path, self._before.histories, note)
+            return StateSource(path, self._before.rows, note)
         return None
 
     def poll(self) -> Iterator[Record]:
@@ -250,7 +243,7 @@ class LateSource:
 class EventSource:
     """The event files of one run: a trainer that starts again begins another file, or another folder.
 
-    Another folder is that of a new start when it grew on for long after the one before it had ended.
+    Once another folder has some, those of the folder before it are read no more.
 
     Args:
         root: the folder of the run, or one above it.
@@ -273,13 +266,10 @@ class EventSource:
         self._looked = -math.inf
         self._files: dict[Path, FileSource] = {}
         self._damaged: set[Path] = set()
-        files = event_files(root, self._old)
         if first:
-            one_folder(root, files)
-        for folder in sorted({file.parent for file in files}, key=_begun):
-            self._go_to(folder)
-        if first and self._folder is not None and not new_run:
-            refuse_several(self._folder)
+            folder = one_folder(root, event_files(root, self._old))
+            if folder is not None and not new_run:
+                refuse_several(folder)
 
     @property
     def bad(self) -> int:
@@ -292,83 +282,47 @@ class EventSource:
         Raises:
             InputError: they are no event files.
         """
-        yield from self._read()
-        if time.monotonic() - self._looked < LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
-        later = self._later()
-        if later is None or self._folder is None:
-            return
-        if self._compare(later) or _newest(later) - _newest(self._folder) >= QUIET_NS:
-            self._go_to(later)
-            yield from self._read()
+        if self._folder is not None:
+            yield from self._read(self._folder)
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            yield from self._look()
 
     def rest(self) -> list[Record]:
         """What a folder has that came last; of a record that is not whole there are no values."""
-        later = self._later()
-        if later:
-            self._compare(later)
-            self._go_to(later)
-        records = list(self._read()) if later else []
+        records = list(self._look())
         for file in self._files.values():
             file.rest()
         return records
 
-    def _read(self) -> Iterator[Record]:
-        if self._folder is not None:
-            self._go_to(self._folder)
-        for path, source in list(self._files.items()):
-            if path not in self._damaged:
-                try:
-                    yield from source.poll()
-                except _DamagedFileError as error:
-                    self._give_up(path, error)
-
-    def _give_up(self, path: Path, error: _DamagedFileError) -> None:
-        """Read no more of a file that is damaged, while there is another one.
-
-        Raises:
-            InputError: there is none.
-        """
-        self._damaged.add(path)
-        if self._damaged.issuperset(self._files):
-            raise error
-        self.note = f"{error} No more of it is read; the other event files are"
-
-    def _go_to(self, folder: Path) -> None:
-        """Read the files of this folder too; those of the one before it are at their end."""
-        self._folder = folder
-        for path in in_order([file for file in event_files(folder, self._old) if file not in self._files]):
-            self._files[path] = FileSource(path, Events, begins=BOUNDARY)
-
-    def _later(self) -> Path | None:
-        """The first folder that came beside the one that is read; None without any."""
-        files = event_files(self._root, {*self._old, *self._files})
-        folders = {file.parent for file in files if self._is_beside(file)}
-        return min(folders, key=_begun, default=None)
-
-    def _compare(self, later: Path) -> bool:
-        """Whether that folder alone has a reward, so what is read is of a process beside; else noted."""
-        theirs, ours = has_reward(later), self._folder is not None and has_reward(self._folder)
-        if self._folder is not None and theirs is ours:
-            self.note = (
-                f"{later} has event files beside {self._folder}: it is read as another start of the trainer "
-                "once the other one has ended. If it is another run, name the folder of one"
-            )
-        return theirs and not ours
-
-    def _is_beside(self, file: Path) -> bool:
+    def _look(self) -> Iterator[Record]:
+        """The records of folders that are new, the oldest first, by the time in the names of their files."""
+        self._looked = time.monotonic()
         read = {path.parent for path in self._files}
-        return read.isdisjoint((file.parent, *file.parent.parents)) and first_step(file) is not None
+        new = [file for file in event_files(self._root, self._old) if file.parent not in read]
+        for folder in dict.fromkeys(file.parent for file in sorted(new, key=lambda file: file.name)):
+            if self._folder is not None:
+                self.note = (
+                    f"{folder} has event files beside {self._folder}: they are read as another start of the "
+                    "trainer. If they are of another run, name the folder of one"
+                )
+            self._folder = folder
+            yield from self._read(folder)
 
-
-def _begun(folder: Path) -> tuple[str, str]:
-    """Orders folders by the time that their first event file has in its name."""
-    return min((file.name for file in named(folder, EVENTS)), default=""), str(folder)
-
-
-def _newest(folder: Path) -> int:
-    return max((written(file) for file in named(folder, EVENTS)), default=0)
+    def _read(self, folder: Path) -> Iterator[Record]:
+        files = [path for path in named(folder, EVENTS) if path not in self._old]
+        for path in files:
+            if path not in self._files:
+                self._files[path] = FileSource(path, Events, begins=BOUNDARY)
+        for path in files:
+            if path in self._damaged:
+                continue
+            try:
+                yield from self._files[path].poll()
+            except _DamagedFileError as error:
+                self._damaged.add(path)
+                if self._damaged.issuperset(self._files):
+                    raise
+                self.note = f"{error} No more of it is read; the other event files are"
 
 
 class StateSource:
@@ -376,11 +330,11 @@ class StateSource:
 
     Args:
         folder: with the checkpoints.
-        old: see `Before.histories`.
+        old: see `Before.rows`.
         note: what the user should know of it.
     """
 
-    def __init__(self, folder: Path, old: Mapping[str, int], note: str = "") -> None:
+    def __init__(self, folder: Path, old: Collection[str], note: str = "") -> None:
         self.ended = False
         self.note = note
         self.bad = 0

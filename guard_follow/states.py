@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +41,11 @@ def rows_of(state: Path, most: int = MAX_BYTES) -> list[LogRow] | None:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def history_of(rows: Sequence[LogRow]) -> str:
-    """A digest by which a log is known again where another one goes on from it; "" of none."""
-    return next((digest for count, digest in _histories(rows) if count == len(rows)), "")
+def digest_of(row: LogRow) -> str:
+    """A digest by which a row is known again in the log of another state."""
+    return sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def without(rows: Sequence[LogRow], known: Mapping[str, int]) -> Sequence[LogRow]:
-    """The rows after the longest of these histories, by digest, with which they begin."""
-    if not known:
-        return rows
-    counts = {*known.values()}
-    begins = (count for count, digest in _histories(rows) if count in counts and known.get(digest) == count)
-    return rows[max(begins, default=0) :]
-
-
-def _histories(rows: Sequence[LogRow]) -> Iterator[tuple[int, str]]:
-    """After each row, how many there are by then, and the digest of all."""
-    digest = sha256()
-    for count, row in enumerate(rows, start=1):
-        digest.update(json.dumps(row, sort_keys=True).encode())
-        yield count, digest.hexdigest()[:32]
+def without(rows: Sequence[LogRow], known: Collection[str]) -> Sequence[LogRow]:
+    """The rows after those with these digests with which they begin."""
+    return list(dropwhile(lambda row: digest_of(row) in known, rows)) if known else rows

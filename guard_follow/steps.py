@@ -16,7 +16,7 @@ from guard_follow import names
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES
 from guard_follow.names import Columns
-from guard_follow.records import BOUNDARY, ROTATED, Record, number
+from guard_follow.records import AGAIN, Record, number
 from guard_follow.starts import VALUES, Starts
 
 #: By attempt and step, what the guard has.
@@ -87,10 +87,10 @@ class StepGatherer:
         """
         if not record:
             done = self.rest()
-            if record is BOUNDARY:
-                self.attempts.another_file()
+            if record is AGAIN:
+                self.attempts.read_again()
             else:
-                self.attempts.read_again(rotated=record is ROTATED)
+                self.attempts.another_file()
             return done
         if any(name not in self._seen for name in record):
             self._learn(record)
@@ -131,12 +131,14 @@ class StepGatherer:
         self._step, self._values = None, {}
         if self._columns is None:
             return []
-        placed: list[tuple[int, StepSample]] = []
+        reports: list[StepReport] = []
         while self._waiting:
-            (attempt, step), values = self._waiting.popleft()
+            (named, step), values = self._waiting.popleft()
             sample = self._sample(step, values, self._columns)
-            placed += [] if sample is None else self.attempts.place(sample, attempt)
-        return [sample.report(attempt) for attempt, sample in placed]
+            attempt = None if sample is None else self.attempts.place(sample, named)
+            if sample is not None and attempt is not None:
+                reports.append(sample.report(attempt))
+        return reports
 
     @property
     def gathers(self) -> bool:

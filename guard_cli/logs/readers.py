@@ -21,7 +21,7 @@ from guard_cli.logs.keep import Keep
 from guard_cli.logs.table import OBJECTS, OUTCOMES, Chunk, Table, build
 from guard_core.terminal import plain
 from guard_follow import names
-from guard_follow.events import LOGS, event_files, in_order, preferred, refuse_several
+from guard_follow.events import LOGS, event_files, preferred, refuse_several
 from guard_follow.frameworks import FRAMEWORKS
 from guard_follow.records import (
     BOM,
@@ -373,14 +373,14 @@ def read_mlflow(paths: Sequence[Path], keep: Keep) -> Table:
 
 
 def read_tensorboard(paths: Sequence[Path], keep: Keep) -> Table:
-    """Event files of one run, in the order in which they were begun.
+    """Event files of one run, in the order of the times in their names.
 
     Raises:
         CliError: a file is no event file, or damaged, or a record of it cannot be read.
     """
     found: dict[str, None] = {}
     notes: list[str] = []
-    chunks = [_event_chunk(path, keep, found, notes) for path in in_order(paths)]
+    chunks = [_event_chunk(path, keep, found, notes) for path in sorted(paths)]
     table = build("TensorBoard", chunks, OBJECTS.__contains__, "step", found)
     return replace(table, note=" ".join(notes) or None)
 

@@ -392,10 +392,8 @@ class TestHostile:
         append(path, b'{"step": 50, "reward": 0.5}\n')
         followed.poll()
         followed.finish()
-        end_is_whole = [(0, 6)] if bad.startswith(b'{"step": 5, "rew{') else []
-        if b"NaN" in bad:  # steps whose reward is not finite
-            end_is_whole = [(0, 5), (0, 6)]
-        expected = [*end_is_whole, (0, 50)] if file in ("run.jsonl", "driver.log") else []
+        not_finite = [(0, 5), (0, 6)] if b"NaN" in bad else []
+        expected = [*not_finite, (0, 50)] if file in ("run.jsonl", "driver.log") else []
         assert [row[:2] for row in followed.rows()] == expected
         assert not any("rew" in s and "{" in s for s in followed.said)
 

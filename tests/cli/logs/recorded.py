@@ -35,13 +35,11 @@ class Recorded:
         name: its folder in LOGS.
         format: the framework's key.
         armed: settings under which its KL is taken; None if it never is.
-        says: whether the log of each start has these settings, or a file beside it.
     """
 
     name: str
     format: str
     armed: dict[str, str] | None = None
-    says: bool = False
 
     def files(self, attempt):
         """What start `attempt` wrote or changed, by path: all of each file, the log itself last."""
@@ -112,12 +110,12 @@ RECORDED = {
         Recorded("verl", "verl"),
         Recorded("verl-console", "verl"),
         Recorded("openrlhf", "openrlhf", {"kl.estimator": "k1", "kl.init_coef": "0.01"}),
-        Recorded("nemo-rl", "nemo-rl", NEMO_RL, says=True),
+        Recorded("nemo-rl", "nemo-rl", NEMO_RL),
         Recorded("torchtune", "torchtune", {}),
         Recorded("skyrl", "skyrl", {"kl_estimator_type": "k3"}),
         Recorded("slime", "slime"),
         Recorded("roll", "roll", TOKENS),
-        Recorded("roll-tensorboard", "roll", {"kl_penalty": "kl"}, says=True),
+        Recorded("roll-tensorboard", "roll", {"kl_penalty": "kl"}),
         Recorded("easyr1", "easyr1", {**TOKENS, "loss_avg_mode": "token"}),
         Recorded("ms-swift", "ms-swift", SWIFT),
         Recorded("ms-swift-megatron", "ms-swift", SWIFT),

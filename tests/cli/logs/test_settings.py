@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from guard_follow import settings as settings_module
 from guard_follow.errors import InputError
 from guard_follow.settings import find_settings
 from tests.cli.follow.test_follower import Followed
-from tests.cli.logs.recorded import LOGS, RECORDED, STEPS
-from tests.cli.logs.shapes import record, tensorboard
+from tests.cli.logs.recorded import RECORDED, STEPS
 
 PLAIN = "actor: &a {kl_penalty: kl}\nalgorithm: {again: *a}\n"
 
@@ -146,9 +143,7 @@ class TestSeveralConfigurations:
 
     def test_one_without_a_setting_hides_no_other(self, tmp_path: Path) -> None:
         (log := tmp_path / "logs").mkdir()
-        put(log, "1", hparams(kl_penalty="abs"))
         (log / "args.json").write_text('{"seed": 1}')
-        assert find_settings(None, log) == {"kl_penalty": "abs"}
         (tmp_path / ".hydra").mkdir()
         (tmp_path / ".hydra/config.yaml").write_text("kl_penalty: kl")
         assert find_settings(None, log) == {"kl_penalty": "kl"}
@@ -166,99 +161,3 @@ def test_long_names_cost_nothing_for_each_that_lies_below(tmp_path: Path) -> Non
     began = time.perf_counter()
     assert find_settings(config, None) == {"kl_penalty": "kl"}
     assert time.perf_counter() - began < 5
-
-
-def hparams(**settings: Any) -> bytes:
-    """An event file as PyTorch's `add_hparams` begins one."""
-    from tensorboard.compat.proto import event_pb2
-    from torch.utils.tensorboard.summary import hparams
-
-    events = [event_pb2.Event(wall_time=1.0, file_version="brain.Event:2")]
-    events += [event_pb2.Event(wall_time=1.0, summary=summary) for summary in hparams(settings, {})]
-    return b"".join(record(event.SerializeToString()) for event in events)
-
-
-def put(folder: Path, name: str, content: bytes) -> Path:
-    file = folder / name / f"events.out.tfevents.{name}.h.1.1"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
-    return file
-
-
-class TestWhatAddHparamsWrote:
-    """NeMo-RL and ROLL write their configuration into an event file below that of the metrics."""
-
-    @pytest.mark.parametrize("name", [name for name, log in RECORDED.items() if log.says])
-    def test_it_is_read_as_the_frameworks_writer_left_it(self, name: str) -> None:
-        settings: Mapping[str, str] | None = RECORDED[name].armed
-        log = LOGS / name / "0"
-        assert find_settings(None, log) == settings
-        [events] = [file for file in log.rglob("events.*") if RECORDED[name].log == file.name]
-        assert find_settings(None, events) == settings
-
-    def test_a_configuration_that_is_given_or_lies_beside_counts_alone(self, tmp_path: Path) -> None:
-        put(tmp_path / "log", "1", hparams(kl_penalty="kl"))
-        (tmp_path / ".hydra").mkdir()
-        (tmp_path / ".hydra/config.yaml").write_text("kl_penalty: abs")
-        assert find_settings(None, tmp_path / "log") == {"kl_penalty": "abs"}
-        (tmp_path / "given.yaml").write_text("kl_penalty: mse")
-        assert find_settings(tmp_path / "given.yaml", tmp_path / "log") == {"kl_penalty": "mse"}
-
-    def test_what_the_starts_of_a_run_do_not_agree_about_is_not_known(self, tmp_path: Path) -> None:
-        put(tmp_path, "1", hparams(kl_penalty="kl", kl_estimator_type="k3"))
-        put(tmp_path, "2", hparams(kl_penalty="abs", kl_estimator_type="k3", lr=0.1))
-        assert find_settings(None, tmp_path) == {"kl_estimator_type": "k3"}
-        put(tmp_path, "3", hparams(lr=0.1))  # which says nothing of either
-        assert find_settings(None, tmp_path) == {"kl_estimator_type": "k3"}
-        put(tmp_path, "4", hparams(kl_penalty="abs"))
-        assert find_settings(None, tmp_path) == {}
-
-    def test_what_lay_there_before_is_of_another_run(self, tmp_path: Path) -> None:
-        put(tmp_path, "1", hparams(token_level_loss=True, reference_policy_kl_penalty=0.01))
-        followed = Followed(tmp_path, "nemo-rl", new_run=True)
-        tags = tensorboard(lambda s, a: {"train/reward": 0.5, "train/kl_penalty": 0.1})
-        put(tmp_path, "2", tags(0))
-        followed.poll()
-        followed.finish()
-        assert followed.rows() and all(row[3] is None for row in followed.rows())
-
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"",
-            b"x" * 100,
-            hparams(kl_penalty="kl")[:-200],
-            record(b"\xff" * 20),
-            tensorboard(lambda s, a: {"reward": 0.5})(0) + hparams(kl_penalty="kl"),
-        ],
-        ids=["empty", "none", "half", "no message", "later"],
-    )
-    def test_a_file_that_begins_otherwise_says_nothing(self, tmp_path: Path, content: bytes) -> None:
-        put(tmp_path, "1", content)
-        assert find_settings(None, tmp_path) == {}
-
-    def test_no_more_is_read_than_a_configuration_may_have(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        put(tmp_path, "1", hparams(kl_penalty="kl", more="x" * 1000))
-        monkeypatch.setattr(settings_module, "CHUNK", 100)
-        assert find_settings(None, tmp_path) == {"kl_penalty": "kl"}
-        monkeypatch.setattr(settings_module, "MAX_BYTES", 500)
-        assert find_settings(None, tmp_path) == {}
-
-    def test_of_many_files_the_newest_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(settings_module, "MAX_FILES", 2)
-        for number, estimator in enumerate(("abs", "kl", "kl")):
-            put(tmp_path, str(number), hparams(kl_penalty=estimator))
-        assert find_settings(None, tmp_path) == {"kl_penalty": "kl"}
-
-    def test_event_files_beside_a_log_of_lines_are_not_its_own(self, tmp_path: Path) -> None:
-        put(tmp_path, "1", hparams(kl_penalty="kl"))
-        (log := tmp_path / "metrics.jsonl").write_text("")
-        assert find_settings(None, log) == {}
-
-    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
-        secret = put(tmp_path / "elsewhere", "1", hparams(kl_penalty="kl"))
-        (tmp_path / "log").mkdir()
-        os.symlink(secret, tmp_path / "log" / secret.name)
-        assert find_settings(None, tmp_path / "log") == {}
