@@ -20,10 +20,8 @@ from guard_cli.errors import CliError
 from guard_core.extras import missing_extra, missing_vllm
 
 if TYPE_CHECKING:
-    from guard_core.wording import Named
+    from guard_core.wording import Named, Place
     from guard_service.settings import GuardSettings
-
-Place = tuple[str, ...]
 
 #: Devices of which a machine with a GPU has one: of NVIDIA, in WSL, of AMD.
 _GPUS = ("nvidiactl", "nvidia0", "dxg", "kfd")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from guard_cli.colours import HELDOUT, IN_LOOP, KL, LIMIT, MUTED
 
-Points = Sequence[tuple[float, float]]
+PlotPoints = Sequence[tuple[float, float]]
 
 SMOOTHED_OVER = 8  # steps, or rounds
 MARKERS_UP_TO = 200  # evaluations; more than that and the markers hide the line
@@ -26,9 +26,9 @@ class Curves:
     `marks`: where something fired, and its label. `starts`: where another attempt of the trainer begins.
     """
 
-    rewards: Points
-    scores: Points
-    kls: Points
+    rewards: PlotPoints
+    scores: PlotPoints
+    kls: PlotPoints
     each: str = "step"
     kl_limit: float | None = None
     marks: Sequence[tuple[float, str]] = ()
@@ -88,7 +88,7 @@ def _draw_kl(axes: Any, curves: Curves) -> None:
     axes.grid(alpha=0.25)
 
 
-def _trailing_mean(points: Points) -> list[tuple[float, float]]:
+def _trailing_mean(points: PlotPoints) -> list[tuple[float, float]]:
     """Each value as the mean of itself and up to `SMOOTHED_OVER - 1` before it."""
     recent: deque[float] = deque(maxlen=SMOOTHED_OVER)
     smoothed = []

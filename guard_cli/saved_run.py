@@ -21,7 +21,7 @@ def find_report(path: Path) -> Path | None:
     return next((place for place in (path, path / "report") if (place / "run.json").is_file()), None)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path) -> dict[str, Any]:
     """An object in a file.
 
     Raises:
@@ -33,10 +33,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CliError(f"{path} cannot be read: {error}", 1) from None
 
 
-def last_verdict(folder: Path) -> Verdict | None:
+def verdict_at_end(folder: Path) -> Verdict | None:
     """The last verdict of a run that has ended; None if there was none."""
     file = folder / "verdict.json"
-    return read_verdict(read_json(file)) if file.is_file() else None
+    return read_verdict(read_run_file(file)) if file.is_file() else None
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def how_to_go_on(folder: Path) -> str:
     best = folder / BEST
     if not best.is_dir() or not (folder / "run.json").is_file():
         return ""
-    facts = read_json(folder / "run.json")
+    facts = read_run_file(folder / "run.json")
     arguments, trainer = list(facts.get("command") or []), list(facts.get("trainer") or [])
     there = [] if facts.get("folder") in (None, os.getcwd()) else ["cd", facts["folder"], "&&"]
     new = ["--resume-from", str(best.absolute())]
@@ -67,7 +67,7 @@ def how_to_go_on(folder: Path) -> str:
 def how_it_starts(folder: Path) -> str:
     """What a trainer that is followed needs to start there, in one clause; "" of any other."""
     path = shlex.quote(str((folder / BEST).absolute()))
-    return settings_to_start(str(read_json(folder / "run.json").get("format", "")), path, "NEW_FOLDER")
+    return settings_to_start(str(read_run_file(folder / "run.json").get("format", "")), path, "NEW_FOLDER")
 
 
 def _without(options: list[str], names: tuple[str, ...]) -> list[str]:

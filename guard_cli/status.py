@@ -20,8 +20,8 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.saved_run import find_report, read_json
-from guard_cli.summary import lines, read_verdict
+from guard_cli.saved_run import find_report, read_run_file
+from guard_cli.summary import read_verdict, summary_lines
 from guard_core.codes import Level
 from guard_core.terminal import plain
 from guard_follow.reading import reader
@@ -117,7 +117,7 @@ def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
 def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
     """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
     read = read_verdict(verdict or {})
-    return iter(["no verdict yet"]) if read is None else lines(read)
+    return iter(["no verdict yet"]) if read is None else summary_lines(read)
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
@@ -160,15 +160,15 @@ def _of_folder(folder: Path) -> dict[str, Any]:
         CliError: there is no run, its report cannot be read, or its guard does not respond.
     """
     if (report := find_report(folder)) is not None:
-        facts, verdict = read_json(report / "run.json"), report / "verdict.json"
+        facts, verdict = read_run_file(report / "run.json"), report / "verdict.json"
         return {
             "name": str(facts.get("name", report.absolute().name)),
             "state": str(facts.get("outcome", "ended")),
-            "verdict": read_json(verdict) if verdict.is_file() else None,
+            "verdict": read_run_file(verdict) if verdict.is_file() else None,
         }
     for place in (folder, folder / "guard", folder / "report" / "guard"):
         if (place / ENDPOINT).is_file():
-            url, token = str(read_json(place / ENDPOINT).get("url", "")), place / "read.token"
+            url, token = str(read_run_file(place / ENDPOINT).get("url", "")), place / "read.token"
             return _of_guard(url, token if token.is_file() else None)
     raise CliError(
         f"{folder} holds no run (no run.json, and no guard/{ENDPOINT}): name the folder of a run, or the "

@@ -58,7 +58,7 @@ def checkpoints(verdict: Verdict) -> str:
     return ", ".join([f"{verdict.evaluated} of {verdict.announced} judged", *others])
 
 
-def lines(verdict: Verdict) -> Iterator[str]:
+def summary_lines(verdict: Verdict) -> Iterator[str]:
     """The summary for a terminal."""
     for name, text in summary(verdict):
         yield plain(text if name == "Verdict" else f"{name.lower()}: {text}", 2_000)

@@ -14,7 +14,7 @@ from pathlib import Path
 from guard_cli.errors import CliError, ExitCode, Result
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import Run
-from guard_cli.saved_run import find_report, read_json
+from guard_cli.saved_run import find_report, read_run_file
 from guard_cli.summary import COUNTS
 from guard_core.ending import left_out
 from guard_core.policy import Policy
@@ -49,7 +49,7 @@ def how_it_ended(path: Path) -> Ended:
     if folder is None:
         return NOTHING_TOLD
     try:
-        facts = read_json(folder / "run.json")
+        facts = read_run_file(folder / "run.json")
     except CliError as error:
         return Ended(f"how the run itself ended is not known: {error}")
     code, sentence = facts.get("exit_code"), plain(str(facts.get("outcome")), 2_000)

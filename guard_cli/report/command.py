@@ -22,7 +22,7 @@ from guard_cli.errors import CliError
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, read_object
-from guard_cli.saved_run import find_report, read_json
+from guard_cli.saved_run import find_report, read_run_file
 from guard_core.terminal import plain
 from guard_operator.adapters import at
 from guard_operator.api.names import KIND
@@ -85,7 +85,7 @@ def _of_folder(folder: Path) -> tuple[str, str]:
         raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
     from guard_cli.report.local import render
 
-    return str(read_json(report / "run.json").get("outcome", "")), render(report)
+    return str(read_run_file(report / "run.json").get("outcome", "")), render(report)
 
 
 def _evidence(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None) -> Any:

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from guard_cli.errors import CliError
 from guard_cli.report.local import render
-from guard_cli.saved_run import find_report, last_verdict, read_json
+from guard_cli.saved_run import find_report, read_run_file, verdict_at_end
 from guard_cli.summary import checkpoints, heldout_scores
 
 _STYLE = """
@@ -95,7 +95,7 @@ def _side_by_side(runs: Mapping[str, Path]) -> str:
 
 
 def _card(name: str, report: Path) -> str:
-    facts, verdict = read_json(report / "run.json"), last_verdict(report)
+    facts, verdict = read_run_file(report / "run.json"), verdict_at_end(report)
     link = quote(name)
     scores = "" if verdict is None else f"held-out {heldout_scores(verdict)}; {checkpoints(verdict)}"
     outcome, result = (html.escape(str(facts.get(key, ""))) for key in ("outcome", "result"))

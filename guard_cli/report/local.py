@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_cli.errors import CliError, Result
 from guard_cli.report.page import ReportContent, about, drawing, report_page, verdict_rows
-from guard_cli.saved_run import BEST, last_verdict, read_history, read_json
+from guard_cli.saved_run import BEST, read_history, read_run_file, verdict_at_end
 from guard_core.codes import Level
 from guard_core.policy import Policy
 from guard_core.symptoms import Examined
@@ -25,7 +25,7 @@ def picture(folder: Path) -> str:
     """The plot of a run that has ended."""
     from guard_cli.report.plot import draw
 
-    return draw(read_history(folder / "history.jsonl"), last_verdict(folder))
+    return draw(read_history(folder / "history.jsonl"), verdict_at_end(folder))
 
 
 def render(folder: Path) -> str:
@@ -39,7 +39,7 @@ def render(folder: Path) -> str:
     from guard_service.errors import GuardError
     from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
 
-    state_dir, facts, verdict = folder / "guard", read_json(folder / "run.json"), last_verdict(folder)
+    state_dir, facts, verdict = folder / "guard", read_run_file(folder / "run.json"), verdict_at_end(folder)
     lines = read_history(folder / "history.jsonl")
     plot = picture(folder)
     try:

@@ -28,7 +28,7 @@ class _AsWritten(VersionedResolver):
         return super().resolve(kind, value, implicit)
 
 
-def read_object(text: str) -> CommentedMap:
+def read_as_written(text: str) -> CommentedMap:
     """Read an object of Kubernetes for `write`. Its plain scalars are texts.
 
     ruamel.yaml keeps a comment line with the value above it. One above a key of the object or of its metadata
@@ -59,7 +59,7 @@ def read_object(text: str) -> CommentedMap:
 
 
 def write(tree: CommentedMap) -> str:
-    """Write a tree of `read_object`, with the indentation that it had."""
+    """Write a tree of `read_as_written`, with the indentation that it had."""
     yaml, stream = _round_trip(), StringIO()
     blocks = [one for one in tree.values() if isinstance(one, CommentedMap) and not one.fa.flow_style()]
     columns = [one.lc.col - tree.lc.col for one in blocks]
@@ -72,16 +72,16 @@ def as_yaml(content: Any) -> str:
     """Write what we made ourselves, for any program that reads YAML."""
     yaml, stream = YAML(), StringIO()
     yaml.width = 4096
-    yaml.dump(quoted(content), stream)
+    yaml.dump(in_quotes(content), stream)
     return stream.getvalue()
 
 
-def quoted(content: Any) -> Any:
+def in_quotes(content: Any) -> Any:
     """Mark the texts that some reader could take for something else, to be written in quotes."""
     if isinstance(content, dict):
-        return {quoted(key): quoted(value) for key, value in content.items()}
+        return {in_quotes(key): in_quotes(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [quoted(item) for item in content]
+        return [in_quotes(item) for item in content]
     if isinstance(content, str) and not _PLAIN.fullmatch(content):
         return DoubleQuotedScalarString(content)
     return content

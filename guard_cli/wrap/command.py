@@ -117,7 +117,7 @@ def wrap(
     from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
-    from guard_cli.wrap.summary import refusal, summary, to_do
+    from guard_cli.wrap.summary import decided, refusal, to_do
     from guard_cli.wrap.volume import find_rank0
     from guard_core.terminal import plain
     from guard_operator.config import OperatorConfig
@@ -158,7 +158,7 @@ def wrap(
     fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
     lines = [
         *(f"warning: {one}" for one in (unknown_scorer(evaluation["scorer"]), fill_in) if one),
-        *summary(wrapped, job.adapter, rank0, review),
+        *decided(wrapped, job.adapter, rank0, review),
         *([] if unfilled else [_CHECKED]),
         *to_do(wrapped, job.adapter.resource.kind),
     ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from guard_cli.wrap.as_written import as_yaml, part_copies, quoted, read_object, write
+from guard_cli.wrap.as_written import as_yaml, in_quotes, part_copies, read_as_written, write
 from guard_cli.wrap.manifest import ManifestError, TrainingJob, load, not_yaml_error
 from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND
@@ -68,7 +68,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
     if text.lstrip().startswith("{"):  # one long line
         text = as_yaml(content)
     try:
-        head, template = _taken_apart(read_object(text), dropped, narrowed, name)
+        head, template = _taken_apart(read_as_written(text), dropped, narrowed, name)
         part_copies(head, template)
         made = (
             f"{write(head)}spec:\n  template:\n{indent(write(template), '    ')}"
@@ -124,7 +124,7 @@ def _taken_apart(
         _drop(job, path)
     _narrow(job, narrowed)
     if name is not None:
-        job["metadata"]["name"] = quoted(name)
+        job["metadata"]["name"] = in_quotes(name)
     head = deepcopy(job)
     head["apiVersion"], head["kind"] = API_VERSION, KIND
     del head["spec"]

@@ -33,7 +33,7 @@ def refusal(review: Review, volume_error: str) -> str:
     return "\n".join(lines)
 
 
-def summary(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Review) -> Iterator[str]:
+def decided(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Review) -> Iterator[str]:
     """What was decided, and what to know of it."""
     spec, metadata = Spec.model_validate(wrapped.manifest["spec"]), wrapped.manifest["metadata"]
     guard, template, kind = spec.guard, spec.made_from, adapter.resource.kind
