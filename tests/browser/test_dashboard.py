@@ -142,7 +142,8 @@ class TestARunningRun:
         expect(headline(page)).to_have_text("No sign of reward hacking")
         verdict = healthy.verdict()
         expect(figure_value(page, "In-loop reward")).to_have_text(f"{verdict['in_loop_ema']:.3f}")
-        expect(figure_value(page, "Held-out score")).to_have_text(f"{verdict['heldout_ema']:.3f}")
+        score = verdict["last_evaluation"]["score"]
+        expect(figure_value(page, "Held-out score")).to_have_text(f"{score:.2f}")
         expect(figure_value(page, "KL to the reference")).to_have_text(f"{verdict['kl_ema']:.3f}")
         expect(page.locator("#checkpoints")).to_contain_text("checkpoint-19")
         expect(page.locator("#checkpoints")).to_contain_text(f"on {ITEMS} items")
