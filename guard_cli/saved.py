@@ -14,6 +14,13 @@ from guard_service.policy_file import NotYamlError, parse_yaml
 MOST_BYTES = 8 << 20
 
 
+def is_folder(given: str) -> bool:
+    """Whether this is a folder. What no file can be called is none."""
+    with suppress(OSError, ValueError):
+        return Path(given).is_dir()
+    return False
+
+
 def is_file(given: str) -> bool:
     """Whether a file is meant, which no name of an object looks like.
 

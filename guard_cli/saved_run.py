@@ -30,7 +30,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CliError(f"{path} cannot be read: {error}", 1) from None
+        raise CliError(f"{path} cannot be read: {error}") from None
 
 
 def verdict_at_end(folder: Path) -> Verdict | None:

@@ -20,6 +20,7 @@ from guard_cli.cluster import (
 )
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
+from guard_cli.saved import is_folder
 from guard_cli.saved_run import find_report, read_run_file
 from guard_cli.summary import read_verdict, summary_lines
 from guard_core.codes import Level
@@ -70,7 +71,7 @@ def status(
     _refuse_what_goes_to_nobody(job, (namespace, kubeconfig, context), url, token_file)
     if url is not None:
         found = [_of_guard(url, token_file)]
-    elif job is not None and Path(job).is_dir():
+    elif job is not None and is_folder(job):
         found = [_of_folder(Path(job))]
     else:
         found = _of_cluster(job, namespace, kubeconfig, context)
@@ -93,8 +94,8 @@ def _refuse_what_goes_to_nobody(
         raise CliError(f"{job} and --url {url}: ask for one of them")
     if url is None and token_file is not None:
         raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
-    is_folder = url is None and job is not None and Path(job).is_dir()
-    if (url is not None or is_folder) and any(one is not None for one in of_cluster):
+    of_a_folder = url is None and job is not None and is_folder(job)
+    if (url is not None or of_a_folder) and any(one is not None for one in of_cluster):
         raise CliError(f"--namespace, --kubeconfig and --context are of a cluster, and {url or job} is none")
 
 

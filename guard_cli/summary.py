@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from guard_core.codes import Code, Level
 from guard_core.detectors.questions import points
 from guard_core.terminal import plain
-from guard_core.wire import Verdict
+from guard_core.wire import Condition, Verdict
 
 #: What became of the checkpoints.
 COUNTS = ("announced", "evaluated", "failed", "skipped", "refused", "waiting")
@@ -74,7 +74,7 @@ def read_verdict(given: Mapping[str, Any]) -> Verdict | None:
     if code not in list(Code):
         return None
     reason = latch.get("reason") or status.get("reason")
-    known = {name: status[name] for name in Verdict.model_fields.keys() & status.keys()} | {
+    known = {"conditions": _advice(status), **_known(status)} | {
         "level": Level.FIRED if fired else status.get("level"),
         "code": code,
         "reason": reason if isinstance(reason, str) else "",
@@ -84,7 +84,7 @@ def read_verdict(given: Mapping[str, Any]) -> Verdict | None:
         "latch_attempt": latch.get("attempt", status.get("latch_attempt")),
         "latch_step": latch.get("step", status.get("latch_step")),
         "latched_at": latch.get("at", status.get("latched_at")),
-        "best_evaluation": status.get("best_evaluation") or status.get("best_checkpoint"),
+        "best_evaluation": status.get("best_checkpoint") or status.get("best_evaluation"),
         "ended": bool(status.get("ended", "ended" in status)),
     }
     while True:
@@ -93,6 +93,18 @@ def read_verdict(given: Mapping[str, Any]) -> Verdict | None:
         except ValidationError as error:
             del known[str(error.errors()[0]["loc"][0])]
             known.setdefault("level", Level.UNKNOWN)
+
+
+def _known(status: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: status[name] for name in Verdict.model_fields.keys() & status.keys()}
+
+
+def _advice(status: Mapping[str, Any]) -> list[Condition]:
+    """The advice of a job's status, which has all of it in one sentence."""
+    codes, words = status.get("advice"), status.get("advice_reason")
+    if not isinstance(codes, list) or not isinstance(words, str):
+        return []
+    return [Condition.of(Code(code), words, advice=True) for code in codes[:1] if code in list(Code)]
 
 
 def _snake(value: Any, depth: int = 0) -> Any:

@@ -21,7 +21,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
-from guard_cli.saved import is_file, read_object
+from guard_cli.saved import is_file, is_folder, read_object
 from guard_cli.saved_run import find_report, read_run_file
 from guard_core.terminal import plain
 from guard_operator.adapters import at
@@ -66,7 +66,8 @@ def report(
     ends, so that no pod is needed, and with `spec.keepEvidence` not even the job. Of the evaluation rounds
     up to 50 are kept, and of the steps up to 200, with the symptoms of all.
     """
-    if (folder := Path(job)).is_dir():
+    if is_folder(job):
+        folder = Path(job)
         headline, page, out = *_of_folder(folder), out or (find_report(folder) or folder) / "report.html"
     else:
         evidence = read_evidence(_evidence(job, namespace, kubeconfig, context))

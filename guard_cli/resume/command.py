@@ -16,7 +16,7 @@ from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOpt
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.resume.manifest import Json, Resumed, resume_job
-from guard_cli.saved import is_file, read_object
+from guard_cli.saved import is_file, is_folder, read_object
 from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.terminal import plain
@@ -94,7 +94,7 @@ def resume_run(
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    if Path(job).is_dir():
+    if is_folder(job):
         _of_folder(Path(job))
         return
     cluster = None if is_file(job) else connect(namespace, kubeconfig, "a folder or a file", context)

@@ -343,11 +343,10 @@ def test_what_the_operator_would_refuse_is_not_printed(tmp_path: Path, options: 
     assert "so nothing is printed" in done.stderr
 
 
-def test_a_file_names_no_cluster_to_create_the_job_in(tmp_path: Path) -> None:
+def test_the_job_of_a_file_is_printed_as_nobody_said_in_which_cluster_it_belongs(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job()))
     done = run_resume(str(tmp_path / "job.yaml"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("job.yaml: a file names no cluster to create the job in: -o yaml prints it\n")
+    assert (done.returncode, yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["name"]) == (0, "run")
 
 
 # -- in a cluster ------------------------------------------------------------------------------------------
