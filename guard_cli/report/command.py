@@ -24,7 +24,6 @@ from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, is_folder, read_object
 from guard_cli.saved_run import find_report, read_run_file
 from guard_core.terminal import plain
-from guard_operator.adapters import at
 from guard_operator.api.names import KIND
 
 EXIT_CODES = {
@@ -96,8 +95,9 @@ def _evidence(job: str, namespace: str | None, kubeconfig: Path | None, context:
     found = read_object(Path(job))
     if not isinstance(found, dict) or found.get("kind") != KIND:
         return found
-    name, space = (at(found, "metadata", key) for key in ("name", "namespace"))
-    return _of_cluster(str(name), namespace or space, kubeconfig, context)
+    metadata = found.get("metadata")
+    given = metadata if isinstance(metadata, dict) else {}
+    return _of_cluster(str(given.get("name")), namespace or given.get("namespace"), kubeconfig, context)
 
 
 def _of_cluster(job: str, namespace: str | None, kubeconfig: Path | None, context: str | None = None) -> Any:

@@ -8,20 +8,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.resume.manifest import Json, Resumed, resume_job
 from guard_cli.saved import is_file, is_folder, read_object
 from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.starting import settings_to_start, why_no_settings
+from guard_core.extras import missing_extra
 from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY
 from guard_operator.api.names import GROUP, KIND
+
+if TYPE_CHECKING:
+    from guard_cli.resume.manifest import Json, Resumed
 
 EXIT_CODES = {
     0: "the job is created, or printed",
@@ -90,13 +93,16 @@ def resume_run(
     RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does that, and a script of
     yours has to. What was decided is said on stderr.
     """
+    if is_folder(job):
+        _of_folder(Path(job))
+        return
+    if missing := missing_extra("asking a cluster", ["operator"]):
+        raise CliError(missing)
+    from guard_cli.resume.manifest import resume_job
     from guard_cli.wrap.as_written import as_yaml
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    if is_folder(job):
-        _of_folder(Path(job))
-        return
     cluster = None if is_file(job) else connect(namespace, kubeconfig, "a folder or a file", context)
     created = cluster is not None and output is None
     found, taken = (

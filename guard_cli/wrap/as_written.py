@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import CommentMark
 from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 from ruamel.yaml.tokens import CommentToken
@@ -71,9 +72,21 @@ def write(tree: CommentedMap) -> str:
 def as_yaml(content: Any) -> str:
     """Write what we made ourselves, for any program that reads YAML."""
     yaml, stream = YAML(), StringIO()
-    yaml.width = 4096
+    yaml.Representer, yaml.width = _Representer, 4096
     yaml.dump(in_quotes(content), stream)
     return stream.getvalue()
+
+
+class _Representer(RoundTripRepresenter):
+    """Numbers with a dot: 1e-05 is a text for many readers."""
+
+    def represent_number(self, value: float) -> ScalarNode:
+        text = repr(value)
+        text = text if "." in text else text.replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Representer.add_representer(float, _Representer.represent_number)
 
 
 def in_quotes(content: Any) -> Any:

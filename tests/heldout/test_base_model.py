@@ -103,8 +103,8 @@ def test_any_other_place_is_the_guards(root: Path, base: Path) -> None:
     assert why_the_trainers(base, root) == "", "nothing is read there"
 
 
-def settings(root: Path, base_model: str, **cluster: Any) -> GuardSettings:
-    given: dict[str, Any] = {"state_dir": root.parent / "state", "checkpoint_root": root, **cluster}
+def settings(root: Path, base_model: str, **more: Any) -> GuardSettings:
+    given: dict[str, Any] = {"state_dir": root.parent / "state", "checkpoint_root": root, **more}
     given["heldout"] = {"split": root.parent / "split.jsonl", "evaluator": {"base_model": base_model}}
     return GuardSettings(allow_unauthenticated_loopback=True, **given)
 
@@ -119,8 +119,7 @@ def test_a_guard_does_not_start_on_it(root: Path, base: Path, given: str) -> Non
 
 def test_a_guard_that_scores_nothing_needs_none(root: Path) -> None:
     made(root / "base")
-    cluster = {"namespace": "ns", "name": "run", "uid": "u", "replica_index": 1}
-    assert _worker(settings(root, "checkpoints/base", cluster=cluster), Policy()) is None
+    assert _worker(settings(root, "checkpoints/base", replica_index=1), Policy()) is None
 
 
 # -- that it stays the same ------------------------------------------------------------------------------
