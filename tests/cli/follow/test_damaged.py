@@ -1,9 +1,9 @@
 """Event files of which a part cannot be read: what can be is, and the rest is said and counted."""
 
 import random
+import struct
 
 import pytest
-from tests.cli.follow.test_starts import events
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
@@ -13,6 +13,16 @@ from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import record
 
 LONG = record(b"\x2a" + b"\x81\x80\x80\x02" + b"\0" * (MAX_LINE + 1))
+
+
+def events(folder, time, steps, extra=0.0):
+    data = record(b"\x1a\x0dbrain.Event:2")  # what every writer begins with
+    for step in steps:
+        for tag, value in (("reward", 0.1 * step + extra), ("kl", 0.001 * step)):
+            packed = b"\x0a" + bytes([len(tag)]) + tag.encode() + b"\x15" + struct.pack("<f", value)
+            summary = b"\x0a" + bytes([len(packed)]) + packed
+            data += record(b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary)
+    (folder / f"events.out.tfevents.{time}.h").write_bytes(data)
 
 
 def test_a_record_that_is_too_long_is_passed_over(tmp_path):

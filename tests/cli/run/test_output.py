@@ -15,7 +15,7 @@ from guard_cli.output import StandardStream
 from guard_cli.run import folder, session
 from guard_cli.run.outcome import Ending, RunOutcome
 from guard_cli.run.plan import Finished
-from guard_cli.run.progress import LogTail, open_progress
+from guard_cli.run.progress import open_progress
 
 
 def full_disk():
@@ -97,7 +97,7 @@ def test_a_live_line_goes_on_without_its_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr(StandardStream, "isatty", lambda _: True)
     (tmp_path / "trainer.log").write_text("loss 3\n")
     with open_progress(tmp_path, show_trainer=True) as progress:
-        assert type(progress).__name__ == "LiveProgress"
+        assert progress.live is not None
         progress.note("here")
         progress.update(None)
     assert (tmp_path / "guard.log").read_text() == (
@@ -111,7 +111,6 @@ def test_a_log_that_cannot_be_read_or_written_does_not_end_a_run(tmp_path, monke
     monkeypatch.setattr(sys, "stderr", full_disk())
     with open_progress(tmp_path, show_trainer=True) as progress:
         progress.note("here")
-    assert LogTail(tmp_path / log).new() == ""
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(
     here.start_guard()
     here.guard_says(step=1)
     here.expect("Fired", "False", "NotFired")
-    assert "nobody checked the pods" in here.expect("Isolated", "False", "Attached")
+    assert "the admission policy does not see the pods" in here.expect("Isolated", "False", "Attached")
 
     here.fire()
     here.expect("Fired", "True", "HackingGap")

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from guard_operator.runtime.client import MERGE, PODS, ROLE_BINDINGS, Client
+from guard_operator.runtime.client import MERGE, PODS, Client
 
 from .conftest import CRDS, new_namespace
 from .controlplane import ControlPlane
 from .faults import Answer, Fault, fault_proxy
 from .waiting import eventually
-from .world import BEAT, JOBS, PYTORCHJOBS, RUNNING, Json, World, is_deleted
+from .world import BEAT, JOBS, PYTORCHJOBS, ROLE_BINDINGS, RUNNING, Json, World, is_deleted
 
 pytestmark = pytest.mark.nightly
 

@@ -41,7 +41,7 @@ def test_a_job_and_all_jobs(
     client.apply(JOBS, body, OPERATOR_MANAGER, "status")
     [one] = _of_cluster("first", namespace, kubeconfig)
     assert one["name"] == "first" and one["verdict"].keys() == {"level", "code", "reason", "step"}
-    assert list(verdict_lines(one["verdict"]))[:2] == ["warning (stale): old", "step 7 of attempt 0"]
+    assert list(verdict_lines(one["verdict"]))[:2] == ["warning (stale): old", "step: 7"]
     assert [job["name"] for job in _of_cluster(None, namespace, kubeconfig)] == ["first", "second"]
     assert _of_cluster("second", namespace, kubeconfig)[0]["verdict"] == {}
     with pytest.raises(CliError, match=f"namespace {namespace} has no GuardedTrainingJob 'third'"):
