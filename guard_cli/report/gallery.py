@@ -42,16 +42,18 @@ def serve_runs(folder: Path, host: str, port: int) -> None:
     """Show the runs in a folder until a signal comes.
 
     Raises:
-        CliError: there is none, or the port is taken.
+        CliError: there is none, the only one cannot be read, or the port is taken.
     """
-    runs_in(folder)
+    [*reports] = runs_in(folder).values()
+    if len(reports) == 1:
+        render(reports[0])
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             try:
                 found = _page(unquote(self.path), runs_in(folder))
             except (CliError, OSError) as error:
-                found = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", str(error)
+                found = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", str(error)
             status, kind, body = found
             self.send_response(status)
             self.send_header("Content-Type", kind)

@@ -170,6 +170,22 @@ def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path
     assert unreadable.returncode == 2 and f"{tmp_path / 'run.json'} cannot be read" in unreadable.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("report", "guard.db does not exist"),
+        ("serve", "guard.db does not exist"),
+        ("resume", "no checkpoint was scored"),
+    ],
+)
+def test_a_folder_of_which_a_part_is_gone_is_one_line(
+    rlguard: Any, tmp_path: Path, command: str, said: str
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"name": "maths", "outcome": "fired at step 7"}))
+    shown = rlguard(command, tmp_path)
+    assert shown.returncode in (1, 2) and shown.stderr.count("\n") == 1 and said in shown.stderr
+
+
 def test_the_guard_logs_json_if_it_is_asked_to(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("RLGUARD_GUARD_LOG_FORMAT", "json")
     running = RealGuard(tmp_path / "run", tmp_path / "out")
