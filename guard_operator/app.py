@@ -380,7 +380,7 @@ class _Caches:
     def look_at_the_unheard(self) -> None:
         """Have every job looked at of which a watch shows nothing: it is read live, or that is said."""
         if not any(one.synced and not one.missing and _is_deaf(one) for one in self.reflectors):
-            return  # as nearly always: no job need be unpacked
+            return  # as nearly always: no job need be read
         for reflector in (one for one in self._jobs if one.synced):
             for raw in reflector.items():
                 if not is_over(raw) and (_is_deaf(reflector) or self.unheard(raw)):

@@ -66,7 +66,7 @@ def own_namespace_rules() -> list[dict[str, Any]]:
     """PolicyRules for the namespace in which the operator runs: its Lease, and Secrets with runs' state."""
     return [
         _rule("coordination.k8s.io", ["leases"], ["create", "get", "update"]),
-        _rule("", ["secrets"], ["create", "delete", "get", "list", "patch", "update", "watch"]),
+        _rule("", ["secrets"], ["create", "delete", "get", "list", "patch"]),
     ]
 
 

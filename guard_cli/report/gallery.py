@@ -11,10 +11,11 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from guard_cli.errors import CliError
-from guard_cli.report.local import render
 from guard_cli.saved_run import find_report, read_run_file, verdict_at_end
 from guard_cli.summary import checkpoints, heldout_scores
 
+#: What is served of a run, as it stands in its folder, and its content type.
+_FILES = {"report.html": "text/html; charset=utf-8", "plot.svg": "image/svg+xml"}
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
@@ -42,11 +43,9 @@ def serve_runs(folder: Path, host: str, port: int) -> None:
     """Show the runs in a folder until a signal comes.
 
     Raises:
-        CliError: there is none, the only one cannot be read, or the port is taken.
+        CliError: there is none, or the port is taken.
     """
-    [*reports] = runs_in(folder).values()
-    if len(reports) == 1:
-        render(reports[0])
+    runs_in(folder)
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -75,16 +74,13 @@ def serve_runs(folder: Path, host: str, port: int) -> None:
 
 def _page(path: str, runs: Mapping[str, Path]) -> tuple[HTTPStatus, str, str]:
     """Status, content type and body of what is at a path."""
-    page, picture = "text/html; charset=utf-8", "image/svg+xml"
-    if path == "/":
-        [*several] = runs.values()
-        return HTTPStatus.OK, page, render(several[0]) if len(several) == 1 else _side_by_side(runs)
+    if path == "/" and len(runs) > 1:
+        return HTTPStatus.OK, _FILES["report.html"], _side_by_side(runs)
     name, _, file = path.strip("/").partition("/")
-    if name in runs and file in ("", "plot.svg"):
-        report = runs[name]
-        plot = (report / file).read_text("utf-8") if file and (report / file).is_file() else ""
-        return HTTPStatus.OK, picture if file else page, plot if file else render(report)
-    return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "there is no such run"
+    report, file = runs.get(name or next(iter(runs))), file or "report.html"
+    if report is None or file not in _FILES:
+        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "there is no such run"
+    return HTTPStatus.OK, _FILES[file], (report / file).read_text("utf-8", errors="replace")
 
 
 def _side_by_side(runs: Mapping[str, Path]) -> str:

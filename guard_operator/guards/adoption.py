@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 NO_LAST_WORD = "the guard before this one ended without a last word: how it judged this run is not known"
 NOTHING_KEPT = "a guard of this run was heard, and what was kept of it is gone: how it judged is not known"
-UNKEPT = "the guard before this one had made {made} evaluations, and what was kept knows of {kept}"
+UNKEPT = "the guard before this one made {made} evaluations, of which only {kept} were kept"
 
 
 @dataclass(frozen=True, slots=True)

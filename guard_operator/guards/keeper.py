@@ -104,7 +104,7 @@ class Keeper:
         Args:
             alive: UIDs of the jobs in a cache, which may be behind: any other is read from the API server.
             namespaces: those that this operator serves.
-            jobs: what to read them as.
+            jobs: their resource, to read them by.
 
         Raises:
             ClusterError: something cannot be read now.

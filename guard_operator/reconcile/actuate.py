@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 PODS_TIME = timedelta(seconds=5.0)
 #: How long figures of a guard wait until they are written.
 FIGURES_TIME = timedelta(seconds=10.0)
-#: What is refused of these is said in the status: nobody would know else why there is no guard.
-_MAKES = (CreateWorkload, StartGuard)
 
 
 class Unwritten(ClusterError):

@@ -86,8 +86,6 @@ log = logging.getLogger(__name__)
 
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
-#: Objects of a queue that are read for one workload, which has one.
-MAX_QUEUED = 20
 #: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
 DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints."

@@ -174,7 +174,6 @@ def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path
     ("command", "said"),
     [
         ("report", "guard.db does not exist"),
-        ("serve", "guard.db does not exist"),
         ("resume", "no checkpoint was scored"),
     ],
 )

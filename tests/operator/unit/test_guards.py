@@ -151,9 +151,9 @@ def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, LastWord], hea
         (
             replace(KEPT, closed=True),
             {"old": word(evaluated=3)},
-            "had made 3 evaluations, and what was kept knows of 2",
+            "made 3 evaluations, of which only 2 were kept",
         ),
-        (None, {"old": word(evaluated=1)}, "had made 1 evaluations, and what was kept knows of 0"),
+        (None, {"old": word(evaluated=1)}, "made 1 evaluations, of which only 0 were kept"),
     ],
     ids=[
         "no last word",
