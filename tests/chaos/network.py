@@ -24,11 +24,14 @@ class Network:
         self._open.set()
         self._cut = False
         self._lines = set[asyncio.Task[None]]()
+        self._relayed = set[tuple[str, int]]()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
     def relay(self, address: str, port: int, target: int) -> None:
-        """Pass on what comes to this port, to another port of the same address."""
+        """Pass on what comes to this port, to another port of the same address. Once is enough."""
+        if (address, port) in self._relayed:
+            return
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -42,6 +45,7 @@ class Network:
                 writer.close()
 
         self._do(asyncio.start_server(meet, address, port))
+        self._relayed.add((address, port))
 
     def cut(self, hangs: bool) -> None:
         """Nothing gets through: new connections hang or are closed, and those that are open end."""
