@@ -96,6 +96,9 @@ class Actuator:
     def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
 
+        One that got no answer does: an operator that ended now would leave a run that is gone, and no word of
+        why.
+
         Returns:
             Why a delete was refused, in the API server's words; "": none was.
 
@@ -107,7 +110,7 @@ class Actuator:
         try:
             self._create_and_write(snapshot, decision)
         except ClusterError as error:
-            if not deletes:
+            if not deletes or not error.decided:
                 raise
             trouble = error
         refusals = [refusal for one in deletes if (refusal := self._delete(snapshot.job, one)) is not None]

@@ -15,6 +15,8 @@ class ClusterError(Exception):
     """
 
     status: int | None = None
+    #: Whether the API server has decided, and would so again: also of a webhook that fails, which is a 500.
+    decided: bool = False
 
 
 class TransportError(ClusterError):
@@ -34,6 +36,7 @@ class ApiError(ClusterError):
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.decided = self.refused or status == 500
 
     @property
     def permanent(self) -> bool:

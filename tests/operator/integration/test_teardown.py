@@ -305,6 +305,27 @@ def test_a_status_that_is_refused_does_not_hold_up_the_delete(
 
 
 @pytest.mark.always
+@pytest.mark.parametrize("fault", [Cut(), Answer(503), Answer(409)])
+def test_nothing_is_deleted_before_it_is_written_down_why(
+    plane: ControlPlane, here: World, make_job: MakeJob, fault: Fault
+) -> None:
+    """An operator that ends then would leave a run that is gone, and nobody who knows of its fire."""
+
+    def no_status(method: str, path: str) -> Fault | None:
+        return fault if method == "PATCH" and "/status" in path else None
+
+    with fault_proxy(plane) as proxy:
+        start(here, make_job(), server=proxy.url)
+        proxy.inject(no_status)
+        here.fire()
+        time.sleep(3.0)
+        assert not is_going(here.workload())
+        proxy.heal()
+        here.expect_workload(is_going, "the workload is deleted")
+        here.ends()
+
+
+@pytest.mark.always
 def test_a_fire_while_the_api_server_is_away(plane: ControlPlane, here: World, make_job: MakeJob) -> None:
     with fault_proxy(plane) as proxy:
         here.claim()
