@@ -18,16 +18,10 @@ from guard_operator.guards.keeper import Keeper
 from guard_operator.guards.polls import GuardPolls
 from guard_operator.reconcile.actuate import Actuator
 from guard_operator.reconcile.controller import Controller
-from guard_operator.reconcile.events import EventRecorder
 from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.gather import DEAF_SECONDS, Gatherer
+from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.glance import (
-    is_latched,
-    is_only_a_report,
-    is_over,
-    is_under_way,
-)
+from guard_operator.reconcile.glance import is_latched, is_only_a_report, is_over
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import JOBS
 from guard_operator.reconcile.queues import OWNER_LABEL
@@ -53,9 +47,11 @@ log = logging.getLogger(__name__)
 Slim = Callable[[Json], Json]
 
 #: How often a job is looked at of which something has not been listed yet, and how often once that is waited
-#: for no longer: each look unpacks it, and what is listed then has its job looked at by itself.
+#: for no longer: what is listed then has its job looked at by itself.
 UNSYNCED_SECONDS = 1.0
-UNLISTED_SECONDS = 30.0
+UNREAD_SECONDS = 30.0
+#: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
+DEAF_SECONDS = 90.0
 #: After how long the process is called ready although a namespace has never been read.
 GIVE_UP_SECONDS = 60.0
 
@@ -92,16 +88,10 @@ class Operator:
         self._caches = _Caches(
             client, scopes, config, self._queue, self._guards, self._memory, timing or Timing()
         )
-        evidence, self._events = (
-            EvidenceCollector(client, self._guards.evidence, self._queue.add),
-            EventRecorder(client),
-        )
-        self._controller = Controller(
-            Gatherer(client, config, self._caches, self._guards),
-            Actuator(client, config, self.metrics, evidence, self._events, self._keeper),
-            self._memory,
-            self._guards,
-        )
+        evidence = EvidenceCollector(client, self._guards.evidence, self._queue.add)
+        self._actuator = Actuator(client, config, self.metrics, evidence, self._keeper)
+        gatherer = Gatherer(client, config, self._caches, self._guards)
+        self._controller = Controller(gatherer, self._actuator, self._memory, self._guards)
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._manager = Manager(
             [*self._caches.reflectors, self._guards],
@@ -132,7 +122,7 @@ class Operator:
         try:
             code = self._manager.run()
             if code == 0:  # who lost the Lease ends at once
-                self._events.flush()
+                self._actuator.flush()
             return code
         finally:
             self._health.close()
@@ -156,7 +146,7 @@ class Operator:
 
     def _sweep(self) -> None:
         """Look after watches that show nothing, and after what is kept of jobs that are gone."""
-        self._caches.look_at_the_unheard()
+        self._caches.look_at_the_unread()
         if not (self._elector.is_leader and self._caches.all_synced()):
             return
         with suppress(ClusterError):  # the next time
@@ -166,18 +156,16 @@ class Operator:
     def _reconcile(self, key: Key) -> float | None:
         """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
         raw = self._caches.job(key)
-        if raw is None or is_latched(raw) or self._has_latched(raw):
+        if raw is None or self._caches.is_done(raw):
+            return None
+        latched = is_latched(raw) or self._has_latched(raw)
+        if latched or not (unread := self._caches.unread(raw)):
             return self._controller.reconcile(raw)
-        if unlisted := self._caches.unlisted(raw):
-            if not self._caches.is_late():
-                return UNSYNCED_SECONDS
-            self._controller.say_unlisted(raw, unlisted)
-            return UNLISTED_SECONDS
+        if not self._caches.is_late():
+            return UNSYNCED_SECONDS
         # Nothing is read of each run instead: where the watch of all fails, that fails, too, or hangs.
-        if is_under_way(raw) and (unheard := self._caches.unheard(raw)):
-            self._controller.say_unlisted(raw, unheard)
-            return UNLISTED_SECONDS
-        return self._controller.reconcile(raw)
+        self._controller.say_unread(raw, unread)
+        return UNREAD_SECONDS
 
     def _has_latched(self, raw: Json) -> bool:
         """Whether its guard says so, and the status does not yet."""
@@ -206,7 +194,6 @@ class _Caches:
         self._memory = memory
         self._scopes = tuple(scopes)
         self._started = time.monotonic()
-        self._given_up: set[str | None] = set()
         self._jobs: list[Reflector] = []
         self._pods: list[Reflector] = []
         self._workloads: dict[Resource, list[Reflector]] = {}
@@ -264,35 +251,29 @@ class _Caches:
         workloads = (one for many in self._workloads.values() for one in many)
         return [*self._jobs, *self._pods, *workloads, *self._queued]
 
-    def synced(self, namespace: str | None) -> bool:
-        """Whether every cache of this namespace has its first list."""
-        return _are_synced(self.reflectors, namespace)
-
     def all_synced(self) -> bool:
         """Whether every job there is, is known."""
         return all(one.synced for one in self._jobs)
 
-    def unlisted(self, raw: Json) -> list[str]:
-        """The kinds by which this job is decided and that have not been listed yet.
+    def is_done(self, raw: Json) -> bool:
+        """Whether the run is over, and nothing of it is left that could need a hand."""
+        metadata = raw["metadata"]
+        guards = self.between(STATEFUL_SETS, metadata["namespace"], metadata["uid"])
+        return is_over(raw) and not is_latched(raw) and not any(guards)
 
-        A list can be refused for long, as while the conversion webhook of a CRD is down: jobs of other kinds
-        do not wait for it, and none waits for that of a queue.
+    def unread(self, raw: Json) -> list[str]:
+        """The kinds by which this job is decided and that cannot be read now.
+
+        They have not been listed yet, their watch has shown nothing for long, or they are no longer served. A
+        list can be refused for long, as while the conversion webhook of a CRD is down: jobs of other kinds do
+        not wait for it, and none waits for that of a queue.
         """
-        return sorted({kind for kind, one in self._needed(raw) if not one.synced})
-
-    def unheard(self, raw: Json) -> list[str]:
-        """Those of them of which a watch has shown nothing for long, or that are no longer served.
-
-        None where that of the jobs shows nothing, either: a fire may stand in what it does not show, so each
-        job is read live then.
-        """
-        if self.quiet_for(raw["metadata"]["namespace"]) > DEAF_SECONDS:
-            return []
-        return sorted({kind for kind, one in self._needed(raw) if one.missing or _is_deaf(one)})
+        begun = bool((raw.get("status") or {}).get("workloadRef"))
+        return sorted({kind for kind, one in self._needed(raw) if _is_deaf(one) or (begun and one.missing)})
 
     def _needed(self, raw: Json) -> Iterator[tuple[str, Reflector]]:
         """(kind, what is cached of it) of all by which this job is decided."""
-        namespace, needed = raw["metadata"]["namespace"], {"Pod": self._pods}
+        namespace, needed = raw["metadata"]["namespace"], {JOBS.kind: self._jobs, "Pod": self._pods}
         for resource in (STATEFUL_SETS, *_of_kind(raw)):
             needed[resource.kind] = self._workloads.get(resource, [])
         for kind, many in needed.items():
@@ -310,18 +291,13 @@ class _Caches:
         return all(one.synced for one in (*self._jobs, *self._pods) if one.namespace == scope)
 
     def ready(self) -> bool:
-        """Whether every namespace can be worked on, but for those that were given up after a while."""
-        missing = {scope for scope in self._scopes if not self.synced(scope)}
-        if missing and self.is_late():
-            for scope in missing - self._given_up:
-                log.error("namespace %s cannot be read after %g s: not waited for", scope, GIVE_UP_SECONDS)
-            self._given_up |= missing
-        return self.workable() and missing <= self._given_up
+        """Whether every namespace can be worked on; after a while one that can is enough."""
+        return self.workable() and (self.is_late() or all(one.synced for one in self.reflectors))
 
     def states(self) -> Iterable[tuple[str, bool]]:
         """(namespace, "" for all; whether its jobs and pods can be read) of everything that is watched."""
         deaf = {one.namespace for one in (*self._jobs, *self._pods) if _is_deaf(one)}
-        return [(scope or "", self._readable(scope) and scope not in deaf) for scope in self._scopes]
+        return [(scope or "", scope not in deaf) for scope in self._scopes]
 
     def kinds(self) -> Iterable[tuple[str, str, bool | None]]:
         """(namespace, "" for all; kind; whether it can be read) of what jobs are made of, and of queues.
@@ -330,7 +306,7 @@ class _Caches:
         """
         several = {**self._workloads, KUEUE_WORKLOADS: self._queued}
         return [
-            (one.namespace or "", kind.kind, None if one.missing else one.synced and not _is_deaf(one))
+            (one.namespace or "", kind.kind, None if one.missing else not _is_deaf(one))
             for kind, many in several.items()
             for one in many
         ]
@@ -343,10 +319,6 @@ class _Caches:
     def job(self, key: Key) -> Json | None:
         """The job as cached."""
         return _first(reflector.get(*key) for reflector in self._jobs)
-
-    def quiet_for(self, namespace: str) -> float:
-        """Seconds since the API server last showed something of the jobs in this namespace, or of any."""
-        return min(one.quiet_for() for one in self._jobs if one.namespace in {None, namespace})
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The workload as cached; only those with the operator's labels are."""
@@ -377,13 +349,11 @@ class _Caches:
         urgent = new is not None and is_latched(new) and "stop" not in (new.get("status") or {})
         self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
 
-    def look_at_the_unheard(self) -> None:
-        """Have every job looked at of which a watch shows nothing: it is read live, or that is said."""
-        if not any(one.synced and not one.missing and _is_deaf(one) for one in self.reflectors):
-            return  # as nearly always: no job need be read
-        for reflector in (one for one in self._jobs if one.synced):
-            for raw in reflector.items():
-                if not is_over(raw) and (_is_deaf(reflector) or self.unheard(raw)):
+    def look_at_the_unread(self) -> None:
+        """Have every job looked at of which a watch shows nothing, so that its status says so."""
+        if any(_is_deaf(one) for one in self.reflectors):  # nearly never: no job need be read
+            for raw in self.jobs():
+                if not is_over(raw) and self.unread(raw):
                     self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
 
     def _owned_changed(self, old: Json | None, new: Json | None) -> None:
@@ -404,13 +374,8 @@ class _Caches:
 
 
 def _is_deaf(reflector: Reflector) -> bool:
-    """Whether the API server has shown nothing of it for longer than a watch that works takes."""
-    return reflector.quiet_for() > DEAF_SECONDS
-
-
-def _are_synced(reflectors: Iterable[Reflector], namespace: str | None) -> bool:
-    """Whether those of them that have this namespace have their first list."""
-    return all(one.synced for one in reflectors if one.namespace in {None, namespace})
+    """Whether it has no list yet, or the API server has shown nothing for longer than a watch takes."""
+    return not reflector.synced or reflector.quiet_for() > DEAF_SECONDS
 
 
 def _job_uid(raw: Json) -> str:

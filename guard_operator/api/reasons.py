@@ -89,7 +89,6 @@ class Reason(StrEnum):
     GUARD_NOT_READY = "GuardNotReady"
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
-    WATCH_INTERRUPTED = "WatchInterrupted"
     KIND_UNREAD = "KindUnread"
     # Waiting
     UNSCHEDULABLE = "Unschedulable"
@@ -131,8 +130,10 @@ _REASONS = {
     Reason.CLAIM_OWNED: "The same, and the workload owns the claim with the checkpoints, so a fire deletes "
     "it, too. The message names it.",
     Reason.WORKLOAD_PENDING: "The workload is about to be created, or is not there yet.",
-    Reason.INVALID_SPEC: "The spec does not validate; the message names the field.",
-    Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind.",
+    Reason.INVALID_SPEC: "The spec does not validate; the message names the field. A run that another "
+    "version of the operator created goes on, and only its guard stops it.",
+    Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind. A run that "
+    "was created before goes on, and only its guard stops it.",
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload, in a dry run or when it was to be "
     "made; the message is its own.",
@@ -167,10 +168,8 @@ _REASONS = {
     Reason.GUARD_REPORTS: "The guard is heard.",
     Reason.GUARD_NOT_RUNNING: "No guard runs that was heard, so there is no verdict now; the message has "
     "the last one. For GuardSilent: the rank-0 pod is not running, so nothing is expected of its guard.",
-    Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
-    "cannot tell who is silent.",
-    Reason.KIND_UNREAD: "What the run is made of cannot be listed, so nobody knows "
-    "whether its guard is silent, or how it ended; the message names it. What latches is acted on.",
+    Reason.KIND_UNREAD: "What the run is made of cannot be listed or watched, so nobody knows whether its "
+    "guard is silent, or how it ended; the message names it. What latches is acted on.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",
     Reason.VOLUME_UNAVAILABLE: "A volume cannot be mounted; the message is the kubelet's and names "

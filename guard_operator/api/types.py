@@ -7,7 +7,7 @@ Python names are snake_case, the API is camelCase. Nothing here talks to a clust
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -89,8 +89,19 @@ Quantity = Annotated[
     int | str,
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
+
+
+def _readable(value: Any) -> Any:
+    """What the API server takes for a time and is none, such as 30 February, hides no latch: 1970."""
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+
+
 Timestamp = Annotated[
     datetime,
+    BeforeValidator(_readable),
     PlainSerializer(lambda t: t.isoformat(timespec="microseconds").replace("+00:00", "Z"), return_type=str),
 ]
 

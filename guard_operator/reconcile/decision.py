@@ -30,13 +30,8 @@ class CreateWorkload:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreSupport:
-    """Make again what the guard mounts, with the same bytes, where somebody removed it."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartGuard:
-    """Create what runs a guard in a pod of its own, unless it is there."""
+class EnsureGuard:
+    """Create what is missing of what the guard mounts, with the same bytes, and of what runs its own pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ def delete_makers(makers: Iterable[Between]) -> Delete:
     return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
 
 
-Action = CreateWorkload | RestoreSupport | StartGuard | CaptureEvidence | Delete
+Action = CreateWorkload | EnsureGuard | CaptureEvidence | Delete
 
 
 @dataclass(frozen=True, slots=True)

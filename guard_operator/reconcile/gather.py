@@ -30,7 +30,6 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.inject import created_for, made_for_the_guard
@@ -86,8 +85,6 @@ log = logging.getLogger(__name__)
 
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
-#: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
-DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints."
 CLAIM_SECONDS = 5.0
 SOURCE_SECONDS = 15.0
@@ -105,9 +102,6 @@ _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
 
 class Caches(Protocol):
     """What the reflectors hold."""
-
-    def quiet_for(self, namespace: str) -> float:
-        """Seconds since the API server last showed something of the jobs in this namespace."""
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The cached workload."""
@@ -163,12 +157,12 @@ class _Seen:
     pods: tuple[Pod, ...]
 
     @classmethod
-    def of(cls, adapter: WorkloadAdapter | None, job: Job, objects: _Objects) -> _Seen:
+    def of(cls, adapter: WorkloadAdapter, job: Job, objects: _Objects) -> _Seen:
         """By the chain of controllers alone: labels are anybody's to give."""
         raw, target = objects.workload, objects.target
-        workload = None if raw is None or adapter is None else _workload(adapter, job, raw)
+        workload = None if raw is None else _workload(adapter, job, raw)
         uid, between, own_guard = _uid(job, workload), target.between, None
-        if adapter is not None and uid is not None and job.spec.target_ref is None:
+        if uid is not None and job.spec.target_ref is None:
             between = controlled(adapter, uid, lambda kind: objects.made[kind])
         if job.spec.guard.own_pod is not None:
             name = names.guard_name(job.name, job.uid)
@@ -178,6 +172,10 @@ class _Seen:
         raw_pods = sorted((*objects.pods, *target.pods), key=_age)
         pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
         return cls(workload, uid, between, own_guard, owner, pods)
+
+
+class UnsupportedKindError(Exception):
+    """This operator guards no workload of the job's kind."""
 
 
 class _Missing(TemplateError):
@@ -201,18 +199,6 @@ class Gatherer:
         self._guards = guards
         self._clock = clock
 
-    def read_again(self, cached: Json) -> Json | None:
-        """The whole of a job that is over; None: it is gone, or nothing of it is left that could need a hand.
-
-        Raises:
-            ClusterError: it could not be read for now.
-        """
-        metadata = cached["metadata"]
-        namespace, uid = metadata["namespace"], metadata["uid"]
-        if not is_latched(cached) and not any(self._caches.between(STATEFUL_SETS, namespace, uid)):
-            return None
-        return of_uid(self._client.get(JOBS, namespace, metadata["name"]), uid)
-
     def last_words(self, job: Job) -> Snapshot:
         """The snapshot of a job of which nothing is known but what its guards left when they ended.
 
@@ -229,13 +215,14 @@ class Gatherer:
 
         Raises:
             ClusterError: a live read failed for now.
+            UnsupportedKindError: nothing can be known of a workload of this kind.
         """
-        adapter, deaf = self._adapter(job), self._caches.quiet_for(job.namespace) > DEAF_SECONDS
+        adapter = self._adapter(job)
         first = known.stop is None and job.status.stop is None
         stops, cached = must_stop(job), self._cached(adapter, job)
-        if (first and stops) or not (deaf or _is_stopping(job)):
+        if (first and stops) or not _is_stopping(job):
             objects = cached if stops else self._with_workload(adapter, job, cached)
-            snapshot = self._snapshot(adapter, job, known, objects, deaf)
+            snapshot = self._snapshot(adapter, job, known, objects)
             if first and must_stop(snapshot.job) and (snapshot.workload or snapshot.pods):
                 return snapshot  # the first delete waits for no request
             if not (must_stop(snapshot.job) or must_be_live(snapshot)):
@@ -244,46 +231,44 @@ class Gatherer:
             current = job if stops else self._read_job(job)
             if current is None:
                 return None
-            return self._snapshot(adapter, current, known, self._live(adapter, current, known), deaf)
+            return self._snapshot(adapter, current, known, self._live(adapter, current, known))
         except ClusterError as error:
             if not goes_on_unread(job):
                 raise
             log.warning("%s/%s: cannot be read: %s", job.namespace, job.name, error)
-            return self._snapshot(adapter, job, known, replace(cached, unread=str(error)), deaf)
+            return self._snapshot(adapter, job, known, replace(cached, unread=str(error)))
 
     # -- reads -------------------------------------------------------------------------------------------
 
-    def _cached(self, adapter: WorkloadAdapter | None, job: Job) -> _Objects:
+    def _cached(self, adapter: WorkloadAdapter, job: Job) -> _Objects:
         """What is known without a request. A workload that was not seen is known by its UID alone."""
         place, ref = (job.namespace, job.uid), job.status.workload_ref
         raw = None
-        if adapter is not None and job.spec.target_ref is None:  # only what has our labels is cached
+        if job.spec.target_ref is None:  # only what has our labels is cached
             raw = self._caches.workload(adapter.resource, job.namespace, job.name)
-        if raw is None and ref is not None and adapter is not None:
+        if raw is None and ref is not None:
             raw = {"metadata": {"name": ref.name, "uid": ref.uid}}
         made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
         return _Objects(raw, tuple(self._caches.pods(*place)), made)
 
-    def _with_workload(self, adapter: WorkloadAdapter | None, job: Job, cached: _Objects) -> _Objects:
+    def _with_workload(self, adapter: WorkloadAdapter, job: Job, cached: _Objects) -> _Objects:
         """The same, with what may be there although no cache has it."""
-        if adapter is None:
-            return cached
         if job.spec.target_ref is not None:
             return replace(self._live(adapter, job, NOTHING), live=False)
         there = self._caches.workload(adapter.resource, job.namespace, job.name) is not None
         return cached if there else replace(cached, workload=self._workload(adapter, job))
 
-    def _live(self, adapter: WorkloadAdapter | None, job: Job, known: Remembered) -> _Objects:
+    def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
         """What is there now. Where all must be gone that was seen before, each of it is looked for.
 
         Raises:
             ClusterError: something could not be read for now.
         """
-        raw = None if adapter is None else self._workload(adapter, job)
+        raw = self._workload(adapter, job)
         pods = listed(self._client, PODS, job, _of_job(job))
         made = {kind: tuple(listed(self._client, kind, job, _of_job(job))) for kind in _kinds(adapter, job)}
         target = NO_BELONGINGS
-        if adapter is not None and job.spec.target_ref is not None:
+        if job.spec.target_ref is not None:
             uid = _uid(job, None if raw is None else _workload(adapter, job, raw))
             target = NO_BELONGINGS if uid is None else read_target(self._client, adapter, job, raw, uid)
         if _is_stopping(job):
@@ -302,20 +287,11 @@ class Gatherer:
 
     # -- the snapshot ------------------------------------------------------------------------------------
 
-    def _snapshot(
-        self,
-        adapter: WorkloadAdapter | None,
-        job: Job,
-        known: Remembered,
-        objects: _Objects,
-        deaf: bool,
-    ) -> Snapshot:
+    def _snapshot(self, adapter: WorkloadAdapter, job: Job, known: Remembered, objects: _Objects) -> Snapshot:
         """What these objects say, and what else is needed where the run is not to stop."""
         seen = _Seen.of(adapter, job, objects)
         job = self._with_last_words(job, seen.pods)
         stopping, live = _is_stopping(job), objects.live
-        if adapter is None:
-            return self._unknown_kind(job, seen, objects, stopping)
         workload, uid, pods, unread = seen.workload, seen.uid, seen.pods, objects.unread
         asks = live or not stopping  # the first delete waits for no request
         if asks and uid is not None and _may_hide_pods(job, workload, pods):
@@ -327,7 +303,7 @@ class Gatherer:
         job, missing = (job, None) if stopping else self._composed(adapter, job, not_now)
         own_guard = seen.own_guard if stopping else self._own_guard(job, workload, seen.own_guard)
         spec = _spec(job, objects.workload, uid)
-        silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
+        silent_for, unreached = self._silence(job, pods, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         target = objects.target
@@ -352,7 +328,6 @@ class Gatherer:
             silent_for=silent_for,
             unreached=unreached,
             most_silent=bool(silent_for) and self._guards.most_are_unreached(),
-            deaf=deaf,
             live=live,
             guard_image=job.spec.guard.image or self._config.guard_image,
             late=bool(late),
@@ -367,8 +342,11 @@ class Gatherer:
                 job = with_last_word(job, pod.last_word, self._clock())
         return job
 
-    def _adapter(self, job: Job) -> WorkloadAdapter | None:
-        return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
+    def _adapter(self, job: Job) -> WorkloadAdapter:
+        adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
+        if adapter is None:
+            raise UnsupportedKindError(*review(None, job, self._config).findings)
+        return adapter
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -381,19 +359,6 @@ class Gatherer:
             log.info("%s/%s: Events not read: %s", job.namespace, job.name, error)
             return None
         return reason_for(late, events, pods)
-
-    def _unknown_kind(self, job: Job, seen: _Seen, objects: _Objects, stopping: bool) -> Snapshot:
-        """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        said = review(None, job, self._config)
-        return Snapshot(
-            job,
-            pods=seen.pods if stopping else (),
-            pods_unread=objects.unread,
-            own_guard=seen.own_guard if stopping else None,  # it would make its pod again and again
-            preparation=Preparation(said.reason, "; ".join(said.findings)),
-            live=objects.live,
-            unknown_kind=True,
-        )
 
     def _composed(self, adapter: WorkloadAdapter, job: Job, created: bool) -> tuple[Job, Preparation | None]:
         """The job, and in its template what the workload is made of: of one that exists, its copy.
@@ -460,7 +425,6 @@ class Gatherer:
         self,
         job: Job,
         pods: tuple[Pod, ...],
-        deaf: bool,
         workload: Workload | None,
         own_guard: OwnGuard | None,
     ) -> tuple[float | None, str]:
@@ -474,7 +438,7 @@ class Gatherer:
         ended = own_guard is not None and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
         guards = [pod for pod in pods if pod.guarded and pod.address and not pod.terminating]
-        if deaf or not (running or (ended and guards)):
+        if not (running or (ended and guards)):
             return None, ""
         guard = guards[-1] if guards else None
         silent_for = self._guards.silent_for(job.uid, (guard or running[0]).uid)
@@ -622,9 +586,9 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
     return runs and not any(pod.rank0 for pod in pods)
 
 
-def _kinds(adapter: WorkloadAdapter | None, job: Job) -> tuple[Resource, ...]:
+def _kinds(adapter: WorkloadAdapter, job: Job) -> tuple[Resource, ...]:
     """The kinds of what carries the job's UID beside its workload and its pods."""
-    own = adapter.between if adapter is not None and job.spec.target_ref is None else ()
+    own = adapter.between if job.spec.target_ref is None else ()
     return (*own, *((STATEFUL_SETS,) if job.spec.guard.own_pod is not None else ()))
 
 

@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard_operator.api.reasons import ConditionType
-from guard_operator.api.types import OnFire, Phase
+from guard_operator.api.types import OnFire
 from guard_operator.reconcile.snapshot import OVER
 from guard_operator.runtime.client import Json
-
-#: What a running job says when nothing is wrong with its guard.
-_WELL = {ConditionType.FIRED: "False", ConditionType.GUARD_SILENT: "False"}
 
 
 def is_latched(raw: Json) -> bool:
@@ -23,16 +20,6 @@ def is_latched(raw: Json) -> bool:
     halted = bool(guard.get("halt")) or _holds(raw, ConditionType.HALTED)
     fired = bool(guard.get("fire")) or _holds(raw, ConditionType.FIRED)
     return halted or (fired and spec.get("onFire") != OnFire.REPORT)
-
-
-def has_begun(raw: Json) -> bool:
-    """Whether a workload was made for this job, or it was attached to one."""
-    return bool(_status(raw).get("workloadRef"))
-
-
-def is_under_way(raw: Json) -> bool:
-    """Whether its run has begun, and has not ended."""
-    return has_begun(raw) and not any(_holds(raw, kind) for kind in OVER)
 
 
 def is_over(raw: Json) -> bool:
@@ -48,30 +35,14 @@ def is_over(raw: Json) -> bool:
 
 
 def is_only_a_report(old: Json | None, new: Json | None) -> bool:
-    """Whether nothing has changed but what was read of the guard of a run that goes on well.
-
-    No decision reads it, so nobody need look at the job.
-    """
-    if old is None or new is None or not (_goes_on_well(old) and _goes_on_well(new)):
-        return False
-    return _without_report(old) == _without_report(new)
+    """Whether nothing has changed but figures of the guard, by which nobody decides anything."""
+    return old is not None and new is not None and _without_report(old) == _without_report(new)
 
 
-def _goes_on_well(raw: Json) -> bool:
-    """Whether it runs, with a guard that reports, and it is written down that nothing is wrong."""
-    status, guard = _status(raw), _guard(raw)
-    said = {one.get("type"): one.get("status") for one in status.get("conditions") or []}
-    return (
-        status.get("phase") == Phase.RUNNING
-        and not (is_latched(raw) or guard.get("fire"))
-        and all(said.get(kind) == value for kind, value in _WELL.items())
-        and guard.get("step") is not None
-    )
-
-
-def _without_report(raw: Json) -> tuple[Json, Any, Json]:
+def _without_report(raw: Json) -> tuple[Any, ...]:
     metadata = {key: value for key, value in raw["metadata"].items() if key != "resourceVersion"}
-    return metadata, raw.get("spec"), {**_status(raw), "guard": None}
+    latches = _guard(raw).get("fire"), _guard(raw).get("halt")
+    return metadata, raw.get("spec"), {**_status(raw), "guard": None}, latches
 
 
 def _holds(raw: Json, kind: ConditionType) -> bool:

@@ -80,7 +80,7 @@ def made_for_the_guard(
     job: Job, adapter: WorkloadAdapter, config: OperatorConfig
 ) -> Iterator[tuple[Resource, Json]]:
     """What will be made for the guard, for a dry run: the credentials are missing."""
-    yield from support_objects(job, job.spec.guard.policy, {})
+    yield from support_objects(job, {})
     if (own := job.spec.guard.own_pod) is not None:
         yield from guard_objects(job, own, adapter, config)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
-from guard_operator.reconcile.glance import is_over
 from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.reconcile.snapshot import finalizers_of
 from guard_operator.runtime.client import Json
@@ -29,7 +28,6 @@ _OF_A_WORKLOAD = (
 _OF_THE_GUARD = ("name", "started", "ready", "state", "lastState", "restartCount")
 _OF_WHO_WAITS = ("name", "state", "lastState")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
-#: What the cluster manages, and what may be large and is read live by the one who needs it: evidence.
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
 
 
@@ -100,13 +98,9 @@ def slim_queued(raw: Json) -> Json:
 
 
 def slim_job(raw: Json) -> Json:
-    """The part of a job that is cached.
-
-    Of a job that is over no spec is cached: it is only shown, and who must act on it after all reads it.
-    """
-    status = dict(raw.get("status") or {})
+    """The part of a job that is cached: all but what the cluster manages, and annotations."""
     metadata = {k: v for k, v in raw["metadata"].items() if k not in _NOT_OF_A_JOB}
-    return {"metadata": metadata, **({} if is_over(raw) else {"spec": raw["spec"]}), "status": status}
+    return {"metadata": metadata, "spec": raw["spec"], "status": raw.get("status") or {}}
 
 
 def _kept(of: Mapping[str, Any], fields: Iterable[str]) -> Json:

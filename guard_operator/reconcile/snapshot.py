@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum, auto
@@ -41,9 +41,9 @@ class Unsaid(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A `GuardedTrainingJob` whose spec validates, or has a workload and is read as far as it can be.
+    """A `GuardedTrainingJob` whose spec validates.
 
-    `deleting`: someone's finalizer alone still keeps it. `guard_known`: all of `spec.guard` could be read.
+    `deleting`: someone's finalizer alone still keeps it.
     `guard`: `status.guard` as JSON, with what was read of the guard since; `unsaid`: what of that it lacks.
     """
 
@@ -56,7 +56,6 @@ class Job:
     spec: Spec
     status: Status
     deleting: bool = False
-    guard_known: bool = True
     guard: Mapping[str, Any] = field(default_factory=dict)
     unsaid: Unsaid = Unsaid.NOTHING
 
@@ -205,11 +204,10 @@ class Snapshot:
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
     `broken`: the rows of the isolation table that `isolation: Relaxed` admits, a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
-    the rank-0 pod was running, seconds; None while nothing is to be expected of it, or `deaf`.
+    the rank-0 pod was running, seconds; None while nothing is to be expected of it.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
-    `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
     `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
     Events say of that.
@@ -232,10 +230,8 @@ class Snapshot:
     reading: Reading | None = None
     silent_for: float | None = None
     unreached: str = ""
-    deaf: bool = False
     most_silent: bool = False
     live: bool = False
-    unknown_kind: bool = False
     guard_image: str | None = None
     late: bool = False
     overdue: bool = False
@@ -261,11 +257,6 @@ def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
     """The job with another spec of its workload."""
     template = job.spec.made_from.model_copy(update={"spec": spec})
     return replace(job, spec=job.spec.model_copy(update={"template": template}))
-
-
-def with_conditions(job: Job, conditions: Iterable[ConditionStatus]) -> Job:
-    """The job with these conditions in its status."""
-    return replace(job, status=job.status.model_copy(update={"conditions": list(conditions)}))
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -116,8 +116,6 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
 
 def _is_anything_left(snapshot: Snapshot) -> bool:
     """Whether the workload, a pod, or something that makes pods is there, or may be."""
-    if snapshot.unknown_kind and snapshot.job.status.workload_ref is not None:
-        return True
     makers = any(not one.terminating for one in snapshot.between) or guard_maker(snapshot)
     unknown = snapshot.pods_unread or (snapshot.seen and not snapshot.all_pods_read)
     return bool(_workload_left(snapshot) or snapshot.pods or unknown or makers)
@@ -154,9 +152,6 @@ def _has_ended(pod: Pod) -> bool:
 
 def _progress(snapshot: Snapshot, first: bool, now: datetime) -> tuple[Reason, str]:
     """How far the teardown is."""
-    if snapshot.unknown_kind and snapshot.preparation is not None:
-        why = f"{snapshot.preparation.message} nor stopped by this operator"
-        return Reason.STOP_BLOCKED, f"{why}: its pods are deleted as they come"
     left = _left(snapshot)
     if blocked := "; ".join(_obstacles(snapshot, now)):
         return Reason.STOP_BLOCKED, f"{blocked}; {left}"

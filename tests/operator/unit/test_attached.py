@@ -345,9 +345,6 @@ class _Caches:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def quiet_for(self, _namespace: str) -> float:
-        return 0.0
-
     def workload(self, *_place: Any) -> None:
         raise AssertionError("a target is in no cache")
 

@@ -133,7 +133,6 @@ def silent(age: float = 31.0, status: dict[str, Any] | None = None, **values: An
 
 GOING = pod(terminating=True)
 CLUSTER = Between(RAY_CLUSTERS, "run-x2", "uid-cluster")
-UNKNOWN_KIND = Preparation(Reason.UNSUPPORTED_KIND, "spec.template: x/v1 Y cannot be guarded")
 EVIDENCE = CaptureEvidence(final=False)
 FINAL = CaptureEvidence(final=True)
 
@@ -291,10 +290,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             Phase.RUNNING, (), {("Halted", "True", "GuardSilent"), ("Fired", "Unknown", "NoVerdictYet")}
         ),
     ),
-    "silence cannot be told while the watch shows nothing": (
-        silent(silent_for=None, deaf=True, live=True),
-        Expected(Phase.RUNNING, (), {("GuardSilent", "Unknown", "WatchInterrupted")}, {"Halted", "Stopped"}),
-    ),
     "halted by the guard: written down before anything is done": (
         seen(job({**REF, **guard(halt={**FIRE, "code": "stale"})}), workload(), (pod(),), live=True),
         Expected(
@@ -366,16 +361,6 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     "being deleted, and its workload is gone already: no more is said": (
         seen(deleting({"phase": "Running", **said("Guarded")})),
         Expected(Phase.RUNNING, (), {("Guarded", "True", "Before")}, {"Disrupted", "Stopped"}),
-    ),
-    "of a kind that this operator does not know: it is not judged": (
-        seen(
-            job({**REF, **guard(), "phase": "Running", **said("Guarded")}),
-            preparation=UNKNOWN_KIND,
-            unknown_kind=True,
-        ),
-        Expected(
-            Phase.RUNNING, (), {("Guarded", "Unknown", "UnsupportedKind")}, {"Disrupted", "Stopped", "Failed"}
-        ),
     ),
     "what it cost stays said, whatever the operator would admit today": (
         seen(job({**REF, **guard(), **said("Isolated", "False")}), workload(), (pod(),)),
@@ -644,7 +629,6 @@ def test_the_transition_time_moves_only_with_the_status() -> None:
         (seen(job(REF), workload(WorkloadState.FAILED), (pod(),)), True),
         (seen(job(REF), workload(WorkloadState.SUCCEEDED), (pod(),)), True),
         (seen(job(REF), None, ()), True),
-        (seen(job(REF), None, (), unknown_kind=True), False),
         (seen(job({**REF, **said("Failed")}), workload(WorkloadState.FAILED), (pod(),)), False),
         (seen(job({**REF, **guard(fire=FIRE)}), workload(WorkloadState.FAILED), (pod(),)), False),
     ],
@@ -658,7 +642,6 @@ def test_a_silence_that_is_held_back_says_why_and_is_looked_at_again_soon() -> N
     said_so = {c.type: c.message for c in decision.report.conditions}
     assert "more than half of all guards" in said_so["GuardSilent"]
     assert decision.look_again == HELD_BACK_SECONDS
-    assert decide(silent(silent_for=None, deaf=True, live=True), NOW).look_again == 60.0
 
 
 def test_a_guard_on_a_node_that_does_not_respond_is_not_blamed() -> None:

@@ -22,7 +22,7 @@ from guard_operator.reconcile.decision import (
     Decision,
     Delete,
     Doomed,
-    StartGuard,
+    EnsureGuard,
     delete_makers,
 )
 from guard_operator.reconcile.endings import (
@@ -133,7 +133,7 @@ def judging(seconds: float, guard: Json | None = None) -> Json:
 
 def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
     for state in (WorkloadState.PENDING, WorkloadState.RUNNING):
-        assert decide(seen(state, made=None), NOW).actions == (StartGuard(),)
+        assert decide(seen(state, made=None), NOW).actions == (EnsureGuard(),)
         assert decide(seen(state), NOW).actions == ()
         assert decide(seen(state, made=replace(SET, terminating=True)), NOW).actions == ()
 
@@ -357,9 +357,6 @@ class Namespace:
         return snapshot
 
     # Caches
-    def quiet_for(self, _namespace: str) -> float:
-        return 0.0
-
     def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
         return self.work
 
@@ -401,14 +398,3 @@ def test_a_guard_that_judges_is_to_be_heard(gone: str) -> None:
     else:
         world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
     assert world.gather().silent_for == 601.0
-
-
-def test_of_an_unknown_kind_the_set_of_the_guard_is_ended_too() -> None:
-    """It would make its pod again and again, with its GPU."""
-    world = Namespace({"guard": JUDGED | {"fire": FIRE}}, kind="Strange")
-    world.made = [raw_pod()]
-    snapshot = world.gather()
-    assert snapshot.unknown_kind
-    assert delete_makers((SET,)) in decide(snapshot, NOW).actions
-    world.job["status"]["guard"] = JUDGED
-    assert world.gather().own_guard is None, "a run that goes on costs no request"

@@ -31,7 +31,6 @@ from .test_decide import (
     NOW,
     REF,
     SPEC,
-    UNKNOWN_KIND,
     ago,
     guard,
     job,
@@ -240,16 +239,6 @@ def test_what_blocks_it_is_said_in_its_own_words(snapshot: Snapshot, words: str)
 )
 def test_what_takes_its_time_is_not_blocked(snapshot: Snapshot) -> None:
     assert stopped(snapshot).reason == "PodsTerminating"
-
-
-def test_of_a_kind_that_is_not_known_the_pods_go_and_it_is_never_called_stopped() -> None:
-    unknown = Snapshot(job(begun()), None, (pod(), GOING), preparation=UNKNOWN_KIND, unknown_kind=True)
-    assert deletes(decide(unknown, NOW)) == [POD]
-    condition = stopped(replace(unknown, pods=()))
-    assert condition.reason == "StopBlocked"
-    assert condition.message.startswith(
-        "spec.template: x/v1 Y cannot be guarded nor stopped by this operator"
-    )
 
 
 # -- a target --------------------------------------------------------------------------------------------
