@@ -108,6 +108,7 @@ class Reason(StrEnum):
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     NOT_JUDGED = "NotJudged"
+    FINISHED_WITH_WARNING = "FinishedWithWarning"
     GUARD_JUDGES = "GuardJudges"
     WORKLOAD_FAILED = "WorkloadFailed"
     EVICTED = "Evicted"
@@ -191,8 +192,10 @@ _REASONS = {
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
     Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "
     "second one that would have confirmed an alarm.",
-    Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is not "
-    "healthy or not known; the message says what to set.",
+    Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is "
+    "unknown; the message says what to set.",
+    Reason.FINISHED_WITH_WARNING: "The workload reports success, and all of it was judged, but the guard's "
+    "last verdict is a warning; the message says of what.",
     Reason.GUARD_JUDGES: "The trainer has finished, and its guard, in a pod of its own, judges what it left.",
     Reason.WORKLOAD_FAILED: "The workload reports failure.",
     Reason.EVICTED: "A pod was evicted.",

@@ -214,6 +214,9 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
+    if refused := snapshot.not_admitted:
+        message = f"{'; '.join(refused)}; set guard.isolation: Relaxed to have it judged all the same"
+        return says.make(ConditionType.GUARDED, "False", Reason.TARGET_REFUSED, message)
     if snapshot.unreached:
         return says.make(ConditionType.GUARDED, "Unknown", Reason.GUARD_UNREACHABLE, snapshot.unreached)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)

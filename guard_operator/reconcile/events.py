@@ -24,7 +24,12 @@ _WARNINGS = {
     ConditionType.DISRUPTED,
 }
 _NOT_STOPPED = {Reason.STOP_BLOCKED, Reason.TARGET_RECREATED}
-_WORTH_A_WARNING = {Reason.CHECKPOINTS_LEFT, Reason.NOT_JUDGED, Reason.CLAIM_OWNED}
+_WORTH_A_WARNING = {
+    Reason.CHECKPOINTS_LEFT,
+    Reason.NOT_JUDGED,
+    Reason.FINISHED_WITH_WARNING,
+    Reason.CLAIM_OWNED,
+}
 
 
 @dataclass(frozen=True, slots=True)

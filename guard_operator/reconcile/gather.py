@@ -308,7 +308,7 @@ class Gatherer:
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         target = objects.target
         preparation = None if not_now else missing or self._prepare(adapter, job, objects.workload, target)
-        return Snapshot(
+        snapshot = Snapshot(
             job=job,
             workload=workload,
             between=seen.between,
@@ -334,6 +334,8 @@ class Gatherer:
             overdue=any(one.is_due(self._clock()) for one in late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
+        # Of a guard that is not asked nothing is to be heard.
+        return replace(snapshot, silent_for=None, unreached="") if snapshot.not_admitted else snapshot
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
         """The job with what its guards left when they ended, where nobody had heard it."""

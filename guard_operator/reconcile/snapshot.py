@@ -16,6 +16,7 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
+    Isolation,
     OnFire,
     Phase,
     Spec,
@@ -246,6 +247,13 @@ class Snapshot:
     asked: StopStatus | None = None
     seen: tuple[tuple[str, str], ...] = ()
     all_pods_read: bool = False
+
+    @property
+    def not_admitted(self) -> tuple[str, ...]:
+        """Why the guard of a target is not told of its run yet: broken rows of the isolation table."""
+        heard = self.reading is not None and self.reading.verdict is not None
+        relaxed = self.job.spec.guard.isolation is Isolation.RELAXED
+        return () if relaxed or heard or guard_of(self.job).level is not None else self.exposed
 
     @property
     def stop(self) -> StopStatus | None:

@@ -9,10 +9,10 @@ from guard_operator.reconcile.snapshot import Snapshot, guard_of
 
 
 def guard_to_ask(snapshot: Snapshot) -> PolledGuard | None:
-    """The guard that runs, in the newest pod that has one; None: none does, or nobody knows where."""
+    """The guard that runs, in the newest pod that has one; None: none does, or it may not be asked yet."""
     job, guards = snapshot.job, [pod for pod in snapshot.pods if pod.guarded]
     running = [pod for pod in guards if pod.address]
-    if not running:
+    if not running or snapshot.not_admitted:
         return None
     pod, said = running[-1], guard_of(job)
     return PolledGuard(

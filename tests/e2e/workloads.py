@@ -234,6 +234,7 @@ def attached(job: Json, kind: Resource, name: str, log: str) -> Json:
     spec["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": name}
     guard |= {
         "placement": "Pod",
+        "isolation": "Relaxed",  # its pods have a token of their account
         "checkpoints": {"claimName": "checkpoints"},
         "state": {"claimName": "state"},
     }

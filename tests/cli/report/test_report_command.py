@@ -296,6 +296,12 @@ WELL = FIRED.model_copy(
             "finished",
             "The trainer finished without a fire, and all of it was judged",
         ),
+        (
+            ("Succeeded", "FinishedWithWarning", "it fell"),
+            "warning",
+            "finished with a warning",
+            "The trainer finished with a warning",
+        ),
         (("Fired", "HackingGap", "step 4: gap"), "fired", "fired", "Fired (HackingGap)"),
     ],
     ids=str,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Phase
+from guard_operator.api.types import Isolation, Phase, Spec
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.decide import decide
@@ -38,6 +38,7 @@ from guard_operator.reconcile.snapshot import (
     Workload,
 )
 from guard_operator.reconcile.targets import UNPROTECTED, why_not_attached
+from guard_operator.reconcile.whom_to_ask import guard_to_ask
 from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 
@@ -468,6 +469,40 @@ def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
     assert says(decision, "Isolated") == ("False", reason)
     said = next(one for one in decision.report.conditions if one.type == "Isolated").message
     assert all(words in said for words in (*exposed, *UNPROTECTED))
+
+
+HEARD = {"level": "healthy", "code": "ok", "reason": "fine"}
+
+
+@pytest.mark.parametrize(
+    ("status", "isolation", "asked"),
+    [({}, "Strict", False), ({}, "Relaxed", True), ({"guard": HEARD}, "Strict", True)],
+    ids=["strict", "relaxed", "judged already"],
+)
+def test_a_guard_is_told_of_its_run_only_if_the_pods_of_its_target_pass(
+    status: Json, isolation: str, asked: bool
+) -> None:
+    given = job(status={**ref(), **status})
+    given = replace(given, spec=with_isolation(given.spec, isolation))
+    guard = Pod("g", "g", guarded=True, phase="Running", address="10.0.0.1")
+    seen = Snapshot(given, WORKLOAD, (HEAD, guard), own_guard=MAKER, exposed=("pod head has it",))
+    assert (guard_to_ask(seen) is not None) is asked
+    decision = decide(seen, NOW)
+    guarded = next(one for one in decision.report.conditions if one.type == "Guarded")
+    assert (guarded.reason == "TargetRefused" and "pod head has it" in guarded.message) is not asked
+
+
+def test_a_guard_that_is_not_told_of_its_run_is_not_silent() -> None:
+    cluster = Cluster(
+        "RayCluster", target("RayCluster"), with_volume({"secret": {"secretName": f"watch-{UID[:8]}"}})
+    )
+    assert cluster.gather(job(status=ref())).silent_for is None
+
+
+def with_isolation(spec: Spec, isolation: str) -> Spec:
+    return spec.model_copy(
+        update={"guard": spec.guard.model_copy(update={"isolation": Isolation(isolation)})}
+    )
 
 
 def deleted(decision: Decision) -> list[Doomed]:

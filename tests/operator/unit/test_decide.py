@@ -459,7 +459,7 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
     ),
     "cleaned up while the operator was down, and the last verdict was not healthy": (
         seen(job({**REF, **guard(**JUDGED | {"level": "warning", "code": "x"}, **FINISHED)})),
-        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "NotJudged")}),
+        Expected(Phase.SUCCEEDED, (EVIDENCE,), {("Succeeded", "True", "FinishedWithWarning")}),
     ),
     "cleaned up while the operator was down, and the guard had fired": (
         seen(job({**REF, **guard(**JUDGED, **FINISHED, fire=FIRE)})),
@@ -524,11 +524,6 @@ def test_decision(snapshot: Snapshot, expected: Expected) -> None:
             "NOT JUDGED: unknown (warming_up): 1 of 3 rounds; save more often",
         ),
         (
-            {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"},
-            "NotJudged",
-            "warning (of_a_newer_guard): it fell",
-        ),
-        (
             {**JUDGED, "announced": 6, "evaluated": 3, "failed": 1, "skipped": 2},
             "NotJudged",
             "3 of 6 checkpoints were not evaluated (1 failed, 2 skipped)",
@@ -562,6 +557,16 @@ def test_a_success_is_plain_only_if_all_of_it_was_judged(
     assert condition is not None and (condition.status, condition.reason) == ("True", reason)
     assert condition.message.startswith("all replicas succeeded; NOT JUDGED: ")
     assert words in condition.message
+
+
+def test_what_was_judged_and_warns_is_no_plain_success_and_not_called_unjudged() -> None:
+    warns = {**JUDGED, "level": "warning", "code": "of_a_newer_guard", "reason": "it fell"}
+    for silent, reason in ((False, "FinishedWithWarning"), (True, "NotJudged")):
+        status = {**REF, "guard": {**BEAT, **warns}, **(said("GuardSilent") if silent else {})}
+        ended = seen(job(status), workload(WorkloadState.SUCCEEDED, message="done"))
+        condition = condition_of(_after(decide(ended, NOW), ended), ConditionType.SUCCEEDED)
+        assert condition is not None and condition.reason == reason
+        assert silent or condition.message == "done; finished with a warning: it fell"
 
 
 def test_a_plain_success_names_the_steps_that_came_after_the_last_judgement() -> None:
