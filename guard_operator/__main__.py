@@ -26,7 +26,6 @@ from guard_core.extras import missing_extra
 from guard_core.wording import excerpt, format_errors, meant
 from guard_operator.api.types import Resources
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, OperatorConfig, default_guard_resources
-from guard_operator.runtime.serving import EVERYWHERE
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
     from guard_operator.app import Operator
@@ -111,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
     add(
         "--bind",
-        default=EVERYWHERE,
+        default="::",
         help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")

@@ -21,9 +21,7 @@ from guard_operator.reconcile.controller import Controller
 from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.gather import Gatherer
 from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.glance import is_latched, is_only_a_report, is_over
-from guard_operator.reconcile.memory import RunMemory
-from guard_operator.reconcile.parse import JOBS
+from guard_operator.reconcile.parse import JOBS, is_latched, is_only_a_report, is_over
 from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.slim import (
     slim_between,
@@ -84,14 +82,13 @@ class Operator:
         self._keeper = Keeper(client, lease.namespace)
         self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)
-        self._memory = RunMemory()
         self._caches = _Caches(
-            client, scopes, config, self._queue, self._guards, self._memory, timing or Timing()
+            client, scopes, config, self._queue, self._guards, self._forget, timing or Timing()
         )
         evidence = EvidenceCollector(client, self._guards.evidence, self._queue.add)
         self._actuator = Actuator(client, config, self.metrics, evidence, self._keeper)
         gatherer = Gatherer(client, config, self._caches, self._guards)
-        self._controller = Controller(gatherer, self._actuator, self._memory, self._guards)
+        self._controller = Controller(gatherer, self._actuator, self._guards)
         elector = LeaderElector(client, lease.namespace, lease.name, lease.identity, lease.timing)
         self._manager = Manager(
             [*self._caches.reflectors, self._guards],
@@ -153,6 +150,10 @@ class Operator:
             alive = {raw["metadata"]["uid"] for raw in self._caches.jobs()}
             self._keeper.sweep(alive, self._namespaces, JOBS)
 
+    def _forget(self, job_uid: str) -> None:
+        """The job is gone."""
+        self._controller.forget(job_uid)
+
     def _reconcile(self, key: Key) -> float | None:
         """One reconcile, once what the job needs has been listed; a latch waits for nothing."""
         raw = self._caches.job(key)
@@ -186,12 +187,12 @@ class _Caches:
         config: OperatorConfig,
         queue: WorkQueue[Key],
         guards: GuardPolls,
-        memory: RunMemory,
+        gone: Callable[[str], None],
         timing: Timing,
     ) -> None:
         self._queue = queue
         self._guards = guards
-        self._memory = memory
+        self._gone = gone
         self._scopes = tuple(scopes)
         self._started = time.monotonic()
         self._jobs: list[Reflector] = []
@@ -341,7 +342,7 @@ class _Caches:
         assert raw is not None
         uid = raw["metadata"]["uid"]
         if new is None:
-            self._memory.forget(uid)
+            self._gone(uid)
         if new is None or is_over(new):
             self._guards.forget(uid)
         if is_only_a_report(old, new):

@@ -21,7 +21,12 @@ from guard_operator.api.types import ApiModel, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.keeper import Keeper
 from guard_operator.reconcile.conditions import Conditions, as_it_is, with_conditions
-from guard_operator.reconcile.decision import (
+from guard_operator.reconcile.events import Transition, event_of, transitions
+from guard_operator.reconcile.evidence import EvidenceCollector
+from guard_operator.reconcile.guard_pod import guard_objects
+from guard_operator.reconcile.inject import build_workload, created_for
+from guard_operator.reconcile.parse import JOBS, parse_job, read_status
+from guard_operator.reconcile.snapshot import (
     Action,
     CaptureEvidence,
     CreateWorkload,
@@ -29,14 +34,13 @@ from guard_operator.reconcile.decision import (
     Delete,
     Doomed,
     EnsureGuard,
+    Job,
     Report,
+    Snapshot,
+    Unsaid,
+    guard_of,
+    must_stop,
 )
-from guard_operator.reconcile.events import Transition, event_of, transitions
-from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload, created_for
-from guard_operator.reconcile.parse import JOBS, parse_job, read_status
-from guard_operator.reconcile.snapshot import Job, Snapshot, Unsaid, guard_of, must_stop
 from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_operator.runtime.background import Background
 from guard_operator.runtime.client import EVENTS, PODS, STATEFUL_SETS, Client, Json, Resource, of_uid

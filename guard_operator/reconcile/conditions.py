@@ -15,7 +15,6 @@ from guard_operator.api.types import (
     Status,
     WorkloadRef,
 )
-from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
@@ -27,6 +26,7 @@ from guard_operator.reconcile.halts import (
 from guard_operator.reconcile.snapshot import (
     Between,
     Job,
+    Report,
     Snapshot,
     Waiting,
     Workload,

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
+from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
-from guard_operator.guards.polls import GuardPolls
+from guard_operator.guards.adoption import latches_of
+from guard_operator.guards.polls import GuardPolls, PolledGuard
 from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator, Unwritten
 from guard_operator.reconcile.conditions import (
     Conditions,
@@ -24,12 +25,21 @@ from guard_operator.reconcile.conditions import (
     with_conditions,
 )
 from guard_operator.reconcile.decide import decide, decide_latched
-from guard_operator.reconcile.decision import Decision
 from guard_operator.reconcile.gather import Gatherer, UnsupportedKindError
-from guard_operator.reconcile.memory import RunMemory
+from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.parse import parse_job, read_status
-from guard_operator.reconcile.snapshot import OVER, Snapshot, Unsaid, condition_of, is_true
-from guard_operator.reconcile.whom_to_ask import guard_to_ask
+from guard_operator.reconcile.snapshot import (
+    NOTHING_REMEMBERED,
+    OVER,
+    Decision,
+    Job,
+    Remembered,
+    Snapshot,
+    Unsaid,
+    condition_of,
+    guard_of,
+    is_true,
+)
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
@@ -44,14 +54,13 @@ class Controller:
         self,
         gatherer: Gatherer,
         actuator: Actuator,
-        memory: RunMemory,
         guards: GuardPolls,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
         self._clock = clock
-        self._memory = memory
+        self._runs: dict[str, Remembered] = {}  # by UID
         self._guards = guards
 
     def reconcile(self, raw: Json) -> float | None:
@@ -65,7 +74,7 @@ class Controller:
         """
         try:
             job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
-            known = self._memory.of(job)
+            known = self._remembered(job)
             snapshot = self._gatherer.gather(job, known)
         except ValidationError as error:
             self._refuse(raw, Reason.INVALID_SPEC, invalid_spec(error))
@@ -77,8 +86,6 @@ class Controller:
             return None
         self._follow(snapshot)
         decision = decide(snapshot, self._clock())
-        under_way = decision.report.phase is Phase.STOPPING
-        self._memory.note(snapshot, decision.report.stop if under_way else None, known)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._act(snapshot, decision)
@@ -98,8 +105,28 @@ class Controller:
         elif reading is not None and reading.unreached_since is not None:
             self._guards.leave(uid)
 
+    def _remembered(self, job: Job) -> Remembered:
+        """What is remembered of this run, with the pods that its status notes."""
+        known = self._runs.get(job.uid, NOTHING_REMEMBERED)
+        noted = job.status.stop.pods if job.status.stop is not None else []
+        pods = {uid: name for name, uid in known.pods} | {pod.uid: pod.name for pod in noted}
+        return replace(known, pods=tuple((name, uid) for uid, name in pods.items()))
+
+    def forget(self, job_uid: str) -> None:
+        """The job is gone."""
+        self._runs.pop(job_uid, None)
+
     def _act(self, snapshot: Snapshot, decision: Decision) -> None:
-        """Carry it out, and remember what was refused: the next look says so."""
+        """Carry it out, and remember what was seen, decided and refused: the next look goes on from there.
+
+        A run is stopped only when every pod that was ever seen is gone, also one that lost its labels and its
+        owner. And whoever may write a job or its status must not hold up its stop.
+        """
+        pods = {pod.uid: pod.name for pod in snapshot.pods}
+        if not snapshot.all_pods_read:
+            pods = {uid: name for name, uid in snapshot.seen} | pods
+        seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
+        stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
         refusal = ""
         try:
             refusal = self._actuator.actuate(snapshot, decision)
@@ -107,7 +134,7 @@ class Controller:
             refusal = error.refusal
             raise
         finally:
-            self._memory.note_refusal(snapshot.job, refusal)
+            self._runs[snapshot.job.uid] = Remembered(seen, stop, refusal)
 
     def _refuse(self, raw: Json, reason: Reason, message: str) -> None:
         """Say why this operator does nothing for a job. What runs stays running."""
@@ -161,3 +188,24 @@ class Controller:
     ) -> ConditionStatus:
         generation = raw["metadata"].get("generation")
         return new_condition(status, generation, self._clock(), kind, value, reason, message)
+
+
+def guard_to_ask(snapshot: Snapshot) -> PolledGuard | None:
+    """The guard that runs, in the newest pod that has one; None: none does, or it may not be asked yet."""
+    job, guards = snapshot.job, [pod for pod in snapshot.pods if pod.guarded]
+    running = [pod for pod in guards if pod.address]
+    if not running or snapshot.not_admitted:
+        return None
+    pod, said = running[-1], guard_of(job)
+    return PolledGuard(
+        job=(job.namespace, job.name),
+        uid=job.uid,
+        pod=pod.uid,
+        pod_name=pod.name,
+        address=pod.address,
+        port=job.spec.guard.port,
+        host=host_of(job),
+        latches=tuple(latches_of(said.fire, said.halt)),
+        words={one.uid: one.last_word for one in guards if one.last_word is not None},
+        heard=said.level is not None,
+    )

@@ -27,22 +27,20 @@ from guard_operator.reconcile.conditions import (
     with_conditions,
     workload_ref_of,
 )
-from guard_operator.reconcile.decision import (
-    Action,
-    CreateWorkload,
-    Decision,
-    EnsureGuard,
-    Report,
-    delete_makers,
-)
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
 from guard_operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
 from guard_operator.reconcile.queues import waits_in
 from guard_operator.reconcile.snapshot import (
+    Action,
+    CreateWorkload,
+    Decision,
+    EnsureGuard,
     Preparation,
+    Report,
     Snapshot,
     Waiting,
     condition_of,
+    delete_makers,
     guard_of,
     is_true,
     must_stop,

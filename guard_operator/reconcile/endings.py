@@ -16,16 +16,19 @@ from guard_operator.reconcile.conditions import (
     whether_guarded,
     workload_ref_of,
 )
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, Report, delete_makers
 from guard_operator.reconcile.halts import is_running, is_silent
 from guard_operator.reconcile.snapshot import (
     OVER,
+    CaptureEvidence,
+    Decision,
     Disruption,
     Job,
     OwnEnd,
     Pod,
+    Report,
     Snapshot,
     condition_of,
+    delete_makers,
     guard_of,
     is_true,
     own_end,

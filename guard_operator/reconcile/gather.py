@@ -34,7 +34,6 @@ from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.inject import created_for, made_for_the_guard
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
-from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
@@ -42,12 +41,14 @@ from guard_operator.reconcile.queues import GIVEN_AWAY, is_given_away, queued_of
 from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
+    NOTHING_REMEMBERED,
     Between,
     Job,
     OwnGuard,
     Pod,
     Preparation,
     Queued,
+    Remembered,
     Snapshot,
     Waiting,
     Workload,
@@ -208,7 +209,7 @@ class Gatherer:
         seen = _Seen.of(adapter, job, self._cached(adapter, job))
         return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
 
-    def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
+    def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
         `known`: what is remembered of the run beside its status.
@@ -254,7 +255,7 @@ class Gatherer:
     def _with_workload(self, adapter: WorkloadAdapter, job: Job, cached: _Objects) -> _Objects:
         """The same, with what may be there although no cache has it."""
         if job.spec.target_ref is not None:
-            return replace(self._live(adapter, job, NOTHING), live=False)
+            return replace(self._live(adapter, job, NOTHING_REMEMBERED), live=False)
         there = self._caches.workload(adapter.resource, job.namespace, job.name) is not None
         return cached if there else replace(cached, workload=self._workload(adapter, job))
 

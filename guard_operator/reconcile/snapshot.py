@@ -1,11 +1,11 @@
-"""What the operator knows about one job at one moment: frozen values, and what is looked up in them.
+"""What the operator knows about one job at one moment, and what it decides: frozen values, no behaviour.
 
 `gather` builds a `Snapshot`, `decide` turns it into a `Decision`, `actuate` carries that out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, StrEnum, auto
@@ -22,6 +22,7 @@ from guard_operator.api.types import (
     Spec,
     Status,
     StopStatus,
+    WorkloadRef,
 )
 from guard_operator.guards.reading import LastWord, Reading
 from guard_operator.runtime.client import Resource
@@ -198,6 +199,22 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered:
+    """What this process remembers of a run beside its status.
+
+    `pods`: (name, UID) of those that were seen and are not known to be gone. `stop`: the teardown under way.
+    `refusal`: why the last delete was refused.
+    """
+
+    pods: tuple[tuple[str, str], ...] = ()
+    stop: StopStatus | None = None
+    refusal: str = ""
+
+
+NOTHING_REMEMBERED = Remembered()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that `decide` looks at.
 
@@ -317,3 +334,72 @@ def own_end(snapshot: Snapshot) -> OwnEnd | None:
     if workload.terminating:  # its pods are on their way out, which looks like a failure
         return OwnEnd.GONE
     return OwnEnd.FAILED if workload.state is WorkloadState.FAILED else None
+
+
+# -- the decision -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The operator's part of the status."""
+
+    phase: Phase
+    conditions: tuple[ConditionStatus, ...]
+    workload_ref: WorkloadRef | None = None
+    stop: StopStatus | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkload:
+    """Create what the guard needs, then the workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureGuard:
+    """Create what is missing of what the guard mounts, with the same bytes, and of what runs its own pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureEvidence:
+    """Write the evidence ConfigMap, beside the stop and never before it.
+
+    Unless `final`, evidence without logs is not written, because the pods are still there and the next
+    attempt may get them.
+    """
+
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
+
+    resource: Resource
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete these objects in the foreground: what they own goes before they do."""
+
+    objects: tuple[Doomed, ...]
+
+
+def delete_makers(makers: Iterable[Between]) -> Delete:
+    """Delete what makes pods."""
+    return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
+
+
+Action = CreateWorkload | EnsureGuard | CaptureEvidence | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, what to say, and in how many seconds to look again (None: on the next event)."""
+
+    report: Report
+    actions: tuple[Action, ...] = field(default=())
+    look_again: float | None = None

@@ -15,15 +15,20 @@ from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from guard_operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
-from guard_operator.reconcile.decision import (
+from guard_operator.reconcile.snapshot import (
     Action,
     CaptureEvidence,
     Decision,
     Delete,
     Doomed,
+    Pod,
     Report,
+    Snapshot,
+    Workload,
+    condition_of,
+    is_true,
+    must_stop,
 )
-from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, condition_of, is_true, must_stop
 from guard_operator.runtime.client import PODS
 
 #: How often a teardown under way is looked at.

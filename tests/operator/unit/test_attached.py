@@ -22,14 +22,17 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation, Phase, Spec
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
+from guard_operator.reconcile.controller import guard_to_ask
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.review import Review, review, review_manifest
 from guard_operator.reconcile.snapshot import (
     Between,
+    Decision,
+    Delete,
+    Doomed,
     Job,
     OwnGuard,
     Pod,
@@ -38,7 +41,6 @@ from guard_operator.reconcile.snapshot import (
     Workload,
 )
 from guard_operator.reconcile.targets import UNPROTECTED, why_not_attached
-from guard_operator.reconcile.whom_to_ask import guard_to_ask
 from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from guard_operator.runtime.errors import ApiError
 

@@ -24,15 +24,13 @@ from guard_operator.reconcile.decide import (
     HELD_BACK_SECONDS,
     decide,
 )
-from guard_operator.reconcile.decision import (
-    CaptureEvidence,
-    CreateWorkload,
-    Decision,
-)
 from guard_operator.reconcile.endings import EVIDENCE_SECONDS
 from guard_operator.reconcile.halts import must_be_live
 from guard_operator.reconcile.snapshot import (
     Between,
+    CaptureEvidence,
+    CreateWorkload,
+    Decision,
     Disruption,
     Job,
     Pod,

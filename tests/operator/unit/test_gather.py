@@ -15,12 +15,14 @@ from guard_operator.adapters import ADAPTERS, WorkloadState
 from guard_operator.api.types import Phase
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_pod
 from guard_operator.reconcile.snapshot import (
+    Decision,
+    Delete,
     Disruption,
+    Doomed,
     Pod,
     Snapshot,
     guard_of,

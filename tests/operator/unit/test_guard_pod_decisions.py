@@ -17,14 +17,6 @@ from guard_operator.api.types import GuardPod, OnSilence, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import (
-    CaptureEvidence,
-    Decision,
-    Delete,
-    Doomed,
-    EnsureGuard,
-    delete_makers,
-)
 from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
     HEARD_SECONDS,
@@ -33,7 +25,20 @@ from guard_operator.reconcile.endings import (
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Pod, Snapshot, Workload
+from guard_operator.reconcile.snapshot import (
+    Between,
+    CaptureEvidence,
+    Decision,
+    Delete,
+    Doomed,
+    EnsureGuard,
+    Job,
+    OwnGuard,
+    Pod,
+    Snapshot,
+    Workload,
+    delete_makers,
+)
 from guard_operator.reconcile.teardown import STOPPING_SECONDS
 from guard_operator.runtime.client import BATCH_JOBS, EVENTS, PODS, STATEFUL_SETS, Client, Resource
 

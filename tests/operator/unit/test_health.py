@@ -12,9 +12,8 @@ from urllib.error import HTTPError
 import pytest
 
 from guard_operator.runtime import health
-from guard_operator.runtime.health import HealthServer
+from guard_operator.runtime.health import MOST_CONNECTIONS, HealthServer
 from guard_operator.runtime.metrics import OperatorMetrics
-from guard_operator.runtime.serving import MOST_CONNECTIONS
 
 Serve = Callable[..., HealthServer]
 

@@ -19,10 +19,9 @@ from guard_operator.api.types import ConditionStatus
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Job, Snapshot
+from guard_operator.reconcile.snapshot import Decision, Delete, Doomed, Job, Snapshot
 from guard_operator.reconcile.targets import why_not_attached
 from guard_operator.runtime.client import BATCH_JOBS, Client, Resource
 from guard_operator.runtime.errors import ApiError

@@ -14,8 +14,16 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import ConditionStatus, Phase, Spec
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, Delete, Doomed
-from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Snapshot
+from guard_operator.reconcile.snapshot import (
+    Between,
+    CaptureEvidence,
+    Decision,
+    Delete,
+    Doomed,
+    Job,
+    OwnGuard,
+    Snapshot,
+)
 from guard_operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
