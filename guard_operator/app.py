@@ -83,7 +83,7 @@ class Operator:
         self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)
         self._caches = _Caches(
-            client, scopes, config, self._queue, self._guards, self._forget, timing or Timing()
+            client, scopes, config, self._queue, self._guards, self._gone, timing or Timing()
         )
         evidence = EvidenceCollector(client, self._guards.evidence, self._queue.add)
         self._actuator = Actuator(client, config, self.metrics, evidence, self._keeper)
@@ -150,8 +150,8 @@ class Operator:
             alive = {raw["metadata"]["uid"] for raw in self._caches.jobs()}
             self._keeper.sweep(alive, self._namespaces, JOBS)
 
-    def _forget(self, job_uid: str) -> None:
-        """The job is gone."""
+    def _gone(self, job_uid: str) -> None:
+        """Forget a job that was deleted."""
         self._controller.forget(job_uid)
 
     def _reconcile(self, key: Key) -> float | None:

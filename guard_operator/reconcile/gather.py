@@ -206,7 +206,7 @@ class Gatherer:
         It is of caches alone, so it costs no request where requests fail, or hang.
         """
         adapter = self._adapter(job)
-        seen = _Seen.of(adapter, job, self._cached(adapter, job))
+        seen = _Seen.of(adapter, job, self._cached(adapter, job)[0])
         return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
 
     def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
@@ -220,9 +220,10 @@ class Gatherer:
         """
         adapter = self._adapter(job)
         first = known.stop is None and job.status.stop is None
-        stops, cached = must_stop(job), self._cached(adapter, job)
+        stops, (cached, complete) = must_stop(job), self._cached(adapter, job)
         if (first and stops) or not _is_stopping(job):
-            objects = cached if stops else self._with_workload(adapter, job, cached)
+            enough = complete or stops
+            objects = cached if enough else replace(self._live(adapter, job, known), live=False)
             snapshot = self._snapshot(adapter, job, known, objects)
             if first and must_stop(snapshot.job) and (snapshot.workload or snapshot.pods):
                 return snapshot  # the first delete waits for no request
@@ -241,23 +242,15 @@ class Gatherer:
 
     # -- reads -------------------------------------------------------------------------------------------
 
-    def _cached(self, adapter: WorkloadAdapter, job: Job) -> _Objects:
-        """What is known without a request. A workload that was not seen is known by its UID alone."""
+    def _cached(self, adapter: WorkloadAdapter, job: Job) -> tuple[_Objects, bool]:
+        """What is known without a request, and whether the workload is in it: else its UID is, if noted."""
         place, ref = (job.namespace, job.uid), job.status.workload_ref
         raw = None
         if job.spec.target_ref is None:  # only what has our labels is cached
             raw = self._caches.workload(adapter.resource, job.namespace, job.name)
-        if raw is None and ref is not None:
-            raw = {"metadata": {"name": ref.name, "uid": ref.uid}}
+        noted = None if ref is None else {"metadata": {"name": ref.name, "uid": ref.uid}}
         made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
-        return _Objects(raw, tuple(self._caches.pods(*place)), made)
-
-    def _with_workload(self, adapter: WorkloadAdapter, job: Job, cached: _Objects) -> _Objects:
-        """The same, with what may be there although no cache has it."""
-        if job.spec.target_ref is not None:
-            return replace(self._live(adapter, job, NOTHING_REMEMBERED), live=False)
-        there = self._caches.workload(adapter.resource, job.namespace, job.name) is not None
-        return cached if there else replace(cached, workload=self._workload(adapter, job))
+        return _Objects(raw or noted, tuple(self._caches.pods(*place)), made), raw is not None
 
     def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
         """What is there now. Where all must be gone that was seen before, each of it is looked for.
