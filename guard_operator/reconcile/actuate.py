@@ -24,7 +24,7 @@ from guard_operator.reconcile.conditions import Conditions, as_it_is, with_condi
 from guard_operator.reconcile.events import Transition, event_of, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload, created_for
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import JOBS, parse_job, read_status
 from guard_operator.reconcile.snapshot import (
     Action,
@@ -154,8 +154,7 @@ class Actuator:
         if fired or "deletionTimestamp" in current["metadata"]:
             return
         workload = build_workload(job, adapter, self._config)
-        for resource, body in created_for(job, adapter, workload):
-            self._client.apply(resource, body, names.OPERATOR_MANAGER)
+        self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
 
     def _ensure_guard(self, job: Job) -> None:
         self._create_support(job)
