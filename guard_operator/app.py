@@ -35,7 +35,7 @@ from guard_operator.runtime.lease import LeaderElector, LeaseTiming
 from guard_operator.runtime.manager import Manager, ManagerConfig
 from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from guard_operator.runtime.queue import WorkQueue
-from guard_operator.runtime.reflector import Key, Reflector, Timing
+from guard_operator.runtime.reflector import ChangeHandler, Key, Reflector, Timing
 
 log = logging.getLogger(__name__)
 
@@ -192,41 +192,22 @@ class _Caches:
         self._gone = gone
         self._scopes = tuple(scopes)
         self._started = time.monotonic()
-        self._jobs: list[Reflector] = []
-        self._pods: list[Reflector] = []
-        self._workloads: dict[Resource, list[Reflector]] = {}
-        for scope in self._scopes:
-            self._jobs.append(Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing))
-            self._pods.append(
-                Reflector(
-                    client,
-                    PODS,
-                    scope,
-                    self._owned_changed,
-                    slim_pod,
-                    selector=names.UID_LABEL,
-                    timing=timing,
-                    index=_job_uid,
-                )
-            )
-            for resource, slim in _watched(config.kinds).items():
-                self._workloads.setdefault(resource, []).append(
-                    self._workload_reflector(client, scope, resource, slim, timing)
-                )
 
-    def _workload_reflector(
-        self, client: Client, scope: str | None, resource: Resource, slim: Slim, timing: Timing
-    ) -> Reflector:
-        return Reflector(
-            client,
-            resource,
-            scope,
-            self._owned_changed,
-            slim,
-            selector=names.UID_LABEL,
-            timing=timing,
-            index=_job_uid,
-        )
+        def watch(
+            resource: Resource, changed: ChangeHandler, slim: Slim, selector: str = ""
+        ) -> list[Reflector]:
+            index = _job_uid if selector else None
+            return [
+                Reflector(client, resource, scope, changed, slim, selector, timing, index=index)
+                for scope in self._scopes
+            ]
+
+        self._jobs = watch(JOBS, self._job_changed, slim_job)
+        self._pods = watch(PODS, self._owned_changed, slim_pod, names.UID_LABEL)
+        self._workloads = {
+            resource: watch(resource, self._owned_changed, slim, names.UID_LABEL)
+            for resource, slim in _watched(config.kinds).items()
+        }
 
     @property
     def reflectors(self) -> list[Reflector]:
@@ -304,7 +285,7 @@ class _Caches:
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The workload as cached; only those with the operator's labels are."""
-        return _first(reflector.get(namespace, name) for reflector in self._workloads[resource])
+        return _first(reflector.get(namespace, name) for reflector in self._workloads.get(resource, ()))
 
     def pods(self, namespace: str, job_uid: str) -> Iterable[Json]:
         """The pods of a job as cached."""
@@ -312,20 +293,18 @@ class _Caches:
 
     def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
         """What carries a job's UID of this kind, as cached."""
-        return _of_job(self._workloads[resource], namespace, job_uid)
+        return _of_job(self._workloads.get(resource, ()), namespace, job_uid)
 
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
-        raw = new or old
-        assert raw is not None
-        uid = raw["metadata"]["uid"]
+        metadata = (new or old or {})["metadata"]
         if new is None:
-            self._gone(uid)
+            self._gone(metadata["uid"])
         if new is None or is_over(new):
-            self._guards.forget(uid)
+            self._guards.forget(metadata["uid"])
         if is_only_a_report(old, new):
             return
         urgent = new is not None and is_latched(new) and "stop" not in (new.get("status") or {})
-        self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]), urgent)
+        self._queue.add((metadata["namespace"], metadata["name"]), urgent)
 
     def look_at_the_unread(self) -> None:
         """Have every job looked at of which a watch shows nothing, so that its status says so."""
@@ -335,11 +314,9 @@ class _Caches:
                     self._queue.add((raw["metadata"]["namespace"], raw["metadata"]["name"]))
 
     def _owned_changed(self, old: Json | None, new: Json | None) -> None:
-        raw = new or old
-        assert raw is not None
-        name = (raw["metadata"].get("labels") or {}).get(names.JOB_LABEL)
-        if name:
-            self._queue.add((raw["metadata"]["namespace"], name))
+        metadata = (new or old or {})["metadata"]
+        if name := (metadata.get("labels") or {}).get(names.JOB_LABEL):
+            self._queue.add((metadata["namespace"], name))
 
 
 def _is_deaf(reflector: Reflector) -> bool:
