@@ -106,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--bind",
         default="::",
-        help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
+        help="address of /healthz, /readyz and /metrics (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")

@@ -101,10 +101,9 @@ class Operator:
         self.metrics.registry.register(QueueGauges(self._queue.depth, self._queue.working_for))
         gauges = JobGauges(caches.jobs, caches.states, caches.kinds, self._guards.reading)
         self.metrics.registry.register(gauges)
-        self._elector, self._identity = elector, lease.identity
+        self._elector = elector
         self._namespaces = config.namespaces or None
-        registry = self.metrics.registry
-        self._health = HealthServer(address, self._manager.healthy, self.ready, registry, self.state)
+        self._health = HealthServer(address, self._manager.healthy, self.ready, self.metrics.registry)
 
     @property
     def port(self) -> int:
@@ -124,15 +123,6 @@ class Operator:
     def ready(self) -> bool:
         """Whether it can do all that the operator before it did, so that a rollout may end that one."""
         return self._caches.ready()
-
-    def state(self) -> Json:
-        """Leadership, queue and caches as they are now, for people: names and counts, no contents."""
-        return {
-            "identity": self._identity,
-            "leads": self._elector.is_leader,
-            "queue": self._queue.state(),
-            "caches": [reflector.state() for reflector in self._caches.reflectors],
-        }
 
     def stop(self) -> None:
         """Ask for a graceful end; safe in a signal handler."""

@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz`, `/metrics` and `/debug/state` on one port. A probe always gets a response.
+"""`/healthz`, `/readyz` and `/metrics` on one port. A probe always gets a response.
 
 Whoever reaches the port may open connections and leave them. So each has a time-out, there is a limit to
 them, and at the limit the oldest makes room.
@@ -6,7 +6,6 @@ them, and at the limit the oldest makes room.
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -78,7 +77,6 @@ class HealthServer:
         address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.
         healthy, ready: what the probes report.
         registry: of the metrics.
-        state: what `/debug/state` shows, as JSON.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class HealthServer:
         healthy: Callable[[], bool],
         ready: Callable[[], bool],
         registry: CollectorRegistry,
-        state: Callable[[], object] = dict,
     ) -> None:
         probes = {"/healthz": healthy, "/readyz": ready}
 
@@ -97,13 +94,11 @@ class HealthServer:
             def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self._respond(200, generate_latest(registry), CONTENT_TYPE_LATEST)
-                elif self.path == "/debug/state":
-                    self._respond(200, json.dumps(state(), indent=1).encode(), "application/json")
                 elif (probe := probes.get(self.path)) is not None:
                     good = probe()
                     self._respond(200 if good else 503, b"ok\n" if good else b"not ok\n", "text/plain")
                 else:
-                    there = b"there are /healthz, /readyz, /metrics and /debug/state\n"
+                    there = b"there are /healthz, /readyz and /metrics\n"
                     self._respond(404, there, "text/plain")
 
             def _respond(self, status: int, body: bytes, kind: str) -> None:

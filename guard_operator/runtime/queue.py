@@ -126,25 +126,6 @@ class WorkQueue(Generic[K]):
         with self._changed:
             return len(self._waiting) + len(self._urgent)
 
-    def state(self, most: int = 100) -> dict[str, object]:
-        """Everything in it, for people; at most this many keys of each kind."""
-        with self._changed:
-            now = self._clock()
-            later = sorted((due - now, key) for key, due in self._due.items())
-            return {
-                "urgent": [[key, _round(now - since)] for key, since in [*self._urgent.items()][:most]],
-                "waiting": [[key, _round(now - since)] for key, since in [*self._waiting.items()][:most]],
-                "working": [[key, _round(now - since)] for key, since in self._working.items()],
-                "later": [[key, _round(seconds)] for seconds, key in later[:most]],
-                "failing": list(self._backoff)[:most],
-                "counts": {
-                    "urgent": len(self._urgent),
-                    "waiting": len(self._waiting),
-                    "later": len(self._due),
-                    "failing": len(self._backoff),
-                },
-            }
-
     def working_for(self) -> list[float]:
         """How long each key under work has been, seconds."""
         with self._changed:
@@ -190,7 +171,3 @@ class WorkQueue(Generic[K]):
         if not self._waiting:
             return due
         return TICK_SECONDS if due is None else min(due, TICK_SECONDS)
-
-
-def _round(seconds: float) -> float:
-    return round(seconds, 1)

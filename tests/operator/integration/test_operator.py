@@ -560,10 +560,9 @@ def test_it_is_ready_measures_and_ends_gracefully(here: World, make_job: MakeJob
     operator = here.operator()
     here.start()
     assert operator.page("/readyz") == "ok\n" and operator.page("/healthz") == "ok\n"
-    state = json.loads(operator.page("/debug/state"))
-    assert state["leads"] and state["identity"] == here.leader()
-    assert all(cache["synced"] for cache in state["caches"])
-    assert [c["objects"] for c in state["caches"] if c["path"].endswith("/pods")] == [1]
+    page = operator.page("/metrics")
+    assert 'leader_election_master_status{name="guardedtrainingjob"} 1.0' in page
+    assert 'rlguard_jobs{phase="' in page
     here.fire()
     here.expect("Fired", "True", "HackingGap")
     here.ends()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,9 +23,7 @@ def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(host: str = "127.0.0.1", ready: bool = True) -> HealthServer:
-            server = HealthServer(
-                (host, 0), lambda: True, lambda: ready, OperatorMetrics().registry, lambda: {"a": 1}
-            )
+            server = HealthServer((host, 0), lambda: True, lambda: ready, OperatorMetrics().registry)
             stack.callback(server.close)
             return server
 
@@ -47,7 +44,6 @@ def test_what_it_answers(serve: Serve) -> None:
     server = serve(ready=False)
     assert page(server, "/healthz") == "ok\n"
     assert "rlguard_fires" in page(server, "/metrics")
-    assert json.loads(page(server, "/debug/state")) == {"a": 1}
     with pytest.raises(HTTPError, match="503"):
         page(server, "/readyz")
     with pytest.raises(HTTPError, match="404"):
