@@ -18,24 +18,21 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from guard_operator.adapters import (
-    TemplateError,
     WorkloadAdapter,
     WorkloadState,
     find_adapter,
 )
 from guard_operator.api import names
-from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.inject import made_for_the_guard
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
+from guard_operator.reconcile.prepare import Preparer
+from guard_operator.reconcile.refusals import isolation_findings
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
     NOTHING_REMEMBERED,
@@ -43,7 +40,6 @@ from guard_operator.reconcile.snapshot import (
     Job,
     OwnGuard,
     Pod,
-    Preparation,
     Remembered,
     Snapshot,
     Waiting,
@@ -58,14 +54,11 @@ from guard_operator.reconcile.targets import (
     attached_trainer,
     controlled,
     exposures,
-    has_made_nothing,
     listed,
     read_target,
     read_unlabelled,
-    why_not_attached,
 )
 from guard_operator.runtime.client import (
-    CLAIMS,
     EVENTS,
     PODS,
     STATEFUL_SETS,
@@ -75,21 +68,14 @@ from guard_operator.runtime.client import (
     controller_of,
     of_uid,
 )
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
-CHECKPOINTS = "spec.guard.checkpoints."
-CLAIM_SECONDS = 5.0
 #: For how long a guard that is ready cannot be reached before that is said.
 UNREACHED_SECONDS = 30.0
-#: How often a workload is looked for that does not exist, or cannot be guarded as it is.
-TARGET_SECONDS = 10.0
-FORBIDDEN_SECONDS = 30.0
-WEBHOOK_SECONDS = 10.0
-REFUSED_SECONDS = 300.0
 
 #: While the workload is in one of these, a guard in a pod of its own is there, too.
 _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
@@ -183,6 +169,7 @@ class Gatherer:
     ) -> None:
         self._client = client
         self._config = config
+        self._prepare = Preparer(client, config).prepare
         self._caches = caches
         self._guards = guards
         self._clock = clock
@@ -287,7 +274,11 @@ class Gatherer:
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         target = objects.target
-        preparation = None if not_now else self._prepare(adapter, job, objects.workload, target)
+        preparation = (
+            None
+            if not_now
+            else Preparer(self._client, self._config).prepare(adapter, job, objects.workload, target)
+        )
         snapshot = Snapshot(
             job=job,
             workload=workload,
@@ -382,109 +373,6 @@ class Gatherer:
             f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; "
             "does a NetworkPolicy keep the operator out?"
         )
-
-    def _prepare(
-        self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
-    ) -> Preparation:
-        """Everything that can be found out before there is a guarded workload; the first obstacle wins."""
-        if (said := review(adapter, job, self._config)).reason is not None:
-            return Preparation(said.reason, "; ".join(said.findings))
-        if (missing := self._missing(adapter, job)) is not None:
-            return missing
-        if job.spec.target_ref is not None:
-            found = _target(adapter, job, raw, target)
-            found = self._guard_refused(adapter, job) if found.reason is None else found
-            return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
-        guard, spec = job.spec.guard, job.spec.made_from.spec
-        own = guard_objects_of(job.name, job.uid, guard, self._config)
-        for field, claim in template_claims(adapter, spec):
-            if is_copy(self._client.get(CLAIMS, job.namespace, claim) or {}, own):
-                message = (
-                    f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
-                )
-                return Preparation(Reason.TEMPLATE_REFUSED, message)
-        refused = self._dry_run(adapter, job, said.workload)
-        return refused if refused.reason is not None else self._guard_refused(adapter, job)
-
-    def _guard_refused(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
-        """What the API server says to what is made for the guard: a quota, a policy, a value of the spec.
-
-        Found out later it would be a run without its guard, and end as a silent one.
-        """
-        for resource, body in made_for_the_guard(job, adapter, self._config):
-            try:
-                self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER, dry_run=True)
-            except ApiError as error:
-                if error.status == 409:  # made by a try before, of which something else was refused
-                    continue
-                if (again := _again_after(error)) is None:
-                    raise
-                what = f"the {body['kind']} {body['metadata']['name']} for the guard: {error.message}"
-                return Preparation(Reason.GUARD_REFUSED, what, again)
-        return Preparation()
-
-    def _owned_claim(self, job: Job, target: Json | None) -> str:
-        """The checkpoint claim, if the target owns it: it is deleted with its owner."""
-        name = job.spec.guard.checkpoints.claim_name
-        if name is None or target is None:
-            return ""
-        claim = self._client.get(CLAIMS, job.namespace, name) or {"metadata": {}}
-        owners = claim["metadata"].get("ownerReferences") or []
-        return name if any(one.get("uid") == target["metadata"]["uid"] for one in owners) else ""
-
-    def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
-        """A claim that is not there, or that two nodes cannot share where they must."""
-        for where, claim in _claims(adapter, job):
-            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
-                message = (
-                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
-                )
-                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
-            shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
-            if shared and (why := why_not_shared(raw)):
-                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
-                refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
-                return Preparation(refused, message, CLAIM_SECONDS)
-        return None
-
-    def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
-        """What the API server, with the workload's schema and webhooks, says to the workload.
-
-        First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
-        the apply by which it is made, which refuses more: a null, two entries of one name. One that is there
-        was made by a try before, of which something else was refused.
-        """
-        manager, resource = names.OPERATOR_MANAGER, adapter.resource
-        try:
-            try:
-                made = self._client.create(resource, job.namespace, workload, manager, dry_run=True)
-                adapter.check_manager(made.get("spec") or {})  # MultiKueue's webhook leaves it to another one
-            except ApiError as error:
-                if error.status != 409:
-                    raise
-            self._client.apply(resource, workload, manager, dry_run=True)
-        except TemplateError as error:
-            return Preparation(
-                Reason.WORKLOAD_REFUSED, f"spec.template: a webhook changes it: {error}", REFUSED_SECONDS
-            )
-        except ApiError as error:
-            if (again := _again_after(error)) is None:
-                raise
-            message = error.message
-            if error.status == 404:
-                kind = f"{workload['kind']} ({workload['apiVersion']})"
-                message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
-            return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
-        return Preparation()
-
-
-def _again_after(error: ApiError) -> float | None:
-    """After how many seconds to ask again what was refused; None: it was no refusal."""
-    if error.status == 403:
-        return FORBIDDEN_SECONDS
-    if error.status == 500:  # most likely a webhook that does not respond: its controller is down
-        return WEBHOOK_SECONDS
-    return REFUSED_SECONDS if error.permanent else None
 
 
 def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
@@ -590,20 +478,6 @@ def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation:
-    """Whether the workload that the job names is there, and can be guarded."""
-    named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
-    if raw is None:
-        message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    if why := why_not_attached(adapter, raw, found.labelled, found.made):
-        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
-    if has_made_nothing(adapter, raw, found.made):
-        message = f"{named} has made nothing yet that has pods"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    return Preparation()
-
-
 def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
     """The rows of the isolation table that `isolation: Relaxed` admits in the template."""
     guard = job.spec.guard
@@ -621,22 +495,3 @@ def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
 def _age(raw: Json) -> tuple[str, str]:
     """Sorts the oldest pod first; RFC 3339 times sort as text."""
     return raw["metadata"].get("creationTimestamp", ""), raw["metadata"]["name"]
-
-
-def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
-    """The claims without which the guarded pod would never start, each with the field that names it."""
-    guard = job.spec.guard
-    if guard.heldout.volume.claim_name is not None:
-        yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
-    if guard.state.claim_name is not None:
-        yield "spec.guard.state.claimName", guard.state.claim_name
-    if guard.checkpoints.claim_name is not None:
-        yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
-    if job.spec.target_ref is not None:
-        return
-    spec = job.spec.made_from.spec
-    for template in adapter.pod_templates(spec):
-        for volume in pod_spec(spec, template).get("volumes", []):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield f"{CHECKPOINTS}volume", claim
