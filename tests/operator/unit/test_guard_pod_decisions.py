@@ -243,10 +243,6 @@ def test_a_guard_that_judges_no_more_is_not_waited_for(seen_now: Callable[[], Sn
     assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
 
 
-def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
-    assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
-
-
 def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
     over = {
         "conditions": [
@@ -309,15 +305,6 @@ def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     world.sets[0]["metadata"]["uid"] = "another"
     other = world.gather().pods[0]
     assert not other.guarded and other.last_word is None
-
-
-def test_a_guard_that_cannot_start_is_said() -> None:
-    crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False, "restartCount": 3}
-    ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
-    world = Namespace()
-    world.made = [raw_pod(**crashed, lastState=ended)]
-    pod = world.gather().pods[0]
-    assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
 
 
 # -- what is gathered ------------------------------------------------------------------------------------

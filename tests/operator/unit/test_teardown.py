@@ -21,7 +21,6 @@ from guard_operator.reconcile.snapshot import (
     Delete,
     Doomed,
     Job,
-    OwnGuard,
     Snapshot,
 )
 from guard_operator.reconcile.teardown import (
@@ -31,7 +30,7 @@ from guard_operator.reconcile.teardown import (
     RECREATED_SECONDS,
     STOPPING_SECONDS,
 )
-from guard_operator.runtime.client import PODS, STATEFUL_SETS
+from guard_operator.runtime.client import PODS
 
 from .test_decide import (
     FIRE,
@@ -192,11 +191,6 @@ def test_what_comes_back_is_a_teardown_of_its_own() -> None:
     assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
 
 
-def test_a_clock_that_went_back_holds_nothing_up() -> None:
-    decision = decide(Snapshot(job(begun(-3600)), workload(), (pod(),)), NOW)
-    assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
-
-
 # -- what blocks it --------------------------------------------------------------------------------------
 
 
@@ -295,12 +289,3 @@ def test_a_fire_after_the_end_that_is_only_reported_is_told() -> None:
 def test_a_halt_stops_all_the_same() -> None:
     halted = job({**REF, **guard(fire=FIRE), **said("Halted")}, onFire="Report")
     assert decide(Snapshot(halted, workload(), (pod(),)), NOW).actions == (EVIDENCE, DELETE)
-
-
-# -- a guard in a pod of its own -------------------------------------------------------------------------
-
-
-def test_its_stateful_set_goes_with_the_workload() -> None:
-    made = Between(STATEFUL_SETS, "run-guard", "uid-set")
-    there = Snapshot(fired(), workload(), (pod(guarded=False),), own_guard=OwnGuard(made))
-    assert deletes(decide(there, NOW)) == [OF_WORKLOAD, Doomed(STATEFUL_SETS, "run-guard", "uid-set")]
