@@ -811,11 +811,6 @@ class WorkloadRef(StatusModel):
     kind: str = Field(max_length=63, description="Its kind.")
     name: str = Field(max_length=253, description="Its name.")
     uid: str = Field(max_length=63, description="Its UID; a namesake with another UID is not ours.")
-    guard_image: str | None = Field(
-        None,
-        max_length=1024,
-        description="Image of the guard that it was created with; a pod that is created again may have it.",
-    )
 
 
 class PodRef(StatusModel):

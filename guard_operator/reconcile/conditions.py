@@ -159,8 +159,8 @@ class Conditions:
         if before is not None and self._job.spec.target_ref is not None and must_stop(self._job):
             return before  # its pods are not in a cache
         if self._job.spec.target_ref is not None:
-            reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
-            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED))
+            reason = Reason.GUARD_DATA_EXPOSED if snapshot.broken else Reason.ATTACHED
+            message = "not protected: " + "; ".join((*snapshot.broken, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
@@ -238,16 +238,10 @@ def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:
     workload, ref = snapshot.workload, snapshot.job.status.workload_ref
     if ref is not None:
         return ref
-    return None if workload is None or not workload.ours else reference_to(snapshot, workload)
+    return None if workload is None or not workload.ours else reference_to(snapshot.job, workload)
 
 
-def reference_to(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
+def reference_to(job: Job, workload: Workload) -> WorkloadRef:
     """What is noted of this workload, by which it is known from then on."""
-    job = snapshot.job
-    return WorkloadRef(
-        api_version=job.spec.workload.api_version,
-        kind=job.spec.workload.kind,
-        name=job.workload_name,
-        uid=workload.uid,
-        guard_image=snapshot.guard_image,
-    )
+    kind = job.spec.workload
+    return WorkloadRef(api_version=kind.api_version, kind=kind.kind, name=job.workload_name, uid=workload.uid)

@@ -124,7 +124,7 @@ class Controller:
         """
         pods = {pod.uid: pod.name for pod in snapshot.pods}
         if not snapshot.all_pods_read:
-            pods = {uid: name for name, uid in snapshot.seen} | pods
+            pods = {uid: name for name, uid in snapshot.known.pods} | pods
         seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
         stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
         refusal = ""

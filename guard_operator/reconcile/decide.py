@@ -130,7 +130,7 @@ def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
             "checkpoints, too: remove that owner reference to keep them"
         )
     guarded = says.make(ConditionType.GUARDED, "True", reason, message)
-    report = Report(Phase.PENDING, says(guarded), reference_to(snapshot, workload))
+    report = Report(Phase.PENDING, says(guarded), reference_to(job, workload))
     return Decision(report, look_again=STOPPING_SECONDS)
 
 

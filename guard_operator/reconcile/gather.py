@@ -286,20 +286,16 @@ class Gatherer:
             own_guard=own_guard,
             pods=pods,
             pods_unread=unread,
-            refusal=known.refusal,
-            asked=known.stop,
-            seen=known.pods,
+            known=known,
             all_pods_read=stopping and live,
             preparation=preparation,
-            broken=_broken(adapter, job, self._config),
-            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw, self._config)),
+            broken=_broken(adapter, job, target.pods, self._config),
             trainer=attached_trainer(adapter, spec),
             reading=self._guards.reading(job.uid),
             silent_for=silent_for,
             unreached=unreached,
             most_silent=bool(silent_for) and self._guards.most_are_unreached(),
             live=live,
-            guard_image=job.spec.guard.image or self._config.guard_image,
             late=bool(late),
             overdue=any(one.is_due(self._clock()) for one in late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
@@ -478,18 +474,17 @@ def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
-    """The rows of the isolation table that `isolation: Relaxed` admits in the template."""
+def _broken(
+    adapter: WorkloadAdapter, job: Job, pods: Iterable[Json], config: OperatorConfig
+) -> tuple[str, ...]:
+    """The rows of the isolation table that a target breaks, or that `Relaxed` admits in the template."""
     guard = job.spec.guard
-    if job.spec.target_ref is not None or guard.isolation is Isolation.STRICT:
-        return ()
     own = guard_objects_of(job.name, job.uid, guard, config)
+    if job.spec.target_ref is not None:
+        return tuple(one for pod in pods for one in exposures(pod, own))
+    if guard.isolation is Isolation.STRICT:
+        return ()
     return sentences(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
-
-
-def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
-    """The rows that this pod of a workload breaks to which the job is attached."""
-    return exposures(pod, guard_objects_of(job.name, job.uid, job.spec.guard, config))
 
 
 def _age(raw: Json) -> tuple[str, str]:

@@ -212,23 +212,19 @@ class Snapshot:
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
-    `broken`: the rows of the isolation table that `isolation: Relaxed` admits, a sentence for each.
+    `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
+    of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
     the rank-0 pod was running, seconds; None while nothing is to be expected of it.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
-    `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
     Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
-    `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
-    `refusal`: why the last delete was refused, in the API server's words; "": none was.
-    `asked`: how far the teardown is, if this process knows more than the status.
-    `seen`: (name, UID) of pods that were seen before. `all_pods_read`: each of them was looked for, so that
-    one that is not in `pods` is gone.
+    `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
     """
 
     job: Job
@@ -241,18 +237,14 @@ class Snapshot:
     unreached: str = ""
     most_silent: bool = False
     live: bool = False
-    guard_image: str | None = None
     late: bool = False
     overdue: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
-    exposed: tuple[str, ...] = ()
     trainer: str = ""
     pods_unread: str = ""
-    refusal: str = ""
-    asked: StopStatus | None = None
-    seen: tuple[tuple[str, str], ...] = ()
+    known: Remembered = NOTHING_REMEMBERED
     all_pods_read: bool = False
 
     @property
@@ -260,12 +252,12 @@ class Snapshot:
         """Why the guard of a target is not told of its run yet: broken rows of the isolation table."""
         heard = self.reading is not None and self.reading.verdict is not None
         relaxed = self.job.spec.guard.isolation is Isolation.RELAXED
-        return () if relaxed or heard or guard_of(self.job).level is not None else self.exposed
+        return () if relaxed or heard or guard_of(self.job).level is not None else self.broken
 
     @property
     def stop(self) -> StopStatus | None:
         """How far the teardown is; None: it has not begun."""
-        return self.asked or self.job.status.stop
+        return self.known.stop or self.job.status.stop
 
 
 def guard_of(job: Job) -> GuardStatus:

@@ -393,7 +393,7 @@ def test_what_its_pods_have_of_the_guards_is_told(source: Json, exposed: str) ->
     mounts["spec"]["serviceAccountName"] = "scorer"
     seen = Cluster("RayCluster", target("RayCluster"), mounts).gather(job(status=ref(), pod=own))
     fields = ["serviceAccountName", *([f"volumes[0].{exposed}"] if exposed else [])]
-    assert [one.split(" must not")[0] for one in seen.exposed] == [f"pod head: {field}" for field in fields]
+    assert [one.split(" must not")[0] for one in seen.broken] == [f"pod head: {field}" for field in fields]
 
 
 # -- decisions -------------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def test_it_is_written_down_before_anything_is_done() -> None:
 
 @pytest.mark.parametrize("exposed", [(), ("pod head has it",)])
 def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
-    seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=MAKER, exposed=exposed)
+    seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=MAKER, broken=exposed)
     decision = decide(seen, NOW)
     reason = "GuardDataExposed" if exposed else "Attached"
     assert says(decision, "Isolated") == ("False", reason)
@@ -443,7 +443,7 @@ def test_a_guard_is_told_of_its_run_only_if_the_pods_of_its_target_pass(
     given = job(status={**ref(), **status})
     given = replace(given, spec=with_isolation(given.spec, isolation))
     guard = Pod("g", "g", guarded=True, phase="Running", address="10.0.0.1")
-    seen = Snapshot(given, WORKLOAD, (HEAD, guard), own_guard=MAKER, exposed=("pod head has it",))
+    seen = Snapshot(given, WORKLOAD, (HEAD, guard), own_guard=MAKER, broken=("pod head has it",))
     assert (guard_to_ask(seen) is not None) is asked
     decision = decide(seen, NOW)
     guarded = next(one for one in decision.report.conditions if one.type == "Guarded")

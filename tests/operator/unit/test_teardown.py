@@ -21,6 +21,7 @@ from guard_operator.reconcile.snapshot import (
     Delete,
     Doomed,
     Job,
+    Remembered,
     Snapshot,
 )
 from guard_operator.reconcile.teardown import (
@@ -50,6 +51,8 @@ EVIDENCE, FINAL = CaptureEvidence(final=False), CaptureEvidence(final=True)
 OF_WORKLOAD = Doomed(PyTorchJobAdapter.resource, "run", "w")
 DELETE = Delete((OF_WORKLOAD,))
 POD = Doomed(PODS, "run-master-0", "uid-run-master-0")
+DENIED = Remembered(refusal='admission webhook "w" denied: ask Bob')
+SEEN = Remembered(pods=(("run-master-0", "u1"),))
 CLUSTER = Between(RAY_CLUSTERS, "run-x2", "uid-cluster")
 
 
@@ -111,7 +114,7 @@ def test_from_the_second_look_on_every_pod_is_deleted_that_is_not_on_its_way_out
 
 
 def test_what_makes_pods_is_deleted_where_the_workload_cannot_be() -> None:
-    seen = Snapshot(job(begun()), workload(), (pod(),), between=(CLUSTER,), refusal="no")
+    seen = Snapshot(job(begun()), workload(), (pod(),), between=(CLUSTER,), known=Remembered(refusal="no"))
     assert deletes(decide(seen, NOW)) == [OF_WORKLOAD, Doomed(RAY_CLUSTERS, "run-x2", "uid-cluster"), POD]
     going = replace(seen, between=(replace(CLUSTER, terminating=True),))
     assert deletes(decide(going, NOW)) == [OF_WORKLOAD, POD]
@@ -158,7 +161,7 @@ def test_the_evidence_is_asked_for_until_it_is_written() -> None:
         {"workload": workload(deleted=NOW)},
         {"pods": (GOING,)},
         {"pods": (pod(phase="Failed", terminating=True),)},
-        {"seen": (("run-master-0", "u1"),)},
+        {"known": SEEN},
         {"pods_unread": "503"},
         {"between": (CLUSTER,)},
     ],
@@ -170,7 +173,7 @@ def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: dict[str, Any]
 
 
 def test_then_it_is_stopped_at_once() -> None:
-    gone = Snapshot(job(begun()), seen=(("run-master-0", "u1"),), all_pods_read=True)
+    gone = Snapshot(job(begun()), known=SEEN, all_pods_read=True)
     decision = decide(gone, NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.look_again is None
     assert decision.report.stop is not None and decision.report.stop.stopped_at == NOW
@@ -209,7 +212,12 @@ def late(**values: Any) -> Snapshot:
     ("snapshot", "words"),
     [
         (
-            Snapshot(job(begun()), workload(), (pod(),), refusal='admission webhook "w" denied: ask Bob'),
+            Snapshot(
+                job(begun()),
+                workload(),
+                (pod(),),
+                known=Remembered(refusal='admission webhook "w" denied: ask Bob'),
+            ),
             'a delete was refused: admission webhook "w" denied: ask Bob; 1 pods are left: run-master-0',
         ),
         (Snapshot(job(begun()), workload(), pods_unread="503: etcd"), "the pods cannot be read: 503: etcd"),
