@@ -203,6 +203,7 @@ _OVERRIDES_VERDICT = (
     ConditionType.WAITING,
     ConditionType.SUCCEEDED,
 )
+_PASSED = {Reason.WORKLOAD_SUCCEEDED.value: "healthy", Reason.FINISHED_WITH_WARNING.value: "warning"}
 _LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
 
 
@@ -230,8 +231,7 @@ def _verdict_of_now(status: Mapping[str, Any]) -> tuple[str, str]:
     for kind in _OVERRIDES_VERDICT:
         one = conditions.get(kind, {})
         if one.get("status") == "True":
-            passed = kind is ConditionType.SUCCEEDED and one.get("reason") == Reason.WORKLOAD_SUCCEEDED
-            return _LATCHES.get(kind, "healthy" if passed else "unknown"), _message(one)
+            return _LATCHES.get(kind) or _PASSED.get(str(one.get("reason")), "unknown"), _message(one)
     guarded, fired = (conditions.get(kind, {}) for kind in (ConditionType.GUARDED, ConditionType.FIRED))
     if guarded.get("status") == "False" and guarded.get("reason") != Reason.WORKLOAD_PENDING:
         return "unknown", _message(guarded)

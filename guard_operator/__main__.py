@@ -26,7 +26,6 @@ from guard_core.extras import missing_extra
 from guard_core.wording import excerpt, format_errors, meant
 from guard_operator.api.types import Resources
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, OperatorConfig, default_guard_resources
-from guard_operator.runtime.serving import EVERYWHERE
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
     from guard_operator.app import Operator
@@ -82,11 +81,6 @@ def parser() -> argparse.ArgumentParser:
         help="guard workloads of this kind; may be repeated; default: every kind",
     )
     add(
-        "--kueue",
-        action="store_true",
-        help="read the Workloads of Kueue, to say what a run waits for",
-    )
-    add(
         "--node-directory",
         action="append",
         default=[],
@@ -111,8 +105,8 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=_positive, default=4, help="jobs reconciled at once (default 4)")
     add(
         "--bind",
-        default=EVERYWHERE,
-        help="address of /healthz, /readyz, /metrics and /debug/state (default ::, all of IPv6 and IPv4)",
+        default="::",
+        help="address of /healthz, /readyz and /metrics (default ::, all of IPv6 and IPv4)",
     )
     add("--port", type=int, default=8080, help="their port; 0 takes a free one (default 8080)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -167,7 +161,6 @@ def _operator(options: argparse.Namespace) -> Operator:
             guard_image=options.guard_image,
             namespaces=tuple(options.namespace),
             kinds=tuple(options.kind),
-            kueue=options.kueue,
             node_directories=tuple(options.node_directory) or NODE_DIRECTORIES,
             token_audiences=tuple(options.token_audience) or TOKEN_AUDIENCES,
             guard_resources=options.guard_resources,

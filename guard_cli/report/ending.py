@@ -50,6 +50,8 @@ def heading_of(evidence: Evidence) -> Heading:
     if noted.type == "Succeeded" and noted.reason == "WorkloadSucceeded":
         state, word = Level.HEALTHY, Result.FINISHED
         headline = "The trainer finished without a fire, and all of it was judged"
+    elif noted.type == "Succeeded" and noted.reason == "FinishedWithWarning":
+        state, word, headline = Level.WARNING, Result.WARNING, "The trainer finished with a warning"
     return Heading(state, word, _with(verdict, headline.format(reason=noted.reason)), noted.message)
 
 

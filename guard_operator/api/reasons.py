@@ -61,7 +61,6 @@ class Reason(StrEnum):
     GUARD_REFUSED = "GuardRefused"
     TARGET_REFUSED = "TargetRefused"
     CLAIM_MISSING = "ClaimMissing"
-    SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
     GUARD_UNREACHABLE = "GuardUnreachable"
@@ -89,7 +88,6 @@ class Reason(StrEnum):
     GUARD_NOT_READY = "GuardNotReady"
     GUARD_REPORTS = "GuardReports"
     GUARD_NOT_RUNNING = "GuardNotRunning"
-    WATCH_INTERRUPTED = "WatchInterrupted"
     KIND_UNREAD = "KindUnread"
     # Waiting
     UNSCHEDULABLE = "Unschedulable"
@@ -109,6 +107,7 @@ class Reason(StrEnum):
     WORKLOAD_SUCCEEDED = "WorkloadSucceeded"
     CHECKPOINTS_LEFT = "CheckpointsLeft"
     NOT_JUDGED = "NotJudged"
+    FINISHED_WITH_WARNING = "FinishedWithWarning"
     GUARD_JUDGES = "GuardJudges"
     WORKLOAD_FAILED = "WorkloadFailed"
     EVICTED = "Evicted"
@@ -131,8 +130,10 @@ _REASONS = {
     Reason.CLAIM_OWNED: "The same, and the workload owns the claim with the checkpoints, so a fire deletes "
     "it, too. The message names it.",
     Reason.WORKLOAD_PENDING: "The workload is about to be created, or is not there yet.",
-    Reason.INVALID_SPEC: "The spec does not validate; the message names the field.",
-    Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind.",
+    Reason.INVALID_SPEC: "The spec does not validate; the message names the field. A run that another "
+    "version of the operator created goes on, and only its guard stops it.",
+    Reason.UNSUPPORTED_KIND: "The operator cannot guard a workload of this apiVersion and kind. A run that "
+    "was created before goes on, and only its guard stops it.",
     Reason.TEMPLATE_REFUSED: "The template would break the guard's isolation; the message names the field.",
     Reason.WORKLOAD_REFUSED: "The API server refused the workload, in a dry run or when it was to be "
     "made; the message is its own.",
@@ -140,7 +141,6 @@ _REASONS = {
     "StatefulSet or a Secret; the message names it and is the server's own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
-    Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
@@ -167,10 +167,8 @@ _REASONS = {
     Reason.GUARD_REPORTS: "The guard is heard.",
     Reason.GUARD_NOT_RUNNING: "No guard runs that was heard, so there is no verdict now; the message has "
     "the last one. For GuardSilent: the rank-0 pod is not running, so nothing is expected of its guard.",
-    Reason.WATCH_INTERRUPTED: "The API server has shown the operator no change of any job for long, so it "
-    "cannot tell who is silent.",
-    Reason.KIND_UNREAD: "What the run is made of cannot be listed, so nobody knows "
-    "whether its guard is silent, or how it ended; the message names it. What latches is acted on.",
+    Reason.KIND_UNREAD: "What the run is made of cannot be listed or watched, so nobody knows whether its "
+    "guard is silent, or how it ended; the message names it. What latches is acted on.",
     Reason.UNSCHEDULABLE: "No node takes a pod; the message is the scheduler's.",
     Reason.CONTAINER_WAITING: "A container cannot be started; the message is the kubelet's.",
     Reason.VOLUME_UNAVAILABLE: "A volume cannot be mounted; the message is the kubelet's and names "
@@ -192,8 +190,10 @@ _REASONS = {
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
     Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "
     "second one that would have confirmed an alarm.",
-    Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is not "
-    "healthy or not known; the message says what to set.",
+    Reason.NOT_JUDGED: "The same, but checkpoints were not evaluated, or the guard's last verdict is "
+    "unknown; the message says what to set.",
+    Reason.FINISHED_WITH_WARNING: "The workload reports success, and all of it was judged, but the guard's "
+    "last verdict is a warning; the message says of what.",
     Reason.GUARD_JUDGES: "The trainer has finished, and its guard, in a pod of its own, judges what it left.",
     Reason.WORKLOAD_FAILED: "The workload reports failure.",
     Reason.EVICTED: "A pod was evicted.",

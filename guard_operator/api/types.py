@@ -7,7 +7,7 @@ Python names are snake_case, the API is camelCase. Nothing here talks to a clust
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -89,8 +89,19 @@ Quantity = Annotated[
     int | str,
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
+
+
+def _readable(value: Any) -> Any:
+    """What the API server takes for a time and is none, such as 30 February, hides no latch: 1970."""
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+
+
 Timestamp = Annotated[
     datetime,
+    BeforeValidator(_readable),
     PlainSerializer(lambda t: t.isoformat(timespec="microseconds").replace("+00:00", "Z"), return_type=str),
 ]
 
@@ -152,7 +163,7 @@ class WorkloadTemplate(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Kind of the workload: PyTorchJob, Job, RayJob, JobSet or TrainJob.",
+        description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet.",
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta,
@@ -800,11 +811,6 @@ class WorkloadRef(StatusModel):
     kind: str = Field(max_length=63, description="Its kind.")
     name: str = Field(max_length=253, description="Its name.")
     uid: str = Field(max_length=63, description="Its UID; a namesake with another UID is not ours.")
-    guard_image: str | None = Field(
-        None,
-        max_length=1024,
-        description="Image of the guard that it was created with; a pod that is created again may have it.",
-    )
 
 
 class PodRef(StatusModel):

@@ -8,45 +8,52 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from guard_core.policy import Policy
-from guard_operator.adapters import TemplateError, WorkloadAdapter, find_adapter
+from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ApiModel, ConditionStatus, Status
+from guard_operator.api.types import ApiModel, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.keeper import Keeper
-from guard_operator.reconcile.conditions import Conditions
-from guard_operator.reconcile.decision import (
+from guard_operator.reconcile.conditions import Conditions, as_it_is, with_conditions
+from guard_operator.reconcile.events import Transition, event_of, transitions
+from guard_operator.reconcile.evidence import EvidenceCollector
+from guard_operator.reconcile.guard_pod import guard_objects
+from guard_operator.reconcile.inject import build_workload
+from guard_operator.reconcile.parse import JOBS, parse_job, read_status
+from guard_operator.reconcile.snapshot import (
     Action,
     CaptureEvidence,
     CreateWorkload,
     Decision,
     Delete,
     Doomed,
+    EnsureGuard,
+    Job,
     Report,
-    RestoreSupport,
-    StartGuard,
+    Snapshot,
+    Unsaid,
+    guard_of,
+    must_stop,
 )
-from guard_operator.reconcile.events import EventRecorder, Transition, transitions
-from guard_operator.reconcile.evidence import EvidenceCollector
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload, created_for
-from guard_operator.reconcile.parse import JOBS, read_policy, read_status
-from guard_operator.reconcile.snapshot import Job, Snapshot, Unsaid, guard_of, must_stop, with_conditions
 from guard_operator.reconcile.support import new_credentials, support_objects
-from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
+from guard_operator.runtime.background import Background
+from guard_operator.runtime.client import EVENTS, PODS, STATEFUL_SETS, Client, Json, Resource, of_uid
 from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.metrics import OperatorMetrics
 
 log = logging.getLogger(__name__)
 
 
 #: How long one look may take to delete pods: meanwhile a worker is busy.
 PODS_TIME = timedelta(seconds=5.0)
+#: How long the end of the process waits for Events.
+FLUSH_SECONDS = 3.0
 #: How long figures of a guard wait until they are written.
 FIGURES_TIME = timedelta(seconds=10.0)
 
@@ -59,19 +66,6 @@ class Unwritten(ClusterError):
         self.refusal = refusal
 
 
-class Observer(Protocol):
-    """Told about what is worth a metric."""
-
-    def fired(self, reason: str) -> None:
-        """A fire was recorded."""
-
-    def halted(self, reason: str) -> None:
-        """A halt was recorded."""
-
-    def stopped(self, seconds: float) -> None:
-        """The last pod of a fired run is gone, `seconds` after the guard latched."""
-
-
 class Actuator:
     """See the module. `clock` gives the time in UTC."""
 
@@ -79,17 +73,16 @@ class Actuator:
         self,
         client: Client,
         config: OperatorConfig,
-        observer: Observer,
+        metrics: OperatorMetrics,
         evidence: EvidenceCollector,
-        events: EventRecorder,
         keeper: Keeper,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._config = config
-        self._observer = observer
+        self._metrics = metrics
         self._evidence = evidence
-        self._events = events
+        self._events = Background("Event")
         self._keeper = keeper
         self._clock = clock
 
@@ -120,84 +113,64 @@ class Actuator:
             raise busy
         return _words(refusals)
 
+    def flush(self) -> None:
+        """Wait a moment for the Events that are not written yet."""
+        self._events.flush(FLUSH_SECONDS)
+
     def _create_and_write(self, snapshot: Snapshot, decision: Decision) -> None:
         """Everything but the deletes, then one status write."""
-        report, extra, version = decision.report, list[Transition](), snapshot.job.resource_version
+        job, report, extra = snapshot.job, decision.report, list[Transition]()
         trouble: ClusterError | None = None
         for action in decision.actions:
             if isinstance(action, CaptureEvidence):
                 report, happened = self._capture(snapshot, action, report)
                 extra += happened
-            elif isinstance(action, CreateWorkload | RestoreSupport | StartGuard):
+            elif isinstance(action, CreateWorkload | EnsureGuard):
                 try:
-                    self._make(snapshot.job, action)
+                    self._create(job) if isinstance(action, CreateWorkload) else self._ensure_guard(job)
                 except ApiError as error:
                     if not error.refused:
                         raise
                     trouble = error
                     report = _with_refusal(snapshot, action, report, error, self._clock())
-        self._write(snapshot.job, report, extra, version)
+        self._write(job, report, extra)
         if trouble is not None:
             raise trouble
 
-    def say(self, raw: Json, report: Report) -> None:
-        """Write the status of a job of which nothing more is decided."""
-        metadata, guard = raw["metadata"], (raw.get("status") or {}).get("guard") or {}
-        self._client.apply(JOBS, status_patch(metadata, report, guard), names.OPERATOR_MANAGER, sub="status")
+    def write_status(self, raw: Json, status: Status, report: Report) -> None:
+        """Write the status of a job of which nothing more is decided; `status`: as it was read."""
+        if as_it_is(status) != report:
+            self._apply(raw["metadata"], report, (raw.get("status") or {}).get("guard") or {})
+            for transition in transitions(status.conditions, report.conditions):
+                self._record(raw["metadata"], transition)
 
     # -- create ------------------------------------------------------------------------------------------
 
-    def _make(self, job: Job, action: CreateWorkload | RestoreSupport | StartGuard) -> None:
-        if isinstance(action, CreateWorkload):
-            self._create(job)
-        elif isinstance(action, RestoreSupport):
-            self._restore_support(job)
-        else:
-            self._start_guard(job)
-
     def _create(self, job: Job) -> None:
         adapter = _adapter(job)
-        self._create_support(job, job.spec.guard.policy)
+        self._create_support(job)
         # The cache may be behind: a job that was deleted or has fired meanwhile gets no workload.
         current = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
         if current is None:
             return
-        guard = (current.get("status") or {}).get("guard") or {}
-        if "fire" in guard or "deletionTimestamp" in current["metadata"]:
+        fired = guard_of(parse_job(current)).fire is not None
+        if fired or "deletionTimestamp" in current["metadata"]:
             return
         workload = build_workload(job, adapter, self._config)
-        for resource, body in created_for(job, adapter, workload):
-            self._client.apply(resource, body, names.OPERATOR_MANAGER)
+        self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
 
-    def _create_support(self, job: Job, policy: Policy) -> None:
+    def _ensure_guard(self, job: Job) -> None:
+        self._create_support(job)
+        if (own := job.spec.guard.own_pod) is not None:
+            for resource, body in guard_objects(job, own, _adapter(job), self._config):
+                self._create_once(resource, job, body)
+
+    def _create_support(self, job: Job) -> None:
         """What the guard mounts beside its volumes: its key and tokens, and its policy."""
         owner = job.namespace, job.name
         secret = self._keeper.credentials(owner, job.uid, lambda: new_credentials(job, self._clock()))
-        for resource, body in support_objects(job, policy, secret):
+        for resource, body in support_objects(job, secret):
             self._create_once(resource, job, body)
-
-    def _start_guard(self, job: Job) -> None:
-        own = job.spec.guard.own_pod
-        assert own is not None, "only a guard in a pod of its own is started"
-        if job.spec.target_ref is not None and not self._restore_support(job):  # else made with the workload
-            return
-        try:
-            objects = [*guard_objects(job, own, _adapter(job), self._config)]
-        except TemplateError as error:  # of a run that goes on: its guard is silent, which stops it
-            log.error("%s/%s: its guard cannot be started: %s", job.namespace, job.name, error)
-            return
-        for resource, body in objects:
-            self._create_once(resource, job, body)
-
-    def _restore_support(self, job: Job) -> bool:
-        """Make what the guard mounts, unless it is there; whether the policy could be read for it."""
-        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        policy = None if raw is None else read_policy(raw)
-        if policy is None:  # of a run that goes on: its guard is silent, which stops it
-            log.error("%s/%s: its policy cannot be read, so it gets no guard", job.namespace, job.name)
-            return False
-        self._create_support(job, policy)
-        return True
 
     def _create_once(self, resource: Resource, job: Job, body: Json) -> None:
         """Create it unless it exists; the names carry the job's UID, so what exists is this job's.
@@ -243,7 +216,8 @@ class Actuator:
 
         The status may not say yet how the run ended, so what is decided goes with it.
         """
-        decided = replace(snapshot, job=with_conditions(snapshot.job, report.conditions))
+        status = snapshot.job.status.model_copy(update={"conditions": list(report.conditions)})
+        decided = replace(snapshot, job=replace(snapshot.job, status=status))
         if (name := self._evidence.collect(decided, action.final)) is None:
             return report, []
         message = f"verdict, history, log tails and last good checkpoint are in ConfigMap {name}"
@@ -251,22 +225,29 @@ class Actuator:
 
     # -- status and Events -------------------------------------------------------------------------------
 
-    def _write(self, job: Job, report: Report, extra: list[Transition], version: str) -> None:
-        if _says(job.status) == _sayable(report) and not self._is_due(job):
+    def _write(self, job: Job, report: Report, extra: list[Transition]) -> None:
+        if as_it_is(job.status) == report and not self._is_due(job):
             return
+        metadata = {
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+            "generation": job.generation,
+        }
         try:
-            self._apply(job, report, version)
+            self._apply(metadata, report, job.guard)
         except ApiError as error:
             if error.status != 409 or (newer := self._same_but_newer(job)) is None:
                 raise
-            self._apply(job, report, newer)
+            self._apply(metadata | {"resourceVersion": newer}, report, job.guard)
         happened = (*transitions(job.status.conditions, report.conditions), *extra)
         for transition in happened:
             if not (transition.reason == Reason.NO_PODS_LEFT and _was_stopped(job)):
-                self._events.record(job, transition, self._clock())
+                self._record(metadata, transition)
         if job.status.workload_ref is None and report.workload_ref is not None:
-            for one, transition in _resumption(job):
-                self._events.record(one, transition, self._clock())
+            for name, uid, transition in _resumption(job):
+                self._record({"namespace": job.namespace, "name": name, "uid": uid}, transition)
         self._measure(job, report)
 
     def _is_due(self, job: Job) -> bool:
@@ -276,17 +257,12 @@ class Actuator:
             return self._clock() - last >= FIGURES_TIME
         return job.unsaid is not Unsaid.NOTHING
 
-    def _apply(self, job: Job, report: Report, version: str) -> None:
-        metadata = {
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
-            "resourceVersion": version,
-            "generation": job.generation,
-        }
-        self._client.apply(
-            JOBS, status_patch(metadata, report, job.guard), names.OPERATOR_MANAGER, sub="status"
-        )
+    def _apply(self, metadata: Json, report: Report, guard: Mapping[str, Any]) -> None:
+        self._client.apply(JOBS, status_patch(metadata, report, guard), names.OPERATOR_MANAGER, sub="status")
+
+    def _record(self, metadata: Json, transition: Transition) -> None:
+        event, namespace = event_of(metadata, transition, self._clock()), metadata["namespace"]
+        self._events.add(partial(self._client.create, EVENTS, namespace, event, names.OPERATOR_MANAGER))
 
     def _same_but_newer(self, job: Job) -> str | None:
         """The newest resourceVersion, if the run must stop and only others than operators have written since.
@@ -296,7 +272,7 @@ class Actuator:
         if not must_stop(job):
             return None
         raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        if raw is None or _says(read_status(raw)) != _says(job.status):
+        if raw is None or as_it_is(read_status(raw)) != as_it_is(job.status):
             return None
         version: str = raw["metadata"]["resourceVersion"]
         return version
@@ -306,13 +282,13 @@ class Actuator:
         new = {c.type: c for c in report.conditions}
         closed = {kind for kind, said in new.items() if said.status == "True" and old.get(kind) != "True"}
         if ConditionType.FIRED in closed:
-            self._observer.fired(new[ConditionType.FIRED].reason)
+            self._metrics.fired(new[ConditionType.FIRED].reason)
         if ConditionType.HALTED in closed:
-            self._observer.halted(new[ConditionType.HALTED].reason)
+            self._metrics.halted(new[ConditionType.HALTED].reason)
         stopped = new.get(ConditionType.STOPPED)
         fire = guard_of(job).fire
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
-            self._observer.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
+            self._metrics.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
 
 
 def _shuffled(objects: Sequence[Doomed]) -> Iterator[Doomed]:
@@ -328,17 +304,17 @@ def _words(refusals: Sequence[ClusterError]) -> str:
     return first.message if isinstance(first, ApiError) else "" if first is None else str(first)
 
 
-def _resumption(job: Job) -> Iterator[tuple[Job, Transition]]:
-    """That it goes on from another run, told to both."""
+def _resumption(job: Job) -> Iterator[tuple[str, str, Transition]]:
+    """That it goes on from another run, told to both: name and UID of the job, and what is told."""
     origin = job.spec.resumed_from
     if origin is None:
         return
     step = "" if origin.step is None else f" (step {origin.step})"
     here = f"starts from {origin.checkpoint}{step} of job {origin.name}, which stays as it is"
-    yield job, Transition("Normal", Reason.RESUMED, here)
+    yield job.name, job.uid, Transition("Normal", Reason.RESUMED, here)
     if origin.uid is not None:
         there = f"job {job.name} starts from {origin.checkpoint}{step} of this one"
-        yield replace(job, name=origin.name, uid=origin.uid), Transition("Normal", Reason.RESUMED, there)
+        yield origin.name, origin.uid, Transition("Normal", Reason.RESUMED, there)
 
 
 def _was_stopped(job: Job) -> bool:
@@ -347,29 +323,13 @@ def _was_stopped(job: Job) -> bool:
     return told.get(ConditionType.STOPPED) == "True" or (stop is not None and stop.stopped_at is not None)
 
 
-def _says(status: Status) -> object:
-    """The operator's part of the status as it is; comparable with `_sayable`."""
-    noted = status.workload_ref, status.stop, status.evidence
-    return status.phase, _sorted(status.conditions), *noted
-
-
-def _sayable(report: Report) -> object:
-    noted = report.workload_ref, report.stop, report.evidence
-    return report.phase, _sorted(report.conditions), *noted
-
-
 def _with_refusal(
     snapshot: Snapshot, action: Action, report: Report, error: ApiError, now: datetime
 ) -> Report:
     """The report with what the API server says to what was to be made, which no dry run had found."""
-    reason = Reason.GUARD_REFUSED if isinstance(action, StartGuard) else Reason.WORKLOAD_REFUSED
+    reason = Reason.GUARD_REFUSED if isinstance(action, EnsureGuard) else Reason.WORKLOAD_REFUSED
     guarded = Conditions(snapshot, now).make(ConditionType.GUARDED, "False", reason, error.message)
-    others = (condition for condition in report.conditions if condition.type != guarded.type)
-    return replace(report, conditions=tuple(sorted((*others, guarded), key=lambda c: c.type)))
-
-
-def _sorted(conditions: Iterable[ConditionStatus]) -> list[ConditionStatus]:
-    return sorted(conditions, key=lambda condition: condition.type)
+    return with_conditions(report, guarded)
 
 
 def status_patch(metadata: Json, report: Report, guard: Mapping[str, Any]) -> Json:

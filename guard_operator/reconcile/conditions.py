@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
@@ -13,7 +15,6 @@ from guard_operator.api.types import (
     Status,
     WorkloadRef,
 )
-from guard_operator.reconcile.decision import Report
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
@@ -25,7 +26,7 @@ from guard_operator.reconcile.halts import (
 from guard_operator.reconcile.snapshot import (
     Between,
     Job,
-    OwnGuard,
+    Report,
     Snapshot,
     Waiting,
     Workload,
@@ -43,11 +44,33 @@ _AWAY = {
 }
 
 
-class Conditions:
-    """Builds conditions for one snapshot; `lastTransitionTime` moves only when the status does.
+def new_condition(
+    before: Status,
+    generation: int | None,
+    now: datetime,
+    kind: ConditionType,
+    status: str,
+    reason: Reason | str,
+    message: str,
+) -> ConditionStatus:
+    """A condition after those of `before`; `lastTransitionTime` moves only when its status does.
 
     It moves, too, when a run leaves its queue and waits for something else, for which it has not waited yet.
     """
+    old = condition_of(before, kind)
+    unchanged = old is not None and old.status == status and not (old.reason == Reason.QUEUED != reason)
+    return ConditionStatus(
+        type=kind,
+        status=status,
+        reason=reason,
+        message=message[:32768],
+        observed_generation=generation,
+        last_transition_time=old.last_transition_time if old and unchanged else now,
+    )
+
+
+class Conditions:
+    """Builds conditions for one snapshot."""
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
         self._snapshot = snapshot
@@ -60,17 +83,8 @@ class Conditions:
 
     def make(self, kind: ConditionType, status: str, reason: Reason | str, message: str) -> ConditionStatus:
         """A condition of this generation."""
-        before = condition_of(self._job.status, kind)
-        left_queue = before is not None and before.reason == Reason.QUEUED != reason
-        unchanged = before is not None and before.status == status and not left_queue
-        return ConditionStatus(
-            type=kind,
-            status=status,
-            reason=reason,
-            message=message[:32768],
-            observed_generation=self._job.generation,
-            last_transition_time=before.last_transition_time if before and unchanged else self.now,
-        )
+        job = self._job
+        return new_condition(job.status, job.generation, self.now, kind, status, reason, message)
 
     def waits_for(self, pod: str, waiting: Waiting) -> ConditionStatus:
         """That the run waits for a pod which cannot start."""
@@ -78,13 +92,13 @@ class Conditions:
         return self.make(ConditionType.WAITING, "True", waiting.reason, message)
 
     def __call__(self, *others: ConditionStatus | None, over: bool = False) -> tuple[ConditionStatus, ...]:
-        """What holds at every stage, and `others`; sorted by type so that equal reports compare equal.
+        """What holds at every stage, and `others`.
 
         `over`: the run has ended, so nothing will be found any more.
         """
         fired = self._fired(over=True) if over else self.fired
         common = (fired, self.silent, self.halted, self.isolated, *others)
-        return tuple(sorted((c for c in common if c is not None), key=lambda c: c.type))
+        return _by_type(c for c in common if c is not None)
 
     def fired_by(self, fire: Latched) -> ConditionStatus:
         """That this fired."""
@@ -122,8 +136,6 @@ class Conditions:
         if is_silent(snapshot):
             reason = Reason.MOST_SILENT if is_at_once(snapshot) else Reason.GUARD_SILENT
             status, message = "True", silence_message(snapshot)
-        elif snapshot.deaf:
-            status, reason, message = "Unknown", Reason.WATCH_INTERRUPTED, Reason.WATCH_INTERRUPTED.meaning
         elif snapshot.silent_for is None:
             status, reason, message = "Unknown", Reason.GUARD_NOT_RUNNING, _NO_RANK0
         elif snapshot.unreached:
@@ -147,8 +159,8 @@ class Conditions:
         if before is not None and self._job.spec.target_ref is not None and must_stop(self._job):
             return before  # its pods are not in a cache
         if self._job.spec.target_ref is not None:
-            reason = Reason.GUARD_DATA_EXPOSED if snapshot.exposed else Reason.ATTACHED
-            message = "not protected: " + "; ".join((*snapshot.exposed, *UNPROTECTED))
+            reason = Reason.GUARD_DATA_EXPOSED if snapshot.broken else Reason.ATTACHED
+            message = "not protected: " + "; ".join((*snapshot.broken, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
         if before is not None and self._job.status.workload_ref is not None:
             # What was created does not change, whatever the operator's configuration would admit today.
@@ -169,7 +181,18 @@ def last_verdict(last: GuardStatus) -> str:
 def as_it_is(status: Status) -> Report:
     """What the operator has said of the job."""
     noted = status.workload_ref, status.stop, status.evidence
-    return Report(status.phase or Phase.PENDING, tuple(status.conditions), *noted)
+    return Report(status.phase or Phase.PENDING, _by_type(status.conditions), *noted)
+
+
+def with_conditions(report: Report, *new: ConditionStatus) -> Report:
+    """The report with these conditions in the place of those of their types."""
+    others = (old for old in report.conditions if all(old.type != one.type for one in new))
+    return replace(report, conditions=_by_type((*new, *others)))
+
+
+def _by_type(conditions: Iterable[ConditionStatus]) -> tuple[ConditionStatus, ...]:
+    """Sorted, so that equal reports compare equal."""
+    return tuple(sorted(conditions, key=lambda one: one.type))
 
 
 def is_attached(job: Job) -> bool:
@@ -188,14 +211,12 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     if snapshot.own_guard is not None and (taken := snapshot.own_guard.taken):
         message = f"a StatefulSet {taken} exists and is not this job's, so no guard can be made: delete it"
         return says.make(ConditionType.GUARDED, "False", Reason.NAME_TAKEN, message)
-    if snapshot.own_guard == OwnGuard() and not snapshot.job.guard_known:
-        message = (
-            "the guard is gone, and this version of the operator cannot read all of spec.guard to start it"
-        )
-        return says.make(ConditionType.GUARDED, "False", Reason.INVALID_SPEC, message)
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)
+    if refused := snapshot.not_admitted:
+        message = f"{'; '.join(refused)}; set guard.isolation: Relaxed to have it judged all the same"
+        return says.make(ConditionType.GUARDED, "False", Reason.TARGET_REFUSED, message)
     if snapshot.unreached:
         return says.make(ConditionType.GUARDED, "Unknown", Reason.GUARD_UNREACHABLE, snapshot.unreached)
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)
@@ -217,16 +238,10 @@ def workload_ref_of(snapshot: Snapshot) -> WorkloadRef | None:
     workload, ref = snapshot.workload, snapshot.job.status.workload_ref
     if ref is not None:
         return ref
-    return None if workload is None or not workload.ours else reference_to(snapshot, workload)
+    return None if workload is None or not workload.ours else reference_to(snapshot.job, workload)
 
 
-def reference_to(snapshot: Snapshot, workload: Workload) -> WorkloadRef:
+def reference_to(job: Job, workload: Workload) -> WorkloadRef:
     """What is noted of this workload, by which it is known from then on."""
-    job = snapshot.job
-    return WorkloadRef(
-        api_version=job.spec.workload.api_version,
-        kind=job.spec.workload.kind,
-        name=job.workload_name,
-        uid=workload.uid,
-        guard_image=snapshot.guard_image,
-    )
+    kind = job.spec.workload
+    return WorkloadRef(api_version=kind.api_version, kind=kind.kind, name=job.workload_name, uid=workload.uid)

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, GuardStatus, Phase, Status
+from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
-from guard_operator.guards.polls import GuardPolls
+from guard_operator.guards.adoption import latches_of
+from guard_operator.guards.polls import GuardPolls, PolledGuard
 from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator, Unwritten
-from guard_operator.reconcile.conditions import Conditions, as_it_is, last_verdict
+from guard_operator.reconcile.conditions import (
+    Conditions,
+    as_it_is,
+    last_verdict,
+    new_condition,
+    with_conditions,
+)
 from guard_operator.reconcile.decide import decide, decide_latched
-from guard_operator.reconcile.decision import Decision, Report
-from guard_operator.reconcile.gather import Gatherer
-from guard_operator.reconcile.memory import RunMemory
+from guard_operator.reconcile.gather import Gatherer, UnsupportedKindError
+from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.parse import parse_job, read_status
-from guard_operator.reconcile.snapshot import OVER, Snapshot, Unsaid, condition_of, is_true
-from guard_operator.reconcile.whom_to_ask import guard_to_ask
+from guard_operator.reconcile.snapshot import (
+    NOTHING_REMEMBERED,
+    OVER,
+    Decision,
+    Job,
+    Remembered,
+    Snapshot,
+    Unsaid,
+    condition_of,
+    guard_of,
+    is_true,
+)
 from guard_operator.runtime.client import Json
 
 log = logging.getLogger(__name__)
@@ -37,20 +54,17 @@ class Controller:
         self,
         gatherer: Gatherer,
         actuator: Actuator,
-        memory: RunMemory,
         guards: GuardPolls,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
         self._clock = clock
-        self._memory = memory
+        self._runs: dict[str, Remembered] = {}  # by UID
         self._guards = guards
 
-    def reconcile(self, raw: Json | None) -> float | None:
-        """Act on the job as it is cached; None: it is gone, and everything made for it goes by ownership.
-
-        Of a job that is over no spec is cached; it is read where there is something left to do.
+    def reconcile(self, raw: Json) -> float | None:
+        """Act on the job as it is cached.
 
         Returns:
             In how many seconds to look again at the latest; None: on the next event.
@@ -58,23 +72,20 @@ class Controller:
         Raises:
             ClusterError: something did not work for now.
         """
-        if raw is not None and "spec" not in raw:
-            raw = self._gatherer.read_again(raw)
-        if raw is None:
-            return None
         try:
             job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
+            known = self._remembered(job)
+            snapshot = self._gatherer.gather(job, known)
         except ValidationError as error:
-            self._refuse(raw, error)
+            self._refuse(raw, Reason.INVALID_SPEC, invalid_spec(error))
             return None
-        known = self._memory.of(job)
-        snapshot = self._gatherer.gather(job, known)
+        except UnsupportedKindError as error:
+            self._refuse(raw, Reason.UNSUPPORTED_KIND, str(error))
+            return None
         if snapshot is None:
             return None
         self._follow(snapshot)
         decision = decide(snapshot, self._clock())
-        under_way = decision.report.phase is Phase.STOPPING
-        self._memory.note(snapshot, decision.report.stop if under_way else None, known)
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._act(snapshot, decision)
@@ -94,8 +105,28 @@ class Controller:
         elif reading is not None and reading.unreached_since is not None:
             self._guards.leave(uid)
 
+    def _remembered(self, job: Job) -> Remembered:
+        """What is remembered of this run, with the pods that its status notes."""
+        known = self._runs.get(job.uid, NOTHING_REMEMBERED)
+        noted = job.status.stop.pods if job.status.stop is not None else []
+        pods = {uid: name for name, uid in known.pods} | {pod.uid: pod.name for pod in noted}
+        return replace(known, pods=tuple((name, uid) for uid, name in pods.items()))
+
+    def forget(self, job_uid: str) -> None:
+        """The job is gone."""
+        self._runs.pop(job_uid, None)
+
     def _act(self, snapshot: Snapshot, decision: Decision) -> None:
-        """Carry it out, and remember what was refused: the next look says so."""
+        """Carry it out, and remember what was seen, decided and refused: the next look goes on from there.
+
+        A run is stopped only when every pod that was ever seen is gone, also one that lost its labels and its
+        owner. And whoever may write a job or its status must not hold up its stop.
+        """
+        pods = {pod.uid: pod.name for pod in snapshot.pods}
+        if not snapshot.all_pods_read:
+            pods = {uid: name for name, uid in snapshot.known.pods} | pods
+        seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
+        stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
         refusal = ""
         try:
             refusal = self._actuator.actuate(snapshot, decision)
@@ -103,72 +134,78 @@ class Controller:
             refusal = error.refusal
             raise
         finally:
-            self._memory.note_refusal(snapshot.job, refusal)
+            self._runs[snapshot.job.uid] = Remembered(seen, stop, refusal)
 
-    def _refuse(self, raw: Json, error: ValidationError) -> None:
-        """Say that the spec of a job without a workload does not validate: CRDs have versions."""
-        if "deletionTimestamp" in raw["metadata"]:
-            return
-        unsaid = self._unsaid(raw, ConditionType.GUARDED, "False", Reason.INVALID_SPEC, invalid_spec(error))
-        if unsaid is not None:
-            noted = as_it_is(read_status(raw))  # a workload may be there
-            self._actuator.say(raw, replace(noted, phase=Phase.REFUSED, conditions=(unsaid,)))
+    def _refuse(self, raw: Json, reason: Reason, message: str) -> None:
+        """Say why this operator does nothing for a job. What runs stays running."""
+        metadata = raw["metadata"]
+        log.warning("%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
+        with suppress(ValidationError):  # of the status: then nothing can be written beside it
+            status = read_status(raw)
+            guarded = self._condition(raw, status, ConditionType.GUARDED, "False", reason, message)
+            report = with_conditions(as_it_is(status), guarded)
+            if status.workload_ref is None:
+                report = replace(report, phase=Phase.REFUSED)
+            if "deletionTimestamp" not in metadata:
+                self._actuator.write_status(raw, status, report)
 
-    def say_unlisted(self, raw: Json, kinds: Sequence[str]) -> None:
-        """Say that nothing is known of a run of which these kinds cannot be listed. It goes on as it is.
+    def say_unread(self, raw: Json, kinds: Sequence[str]) -> None:
+        """Say that nothing is known of a run of which these kinds cannot be read. It goes on as it is.
 
-        A latch that its guard left when it ended is taken all the same: what stands in the status waits for
-        nothing.
+        A latch that its guard left when it ended is taken all the same.
         """
-        if self._take_last_word(raw):
-            return
-        status = read_status(raw)
-        if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
-            return
-        unlisted = f"{', '.join(kinds)} cannot be listed"
-        message = f"{unlisted}, so nobody knows whether the guard is silent, or how the run is"
-        silent = self._unsaid(raw, ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, message)
-        if silent is not None:
-            self._actuator.say(raw, _said_too(status, silent, *_no_verdict(status, silent, unlisted)))
+        with suppress(ValidationError):
+            if self._take_last_word(raw):
+                return
+            status = read_status(raw)
+            if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
+                return
+            unread = f"{', '.join(kinds)} cannot be listed or watched"
+            silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
+            said = {ConditionType.GUARD_SILENT: silent}
+            if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status != "True":
+                last = last_verdict(status.guard or GuardStatus())
+                said[ConditionType.FIRED] = f"there is no verdict now: {unread}; {last}"
+            new = (
+                self._condition(raw, status, kind, "Unknown", Reason.KIND_UNREAD, message)
+                for kind, message in said.items()
+            )
+            self._actuator.write_status(raw, status, with_conditions(as_it_is(status), *new))
 
     def _take_last_word(self, raw: Json) -> bool:
         """Have a latch written down that a guard left when it ended; whether there is one."""
-        with suppress(ValidationError):
-            reading = self._guards.reading(raw["metadata"]["uid"])
-            snapshot, now = self._gatherer.last_words(parse_job(raw, reading)), self._clock()
-            if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is not None:
-                self._act(snapshot, decision)
-                return True
-        return False
+        job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
+        if find_adapter(job.spec.workload.api_version, job.spec.workload.kind) is None:
+            return False
+        snapshot, now = self._gatherer.last_words(job), self._clock()
+        if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is None:
+            return False
+        self._act(snapshot, decision)
+        return True
 
-    def _unsaid(
-        self, raw: Json, kind: ConditionType, status: str, reason: Reason, message: str
-    ) -> ConditionStatus | None:
-        """The condition that is to be said of a job of which nothing more is decided; None: it says so."""
-        message = message[:32768]
-        old = condition_of(read_status(raw), kind)
-        if old is not None and (old.reason, old.message) == (reason, message):
-            return None
-        return ConditionStatus(
-            type=kind,
-            status=status,
-            reason=reason,
-            message=message,
-            observed_generation=raw["metadata"].get("generation"),
-            last_transition_time=self._clock(),
-        )
+    def _condition(
+        self, raw: Json, status: Status, kind: ConditionType, value: str, reason: Reason, message: str
+    ) -> ConditionStatus:
+        generation = raw["metadata"].get("generation")
+        return new_condition(status, generation, self._clock(), kind, value, reason, message)
 
 
-def _said_too(status: Status, *said: ConditionStatus) -> Report:
-    """The status as it is, and these conditions."""
-    kept = (one for one in status.conditions if all(one.type != new.type for new in said))
-    conditions = tuple(sorted((*said, *kept), key=lambda one: one.type))
-    return replace(as_it_is(status), conditions=conditions)
-
-
-def _no_verdict(status: Status, silent: ConditionStatus, why: str) -> Iterator[ConditionStatus]:
-    """Of a verdict that is told as one of now, that it is history, with all else as in `silent`."""
-    fired = condition_of(status, ConditionType.FIRED)
-    if fired is not None and fired.status == "False":
-        message = f"there is no verdict now: {why}; {last_verdict(status.guard or GuardStatus())}"
-        yield silent.model_copy(update={"type": ConditionType.FIRED, "message": message[:32768]})
+def guard_to_ask(snapshot: Snapshot) -> PolledGuard | None:
+    """The guard that runs, in the newest pod that has one; None: none does, or it may not be asked yet."""
+    job, guards = snapshot.job, [pod for pod in snapshot.pods if pod.guarded]
+    running = [pod for pod in guards if pod.address]
+    if not running or snapshot.not_admitted:
+        return None
+    pod, said = running[-1], guard_of(job)
+    return PolledGuard(
+        job=(job.namespace, job.name),
+        uid=job.uid,
+        pod=pod.uid,
+        pod_name=pod.name,
+        address=pod.address,
+        port=job.spec.guard.port,
+        host=host_of(job),
+        latches=tuple(latches_of(said.fire, said.halt)),
+        words={one.uid: one.last_word for one in guards if one.last_word is not None},
+        heard=said.level is not None,
+    )

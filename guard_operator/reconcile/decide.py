@@ -24,34 +24,30 @@ from guard_operator.reconcile.conditions import (
     is_attached,
     reference_to,
     whether_guarded,
+    with_conditions,
     workload_ref_of,
-)
-from guard_operator.reconcile.decision import (
-    Action,
-    CreateWorkload,
-    Decision,
-    Report,
-    RestoreSupport,
-    StartGuard,
-    delete_makers,
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
 from guard_operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
-from guard_operator.reconcile.queues import waits_in
 from guard_operator.reconcile.snapshot import (
+    Action,
+    CreateWorkload,
+    Decision,
+    EnsureGuard,
     Preparation,
+    Report,
     Snapshot,
     Waiting,
     condition_of,
+    delete_makers,
     guard_of,
     is_true,
     must_stop,
 )
 from guard_operator.reconcile.teardown import STOPPING_SECONDS, teardown
 
-#: How often at least a running job is looked at, and how often while its watch shows nothing.
+#: How often at least a running job is looked at.
 RUNNING_SECONDS = 600.0
-DEAF_SECONDS = 60.0
 #: How often a silent guard is looked at whose run is not stopped because most others are silent, too.
 HELD_BACK_SECONDS = 20.0
 #: How often a run is looked at whose pods have not come or not started.
@@ -70,7 +66,6 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
         decide_latched(snapshot, says, now)
         or _deleting(snapshot)
         or over_already(snapshot, now)
-        or _unknown_kind(snapshot, says)
         or ended_by_itself(snapshot, says)
         or _attach(snapshot, says)
         or _create(snapshot, says)
@@ -106,10 +101,7 @@ def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
     fire, status = guard_of(snapshot.job).fire, snapshot.job.status
     if fire is None or is_true(status, ConditionType.FIRED) or not ended_before(snapshot.job):
         return None
-    others = tuple(one for one in status.conditions if one.type != ConditionType.FIRED)
-    conditions = tuple(sorted((*others, says.fired_by(fire)), key=lambda one: one.type))
-    report = replace(as_it_is(status), conditions=conditions)
-    return Decision(report, (), STOPPING_SECONDS)
+    return Decision(with_conditions(as_it_is(status), says.fired_by(fire)), (), STOPPING_SECONDS)
 
 
 def _deleting(snapshot: Snapshot) -> Decision | None:
@@ -117,18 +109,6 @@ def _deleting(snapshot: Snapshot) -> Decision | None:
     if not snapshot.job.deleting:
         return None
     return Decision(as_it_is(snapshot.job.status), look_again=_until_silence(snapshot))
-
-
-def _unknown_kind(snapshot: Snapshot, says: Conditions) -> Decision | None:
-    """A run of a kind that this operator has no adapter for: another version made it, so it is not judged."""
-    job, preparation = snapshot.job, snapshot.preparation
-    if not snapshot.unknown_kind or preparation is None or job.status.workload_ref is None:
-        return None
-    kept = [c for c in job.status.conditions if c.type != ConditionType.GUARDED]
-    guarded = says.make(
-        ConditionType.GUARDED, "Unknown", Reason.UNSUPPORTED_KIND, f"{preparation.message} by this operator"
-    )
-    return Decision(replace(as_it_is(job.status), conditions=(*kept, guarded)))
 
 
 def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -150,7 +130,7 @@ def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
             "checkpoints, too: remove that owner reference to keep them"
         )
     guarded = says.make(ConditionType.GUARDED, "True", reason, message)
-    report = Report(Phase.PENDING, says(guarded), reference_to(snapshot, workload))
+    report = Report(Phase.PENDING, says(guarded), reference_to(job, workload))
     return Decision(report, look_again=STOPPING_SECONDS)
 
 
@@ -208,19 +188,19 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
         again = min(again or NAME_TAKEN_SECONDS, NAME_TAKEN_SECONDS)
     if is_attached(job):  # no event tells of its pods
         again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
-    # What a pod that does not start may lack is made again, if somebody removed it.
-    restore: tuple[Action, ...] = (RestoreSupport(),) if snapshot.overdue and snapshot.job.guard_known else ()
-    return Decision(report, (*restore, *_of_own_guard(snapshot, workload.state)), again)
+    return Decision(report, _for_the_guard(snapshot, workload.state), again)
 
 
-def _of_own_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...]:
-    """A guard's own pod is there while its run is, and takes no GPU while a queue holds the run back."""
+def _for_the_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ...]:
+    """Its own pod is there while the run is, and takes no GPU while a queue holds the run back.
+
+    What a pod that does not start may lack is made again, if somebody removed it.
+    """
     own, maker = snapshot.own_guard, guard_maker(snapshot)
     if state is WorkloadState.SUSPENDED:
         return (delete_makers(maker),) if maker else ()
-    if own is None or own.made is not None or own.taken or not snapshot.job.guard_known:
-        return ()
-    return (StartGuard(),)
+    missing = own is not None and own.made is None and not own.taken
+    return (EnsureGuard(),) if missing or snapshot.overdue else ()
 
 
 def _waiting(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
@@ -242,19 +222,19 @@ def _waiting(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
 
 
 def _queue(snapshot: Snapshot) -> Waiting | None:
-    """The queue that holds the run back. What ends of it meanwhile is not what it waits for."""
+    """The queue that holds the run back, by Kueue's label. What ends of it meanwhile does not count."""
     workload, job = snapshot.workload, snapshot.job
     if workload is None or workload.state is not WorkloadState.SUSPENDED:
         return None
     own = job.spec.template.metadata.labels if job.spec.template is not None else {}
     label = job.labels.get(QUEUE_LABEL) or own.get(QUEUE_LABEL)
-    return waits_in(snapshot.queued, label)
+    if label is None:
+        return None
+    return Waiting(Reason.QUEUED, f"waits in queue {label}, which resumes it")
 
 
 def _until_silence(snapshot: Snapshot) -> float | None:
     """When the guard would be called silent, if it is to report and nothing happens before; seconds."""
-    if snapshot.deaf:
-        return DEAF_SECONDS
     if snapshot.silent_for is None:
         return None
     if is_silent(snapshot) and held_back(snapshot):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from guard_core.ending import not_judged, steps_after
+from guard_core.ending import not_judged, steps_after, warned
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
@@ -16,16 +16,19 @@ from guard_operator.reconcile.conditions import (
     whether_guarded,
     workload_ref_of,
 )
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, Report, delete_makers
 from guard_operator.reconcile.halts import is_running, is_silent
 from guard_operator.reconcile.snapshot import (
     OVER,
+    CaptureEvidence,
+    Decision,
     Disruption,
     Job,
     OwnEnd,
     Pod,
+    Report,
     Snapshot,
     condition_of,
+    delete_makers,
     guard_of,
     is_true,
     own_end,
@@ -209,6 +212,9 @@ def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionS
         silent = "the guard was silent when the trainer ended"
     elif apart and not _was_heard_since(snapshot):
         silent = "the guard was not heard since the trainer ended"
+    if not silent and (warning := warned(last)):
+        words = f"{message}; finished with a warning: {warning}"
+        return says.make(ConditionType.SUCCEEDED, "True", Reason.FINISHED_WITH_WARNING, words)
     missing = "; ".join(filter(None, (silent, missing)))
     if not missing:
         message = "; ".join(filter(None, (message, steps_after(last))))

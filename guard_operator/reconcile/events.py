@@ -1,16 +1,11 @@
-"""Events: which ones a change of the conditions is worth, and the thread that writes them.
+"""Which Events a change of the conditions is worth. Pure.
 
-Only transitions are told, never a state that lasts. A message to people holds up no stop: one that cannot be
-written is logged and forgotten.
+Only transitions are told, never a state that lasts.
 """
 
 from __future__ import annotations
 
-import logging
-import queue
 import secrets
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,13 +13,7 @@ from datetime import datetime
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import ConditionStatus
-from guard_operator.reconcile.snapshot import Job
-from guard_operator.runtime.client import EVENTS, Client, Json
-from guard_operator.runtime.errors import ClusterError
-
-log = logging.getLogger(__name__)
-
-FLUSH_SECONDS = 3.0
+from guard_operator.runtime.client import EVENTS, Json
 
 _WARNINGS = {
     ConditionType.FIRED,
@@ -35,7 +24,12 @@ _WARNINGS = {
     ConditionType.DISRUPTED,
 }
 _NOT_STOPPED = {Reason.STOP_BLOCKED, Reason.TARGET_RECREATED}
-_WORTH_A_WARNING = {Reason.CHECKPOINTS_LEFT, Reason.NOT_JUDGED, Reason.CLAIM_OWNED}
+_WORTH_A_WARNING = {
+    Reason.CHECKPOINTS_LEFT,
+    Reason.NOT_JUDGED,
+    Reason.FINISHED_WITH_WARNING,
+    Reason.CLAIM_OWNED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,49 +74,19 @@ def _event(old: ConditionStatus | None, new: ConditionStatus) -> Iterator[Transi
         yield Transition("Normal", new.reason, new.message)  # the guard is back, or its pod is gone
 
 
-class EventRecorder:
-    """See the module."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._todo: queue.Queue[Json] = queue.Queue()
-        threading.Thread(target=self._work, name="events", daemon=True).start()
-
-    def record(self, job: Job, transition: Transition, now: datetime) -> None:
-        """Have the Event written soon, after those that were recorded before."""
-        self._todo.put(_body(job, transition, now))
-
-    def flush(self) -> None:
-        """Wait until all are written, for at most `FLUSH_SECONDS`."""
-        end = time.monotonic() + FLUSH_SECONDS
-        while self._todo.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.05)
-
-    def _work(self) -> None:
-        while True:
-            event = self._todo.get()
-            try:
-                self._client.create(EVENTS, event["metadata"]["namespace"], event, names.OPERATOR_MANAGER)
-            except ClusterError as error:
-                log.warning("%s: not written: %s", event["metadata"]["name"], error)
-            except Exception:
-                log.exception("%s: not written", event["metadata"]["name"])
-            finally:
-                self._todo.task_done()
-
-
-def _body(job: Job, transition: Transition, now: datetime) -> Json:
+def event_of(job: Json, transition: Transition, now: datetime) -> Json:
+    """The Event of this transition; `job`: the metadata of its job."""
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"name": f"{job.name}.{secrets.token_hex(8)}", "namespace": job.namespace},
+        "metadata": {"name": f"{job['name']}.{secrets.token_hex(8)}", "namespace": job["namespace"]},
         "involvedObject": {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
+            "name": job["name"],
+            "namespace": job["namespace"],
+            "uid": job["uid"],
         },
         "type": transition.type,
         "reason": transition.reason,

@@ -12,35 +12,26 @@ be had delays no stop, and what goes wrong here is no error of a reconcile.
 from __future__ import annotations
 
 import json
-import logging
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from guard_core.policy import Policy
 from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
 from guard_operator.api.types import ApiModel, StatusModel
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.owned import owner_reference
-from guard_operator.reconcile.parse import JOBS, read_policy
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of
 from guard_operator.reconcile.support import policy_file
-from guard_operator.runtime.client import CONFIG_MAPS, Client, Json, of_uid
+from guard_operator.runtime.background import Background
+from guard_operator.runtime.client import CONFIG_MAPS, Client, Json
 from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
 THREADS = 16
-#: How long one log may take, seconds: at first, and at most. A busy node answers late, so each try has twice
-#: the time of the one before.
-LOG_SECONDS, MOST_LOG_SECONDS = 3.0, 8.0
+#: How long one log may take, seconds: a busy node answers late.
+LOG_SECONDS = 8.0
 
 #: Bytes kept of each log. With everything else bounded by the schema, the object stays below 256 KiB; the
 #: steps have what is left of `EVIDENCE_BYTES`.
@@ -56,14 +47,11 @@ def evidence_name(job: Job) -> str:
     return f"{names.support_name(job.name, job.uid)}-evidence"
 
 
-def build_evidence(
-    job: Job, policy: Policy | None, told: Mapping[str, str], logs: Mapping[str, str], now: datetime
-) -> Json:
+def build_evidence(job: Job, told: Mapping[str, str], logs: Mapping[str, str], now: datetime) -> Json:
     """The ConfigMap.
 
     Args:
         job: the job that is being stopped, or has ended, with the conditions that say so.
-        policy: that of the run; None if it is not known.
         told: what its guard told for the evidence, by file name; empty where it did not.
         logs: log tails by file name.
         now: when it was collected, UTC.
@@ -75,7 +63,7 @@ def build_evidence(
         "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
         "conditions.json": _conditions(job),
         "history.jsonl": _tail(told.get("history.jsonl", ""), HISTORY_BYTES),
-        **({} if policy is None else {layout.POLICY_KEY: policy_file(policy)}),
+        layout.POLICY_KEY: policy_file(job.spec.guard.policy),
         "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
         **({"rollouts.json": rollouts} if (rollouts := _whole(told.get("rollouts.json", ""))) else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
@@ -126,8 +114,14 @@ def _tail(text: str, limit: int) -> str:
 
 
 class EvidenceCollector:
-    """See the module. `told` gives what the guard of a run, by UID, told
-    for it. `collected` is called with (namespace, name) of a job whose evidence was written."""
+    """See the module.
+
+    Args:
+        client: of the API server.
+        told: gives what the guard of a run, by UID, told for the evidence.
+        collected: called with (namespace, name) of a job whose evidence was written.
+        clock: gives the time in UTC.
+    """
 
     def __init__(
         self,
@@ -142,11 +136,8 @@ class EvidenceCollector:
         self._clock = clock
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
-        self._tries: dict[str, int] = {}  # by UID, until it is written
         self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
-        self._todo: queue.SimpleQueue[tuple[Snapshot, bool, float]] = queue.SimpleQueue()
-        for number in range(THREADS):
-            threading.Thread(target=self._work, name=f"evidence-{number}", daemon=True).start()
+        self._background = Background("evidence", THREADS)
 
     def collect(self, snapshot: Snapshot, final: bool) -> str | None:
         """Name of the evidence once it is written; until then it is collected, if it is not already."""
@@ -154,40 +145,33 @@ class EvidenceCollector:
         with self._lock:
             if (name := self._written.pop(uid, None)) is not None:
                 return name
-            if uid in self._under_way:
-                return None
-            self._under_way.add(uid)
-            tries = self._tries[uid] = self._tries.get(uid, 0) + 1
-        self._todo.put((snapshot, final, seconds_of_try(tries)))
+            if uid not in self._under_way:
+                self._under_way.add(uid)
+                self._background.add(partial(self._collect, snapshot, final))
         return None
 
-    def _work(self) -> None:
-        while True:
-            snapshot, final, seconds = self._todo.get()
-            job, name = snapshot.job, None
-            try:
-                name = self._write(snapshot, final, seconds)
-            except Exception as error:
-                log.warning("%s/%s: evidence not written: %s", job.namespace, job.name, error)
+    def _collect(self, snapshot: Snapshot, final: bool) -> None:
+        job, name = snapshot.job, None
+        try:
+            name = self._write(snapshot, final)
+        finally:
             with self._lock:
                 self._under_way.discard(job.uid)
                 if name is not None:
                     self._written[job.uid] = name
-                    self._tries.pop(job.uid, None)
-            if name is not None:
-                self._collected((job.namespace, job.name))
+        if name is not None:
+            self._collected((job.namespace, job.name))
 
-    def _write(self, snapshot: Snapshot, final: bool, seconds: float) -> str | None:
+    def _write(self, snapshot: Snapshot, final: bool) -> str | None:
         """Write it once; its name, or None if the trainer's log cannot be had now and may be had later."""
-        job, policy = snapshot.job, self._policy(snapshot.job)
-        logs = self._logs(snapshot, seconds)
+        job, logs = snapshot.job, self._logs(snapshot)
         if isinstance(logs["trainer.log"], ClusterError) and not final:
             return None
         said = {
             name: f"not available: {text}" if isinstance(text, ClusterError) else text
             for name, text in logs.items()
         }
-        body = build_evidence(job, policy, self._told(job.uid), said, self._clock())
+        body = build_evidence(job, self._told(job.uid), said, self._clock())
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:
@@ -195,51 +179,26 @@ class EvidenceCollector:
                 raise
         return evidence_name(job)
 
-    def _policy(self, job: Job) -> Policy | None:
-        """The policy of the run, which no snapshot has; None if the job is gone, or it cannot be read."""
-        raw = of_uid(self._client.get(JOBS, job.namespace, job.name), job.uid)
-        return None if raw is None else read_policy(raw)
-
-    def _logs(self, snapshot: Snapshot, seconds: float) -> dict[str, str | ClusterError]:
+    def _logs(self, snapshot: Snapshot) -> dict[str, str | ClusterError]:
         """Ends of the logs of trainer and guard, or why one cannot be read now."""
-        job = snapshot.job
         guarded = _newest([pod for pod in snapshot.pods if pod.guarded])
         if guarded is None or not snapshot.trainer:
             gone = TransportError("no pod is there, or which of its containers trains is not known")
             return {"trainer.log": gone, "guard.log": gone}
         trains = _newest([pod for pod in snapshot.pods if pod.rank0]) or guarded
-        # At once: the pods may be gone in the moment between the two.
-        beside = _beside(partial(self._log, job.namespace, guarded.name, names.GUARD_CONTAINER, seconds))
-        trainer = self._log(job.namespace, trains.name, snapshot.trainer, seconds)
-        return {"trainer.log": trainer, "guard.log": beside.result()}
+        return {
+            "trainer.log": self._log(snapshot.job.namespace, trains.name, snapshot.trainer),
+            "guard.log": self._log(snapshot.job.namespace, guarded.name, names.GUARD_CONTAINER),
+        }
 
-    def _log(self, namespace: str, pod: str, container: str, seconds: float) -> str | ClusterError:
+    def _log(self, namespace: str, pod: str, container: str) -> str | ClusterError:
         try:
-            return self._client.log_tail(namespace, pod, container, LOG_BYTES, seconds)
+            return self._client.log_tail(namespace, pod, container, LOG_BYTES, LOG_SECONDS)
         except ClusterError as error:
             return error
-
-
-def seconds_of_try(number: int) -> float:
-    """How long a log may take, seconds; `number` counts from 1."""
-    return min(LOG_SECONDS * 2.0 ** (number - 1), MOST_LOG_SECONDS)
 
 
 def _newest(pods: Sequence[Pod]) -> Pod | None:
     """Of those that have run, if any has: one that replaces a stopped pod may never come so far."""
     ran = [pod for pod in pods if pod.phase != "Pending"]
     return next(reversed(ran or pods), None)
-
-
-def _beside(call: Callable[[], T]) -> Future[T]:
-    """What it gives, from a thread for which the end of the process does not wait."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="evidence-beside", daemon=True).start()
-    return future

@@ -18,44 +18,35 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from guard_operator.adapters import (
-    ComposedAdapter,
-    TemplateError,
-    TemplateSource,
     WorkloadAdapter,
     WorkloadState,
     find_adapter,
 )
 from guard_operator.api import names
-from guard_operator.api.reasons import Reason
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.glance import is_latched
-from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.inject import created_for, made_for_the_guard
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
-from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.queues import GIVEN_AWAY, is_given_away, queued_of
-from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
+from guard_operator.reconcile.prepare import Preparer
+from guard_operator.reconcile.refusals import isolation_findings
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
+    NOTHING_REMEMBERED,
     Between,
     Job,
     OwnGuard,
     Pod,
-    Preparation,
-    Queued,
+    Remembered,
     Snapshot,
     Waiting,
     Workload,
     finalizers_of,
     guard_of,
     must_stop,
-    with_spec,
 )
 from guard_operator.reconcile.targets import (
     NO_BELONGINGS,
@@ -63,14 +54,11 @@ from guard_operator.reconcile.targets import (
     attached_trainer,
     controlled,
     exposures,
-    has_made_nothing,
     listed,
     read_target,
     read_unlabelled,
-    why_not_attached,
 )
 from guard_operator.runtime.client import (
-    CLAIMS,
     EVENTS,
     PODS,
     STATEFUL_SETS,
@@ -80,24 +68,14 @@ from guard_operator.runtime.client import (
     controller_of,
     of_uid,
 )
-from guard_operator.runtime.errors import ApiError, ClusterError
+from guard_operator.runtime.errors import ClusterError
 
 log = logging.getLogger(__name__)
 
 #: Events that are read of one object, which has a few. Its owner can write more.
 MAX_EVENTS = 500
-#: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
-DEAF_SECONDS = 90.0
-CHECKPOINTS = "spec.guard.checkpoints."
-CLAIM_SECONDS = 5.0
-SOURCE_SECONDS = 15.0
 #: For how long a guard that is ready cannot be reached before that is said.
 UNREACHED_SECONDS = 30.0
-#: How often a workload is looked for that does not exist, or cannot be guarded as it is.
-TARGET_SECONDS = 10.0
-FORBIDDEN_SECONDS = 30.0
-WEBHOOK_SECONDS = 10.0
-REFUSED_SECONDS = 300.0
 
 #: While the workload is in one of these, a guard in a pod of its own is there, too.
 _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
@@ -105,9 +83,6 @@ _GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
 
 class Caches(Protocol):
     """What the reflectors hold."""
-
-    def quiet_for(self, namespace: str) -> float:
-        """Seconds since the API server last showed something of the jobs in this namespace."""
 
     def workload(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """The cached workload."""
@@ -117,9 +92,6 @@ class Caches(Protocol):
 
     def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
         """What is cached of this kind and carries the job's UID."""
-
-    def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
-        """What is cached of queues and says that it is for the workload of this UID."""
 
 
 class Guards(Protocol):
@@ -163,12 +135,12 @@ class _Seen:
     pods: tuple[Pod, ...]
 
     @classmethod
-    def of(cls, adapter: WorkloadAdapter | None, job: Job, objects: _Objects) -> _Seen:
+    def of(cls, adapter: WorkloadAdapter, job: Job, objects: _Objects) -> _Seen:
         """By the chain of controllers alone: labels are anybody's to give."""
         raw, target = objects.workload, objects.target
-        workload = None if raw is None or adapter is None else _workload(adapter, job, raw)
+        workload = None if raw is None else _workload(adapter, job, raw)
         uid, between, own_guard = _uid(job, workload), target.between, None
-        if adapter is not None and uid is not None and job.spec.target_ref is None:
+        if uid is not None and job.spec.target_ref is None:
             between = controlled(adapter, uid, lambda kind: objects.made[kind])
         if job.spec.guard.own_pod is not None:
             name = names.guard_name(job.name, job.uid)
@@ -180,8 +152,8 @@ class _Seen:
         return cls(workload, uid, between, own_guard, owner, pods)
 
 
-class _Missing(TemplateError):
-    """What a template names is not there."""
+class UnsupportedKindError(Exception):
+    """This operator guards no workload of the job's kind."""
 
 
 class Gatherer:
@@ -197,21 +169,10 @@ class Gatherer:
     ) -> None:
         self._client = client
         self._config = config
+        self._prepare = Preparer(client, config).prepare
         self._caches = caches
         self._guards = guards
         self._clock = clock
-
-    def read_again(self, cached: Json) -> Json | None:
-        """The whole of a job that is over; None: it is gone, or nothing of it is left that could need a hand.
-
-        Raises:
-            ClusterError: it could not be read for now.
-        """
-        metadata = cached["metadata"]
-        namespace, uid = metadata["namespace"], metadata["uid"]
-        if not is_latched(cached) and not any(self._caches.between(STATEFUL_SETS, namespace, uid)):
-            return None
-        return of_uid(self._client.get(JOBS, namespace, metadata["name"]), uid)
 
     def last_words(self, job: Job) -> Snapshot:
         """The snapshot of a job of which nothing is known but what its guards left when they ended.
@@ -219,23 +180,25 @@ class Gatherer:
         It is of caches alone, so it costs no request where requests fail, or hang.
         """
         adapter = self._adapter(job)
-        seen = _Seen.of(adapter, job, self._cached(adapter, job))
+        seen = _Seen.of(adapter, job, self._cached(adapter, job)[0])
         return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
 
-    def gather(self, job: Job, known: Remembered = NOTHING) -> Snapshot | None:
+    def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
         `known`: what is remembered of the run beside its status.
 
         Raises:
             ClusterError: a live read failed for now.
+            UnsupportedKindError: nothing can be known of a workload of this kind.
         """
-        adapter, deaf = self._adapter(job), self._caches.quiet_for(job.namespace) > DEAF_SECONDS
+        adapter = self._adapter(job)
         first = known.stop is None and job.status.stop is None
-        stops, cached = must_stop(job), self._cached(adapter, job)
-        if (first and stops) or not (deaf or _is_stopping(job)):
-            objects = cached if stops else self._with_workload(adapter, job, cached)
-            snapshot = self._snapshot(adapter, job, known, objects, deaf)
+        stops, (cached, complete) = must_stop(job), self._cached(adapter, job)
+        if (first and stops) or not _is_stopping(job):
+            enough = complete or stops
+            objects = cached if enough else replace(self._live(adapter, job, known), live=False)
+            snapshot = self._snapshot(adapter, job, known, objects)
             if first and must_stop(snapshot.job) and (snapshot.workload or snapshot.pods):
                 return snapshot  # the first delete waits for no request
             if not (must_stop(snapshot.job) or must_be_live(snapshot)):
@@ -244,46 +207,36 @@ class Gatherer:
             current = job if stops else self._read_job(job)
             if current is None:
                 return None
-            return self._snapshot(adapter, current, known, self._live(adapter, current, known), deaf)
+            return self._snapshot(adapter, current, known, self._live(adapter, current, known))
         except ClusterError as error:
             if not goes_on_unread(job):
                 raise
             log.warning("%s/%s: cannot be read: %s", job.namespace, job.name, error)
-            return self._snapshot(adapter, job, known, replace(cached, unread=str(error)), deaf)
+            return self._snapshot(adapter, job, known, replace(cached, unread=str(error)))
 
     # -- reads -------------------------------------------------------------------------------------------
 
-    def _cached(self, adapter: WorkloadAdapter | None, job: Job) -> _Objects:
-        """What is known without a request. A workload that was not seen is known by its UID alone."""
+    def _cached(self, adapter: WorkloadAdapter, job: Job) -> tuple[_Objects, bool]:
+        """What is known without a request, and whether the workload is in it: else its UID is, if noted."""
         place, ref = (job.namespace, job.uid), job.status.workload_ref
         raw = None
-        if adapter is not None and job.spec.target_ref is None:  # only what has our labels is cached
+        if job.spec.target_ref is None:  # only what has our labels is cached
             raw = self._caches.workload(adapter.resource, job.namespace, job.name)
-        if raw is None and ref is not None and adapter is not None:
-            raw = {"metadata": {"name": ref.name, "uid": ref.uid}}
+        noted = None if ref is None else {"metadata": {"name": ref.name, "uid": ref.uid}}
         made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
-        return _Objects(raw, tuple(self._caches.pods(*place)), made)
+        return _Objects(raw or noted, tuple(self._caches.pods(*place)), made), raw is not None
 
-    def _with_workload(self, adapter: WorkloadAdapter | None, job: Job, cached: _Objects) -> _Objects:
-        """The same, with what may be there although no cache has it."""
-        if adapter is None:
-            return cached
-        if job.spec.target_ref is not None:
-            return replace(self._live(adapter, job, NOTHING), live=False)
-        there = self._caches.workload(adapter.resource, job.namespace, job.name) is not None
-        return cached if there else replace(cached, workload=self._workload(adapter, job))
-
-    def _live(self, adapter: WorkloadAdapter | None, job: Job, known: Remembered) -> _Objects:
+    def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
         """What is there now. Where all must be gone that was seen before, each of it is looked for.
 
         Raises:
             ClusterError: something could not be read for now.
         """
-        raw = None if adapter is None else self._workload(adapter, job)
+        raw = self._workload(adapter, job)
         pods = listed(self._client, PODS, job, _of_job(job))
         made = {kind: tuple(listed(self._client, kind, job, _of_job(job))) for kind in _kinds(adapter, job)}
         target = NO_BELONGINGS
-        if adapter is not None and job.spec.target_ref is not None:
+        if job.spec.target_ref is not None:
             uid = _uid(job, None if raw is None else _workload(adapter, job, raw))
             target = NO_BELONGINGS if uid is None else read_target(self._client, adapter, job, raw, uid)
         if _is_stopping(job):
@@ -302,20 +255,11 @@ class Gatherer:
 
     # -- the snapshot ------------------------------------------------------------------------------------
 
-    def _snapshot(
-        self,
-        adapter: WorkloadAdapter | None,
-        job: Job,
-        known: Remembered,
-        objects: _Objects,
-        deaf: bool,
-    ) -> Snapshot:
+    def _snapshot(self, adapter: WorkloadAdapter, job: Job, known: Remembered, objects: _Objects) -> Snapshot:
         """What these objects say, and what else is needed where the run is not to stop."""
         seen = _Seen.of(adapter, job, objects)
         job = self._with_last_words(job, seen.pods)
         stopping, live = _is_stopping(job), objects.live
-        if adapter is None:
-            return self._unknown_kind(job, seen, objects, stopping)
         workload, uid, pods, unread = seen.workload, seen.uid, seen.pods, objects.unread
         asks = live or not stopping  # the first delete waits for no request
         if asks and uid is not None and _may_hide_pods(job, workload, pods):
@@ -324,41 +268,40 @@ class Gatherer:
             pods += tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
         taken = workload is not None and job.spec.target_ref is None
         not_now = taken or stopping or job.deleting or _was_created(job)
-        job, missing = (job, None) if stopping else self._composed(adapter, job, not_now)
         own_guard = seen.own_guard if stopping else self._own_guard(job, workload, seen.own_guard)
         spec = _spec(job, objects.workload, uid)
-        silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
+        silent_for, unreached = self._silence(job, pods, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         target = objects.target
-        preparation = None if not_now else missing or self._prepare(adapter, job, objects.workload, target)
-        return Snapshot(
+        preparation = (
+            None
+            if not_now
+            else Preparer(self._client, self._config).prepare(adapter, job, objects.workload, target)
+        )
+        snapshot = Snapshot(
             job=job,
             workload=workload,
             between=seen.between,
             own_guard=own_guard,
-            queued=None if stopping else self._queued(job, workload),
             pods=pods,
             pods_unread=unread,
-            refusal=known.refusal,
-            asked=known.stop,
-            seen=known.pods,
+            known=known,
             all_pods_read=stopping and live,
             preparation=preparation,
-            broken=_broken(adapter, job, self._config),
-            exposed=tuple(one for raw in target.pods for one in _exposed(job, raw, self._config)),
+            broken=_broken(adapter, job, target.pods, self._config),
             trainer=attached_trainer(adapter, spec),
             reading=self._guards.reading(job.uid),
             silent_for=silent_for,
             unreached=unreached,
             most_silent=bool(silent_for) and self._guards.most_are_unreached(),
-            deaf=deaf,
             live=live,
-            guard_image=job.spec.guard.image or self._config.guard_image,
             late=bool(late),
             overdue=any(one.is_due(self._clock()) for one in late),
             obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
         )
+        # Of a guard that is not asked nothing is to be heard.
+        return replace(snapshot, silent_for=None, unreached="") if snapshot.not_admitted else snapshot
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
         """The job with what its guards left when they ended, where nobody had heard it."""
@@ -367,8 +310,11 @@ class Gatherer:
                 job = with_last_word(job, pod.last_word, self._clock())
         return job
 
-    def _adapter(self, job: Job) -> WorkloadAdapter | None:
-        return find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
+    def _adapter(self, job: Job) -> WorkloadAdapter:
+        adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind, self._config.kinds)
+        if adapter is None:
+            raise UnsupportedKindError(*review(None, job, self._config).findings)
+        return adapter
 
     def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
         """What the Events say of it. Words only: without them everything goes on."""
@@ -381,70 +327,6 @@ class Gatherer:
             log.info("%s/%s: Events not read: %s", job.namespace, job.name, error)
             return None
         return reason_for(late, events, pods)
-
-    def _unknown_kind(self, job: Job, seen: _Seen, objects: _Objects, stopping: bool) -> Snapshot:
-        """No adapter: another version of the operator may have created it, and its pods carry our labels."""
-        said = review(None, job, self._config)
-        return Snapshot(
-            job,
-            pods=seen.pods if stopping else (),
-            pods_unread=objects.unread,
-            own_guard=seen.own_guard if stopping else None,  # it would make its pod again and again
-            preparation=Preparation(said.reason, "; ".join(said.findings)),
-            live=objects.live,
-            unknown_kind=True,
-        )
-
-    def _composed(self, adapter: WorkloadAdapter, job: Job, created: bool) -> tuple[Job, Preparation | None]:
-        """The job, and in its template what the workload is made of: of one that exists, its copy.
-
-        Or why there is nothing to create it from; a job whose copy is gone stays as it is.
-        """
-        if not isinstance(adapter, ComposedAdapter) or job.spec.target_ref is not None:
-            return job, None
-        template = job.spec.made_from
-        try:
-            if created:
-                copy = self._copy(adapter, job)
-                spec = template.spec if copy is None else adapter.recomposed(template.spec, copy)
-            else:
-                spec = adapter.composed(template.spec, self._source(adapter.source(template.spec), job))
-        except TemplateError as error:
-            reason = Reason.SOURCE_MISSING if isinstance(error, _Missing) else Reason.TEMPLATE_REFUSED
-            return job, Preparation(reason, f"spec.template.spec.{error}", SOURCE_SECONDS)
-        except ApiError as error:
-            if error.status != 403 and not error.permanent:
-                raise
-            message = f"spec.template: {error.message}"
-            return job, Preparation(Reason.WORKLOAD_REFUSED, message, FORBIDDEN_SECONDS)
-        return with_spec(job, spec), None
-
-    def _source(self, source: TemplateSource, job: Job) -> Json:
-        """What a template names, as it is now.
-
-        Raises:
-            _Missing: there is none.
-        """
-        namespace = job.namespace if source.namespaced else None
-        if (found := self._client.get(source.resource, namespace, source.name)) is None:
-            where = f" in {namespace}" if namespace else ""
-            why = f"{source.resource.kind} {source.name} does not exist{where}: create it"
-            raise _Missing(source.field, why)
-        return found
-
-    def _copy(self, adapter: ComposedAdapter, job: Job) -> Json | None:
-        """What the workload was made of: the job controls it, and it has its name."""
-        name = names.support_name(job.name, job.uid)
-        cached = self._caches.between(adapter.copied, job.namespace, job.uid)
-        found = next((raw for raw in cached if raw["metadata"]["name"] == name), None)
-        found = found or self._client.get(adapter.copied, job.namespace, name)
-        return found if found is not None and controller_of(found) == job.uid else None
-
-    def _queued(self, job: Job, workload: Workload | None) -> Queued | None:
-        """What a queue has of the job's workload. It is only told, so the cache is good enough."""
-        if not self._config.kueue or workload is None or not workload.ours:
-            return None
-        return queued_of(self._caches.queued(job.namespace, workload.uid), workload.uid)
 
     def _own_guard(self, job: Job, workload: Workload | None, known: OwnGuard | None) -> OwnGuard | None:
         """The StatefulSet of the guard; or that another one has its name, and would keep it away."""
@@ -460,7 +342,6 @@ class Gatherer:
         self,
         job: Job,
         pods: tuple[Pod, ...],
-        deaf: bool,
         workload: Workload | None,
         own_guard: OwnGuard | None,
     ) -> tuple[float | None, str]:
@@ -474,7 +355,7 @@ class Gatherer:
         ended = own_guard is not None and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
         guards = [pod for pod in pods if pod.guarded and pod.address and not pod.terminating]
-        if deaf or not (running or (ended and guards)):
+        if not (running or (ended and guards)):
             return None, ""
         guard = guards[-1] if guards else None
         silent_for = self._guards.silent_for(job.uid, (guard or running[0]).uid)
@@ -488,110 +369,6 @@ class Gatherer:
             f"the operator cannot reach the guard in {target}, which the kubelet calls ready: {error}; "
             "does a NetworkPolicy keep the operator out?"
         )
-
-    def _prepare(
-        self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
-    ) -> Preparation:
-        """Everything that can be found out before there is a guarded workload; the first obstacle wins."""
-        if (said := review(adapter, job, self._config)).reason is not None:
-            # What somebody else's object has may be mended without a change of the job.
-            again = SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None
-            return Preparation(said.reason, "; ".join(said.findings), again)
-        if (missing := self._missing(adapter, job)) is not None:
-            return missing
-        if job.spec.target_ref is not None:
-            found = _target(adapter, job, raw, target)
-            found = self._guard_refused(adapter, job) if found.reason is None else found
-            return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
-        guard, spec = job.spec.guard, job.spec.made_from.spec
-        own = guard_objects_of(job.name, job.uid, guard, self._config)
-        for field, claim in template_claims(adapter, spec):
-            if is_copy(self._client.get(CLAIMS, job.namespace, claim) or {}, own):
-                message = (
-                    f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
-                )
-                return Preparation(Reason.TEMPLATE_REFUSED, message)
-        for resource, body in created_for(job, adapter, said.workload, dry_run=True):
-            if (refused := self._dry_run(resource, job, body)).reason is not None:
-                return refused
-        return self._guard_refused(adapter, job)
-
-    def _guard_refused(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
-        """What the API server says to what is made for the guard: a quota, a policy, a value of the spec.
-
-        Found out later it would be a run without its guard, and end as a silent one.
-        """
-        for resource, body in made_for_the_guard(job, adapter, self._config):
-            try:
-                self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER, dry_run=True)
-            except ApiError as error:
-                if error.status == 409:  # made by a try before, of which something else was refused
-                    continue
-                if (again := _again_after(error)) is None:
-                    raise
-                what = f"the {body['kind']} {body['metadata']['name']} for the guard: {error.message}"
-                return Preparation(Reason.GUARD_REFUSED, what, again)
-        return Preparation()
-
-    def _owned_claim(self, job: Job, target: Json | None) -> str:
-        """The checkpoint claim, if the target owns it: it is deleted with its owner."""
-        name = job.spec.guard.checkpoints.claim_name
-        if name is None or target is None:
-            return ""
-        claim = self._client.get(CLAIMS, job.namespace, name) or {"metadata": {}}
-        owners = claim["metadata"].get("ownerReferences") or []
-        return name if any(one.get("uid") == target["metadata"]["uid"] for one in owners) else ""
-
-    def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
-        """A claim that is not there, or that two nodes cannot share where they must."""
-        for where, claim in _claims(adapter, job):
-            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
-                message = (
-                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
-                )
-                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
-            shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
-            if shared and (why := why_not_shared(raw)):
-                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
-                refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
-                return Preparation(refused, message, CLAIM_SECONDS)
-        return None
-
-    def _dry_run(self, resource: Resource, job: Job, workload: Json) -> Preparation:
-        """What the API server, with the workload's schema and webhooks, says to the workload.
-
-        First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
-        the apply by which it is made, which refuses more: a null, two entries of one name. One that is there
-        was made by a try before, of which something else was refused.
-        """
-        manager = names.OPERATOR_MANAGER
-        try:
-            try:
-                made = self._client.create(resource, job.namespace, workload, manager, dry_run=True)
-                if is_given_away(made):
-                    return Preparation(Reason.WORKLOAD_REFUSED, GIVEN_AWAY, REFUSED_SECONDS)
-            except ApiError as error:
-                if error.status != 409:
-                    raise
-            self._client.apply(resource, workload, manager, dry_run=True)
-        except ApiError as error:
-            if (again := _again_after(error)) is None:
-                raise
-            message = error.message
-            if error.status == 404:
-                kind = f"{workload['kind']} ({workload['apiVersion']})"
-                message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
-            return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
-        return Preparation()
-
-
-def _again_after(error: ApiError) -> float | None:
-    """After how many seconds to ask again what was refused; None: it was no refusal."""
-    if error.status == 403:
-        return FORBIDDEN_SECONDS
-    if error.status == 500:  # most likely a webhook that does not respond: its controller is down
-        return WEBHOOK_SECONDS
-    return REFUSED_SECONDS if error.permanent else None
 
 
 def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
@@ -622,9 +399,9 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
     return runs and not any(pod.rank0 for pod in pods)
 
 
-def _kinds(adapter: WorkloadAdapter | None, job: Job) -> tuple[Resource, ...]:
+def _kinds(adapter: WorkloadAdapter, job: Job) -> tuple[Resource, ...]:
     """The kinds of what carries the job's UID beside its workload and its pods."""
-    own = adapter.between if adapter is not None and job.spec.target_ref is None else ()
+    own = adapter.between if job.spec.target_ref is None else ()
     return (*own, *((STATEFUL_SETS,) if job.spec.guard.own_pod is not None else ()))
 
 
@@ -697,53 +474,19 @@ def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     return spec if isinstance(spec, dict) else {}
 
 
-def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation:
-    """Whether the workload that the job names is there, and can be guarded."""
-    named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
-    if raw is None:
-        message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    if why := why_not_attached(adapter, raw, found.labelled, found.made):
-        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
-    if has_made_nothing(adapter, raw, found.made):
-        message = f"{named} has made nothing yet that has pods"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    return Preparation()
-
-
-def _broken(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> tuple[str, ...]:
-    """The rows of the isolation table that `isolation: Relaxed` admits in the template."""
+def _broken(
+    adapter: WorkloadAdapter, job: Job, pods: Iterable[Json], config: OperatorConfig
+) -> tuple[str, ...]:
+    """The rows of the isolation table that a target breaks, or that `Relaxed` admits in the template."""
     guard = job.spec.guard
-    if job.spec.target_ref is not None or guard.isolation is Isolation.STRICT:
-        return ()
     own = guard_objects_of(job.name, job.uid, guard, config)
+    if job.spec.target_ref is not None:
+        return tuple(one for pod in pods for one in exposures(pod, own))
+    if guard.isolation is Isolation.STRICT:
+        return ()
     return sentences(isolation_findings(adapter, job.spec.made_from.spec, guard, own))
-
-
-def _exposed(job: Job, pod: Json, config: OperatorConfig) -> Iterable[str]:
-    """The rows that this pod of a workload breaks to which the job is attached."""
-    return exposures(pod, guard_objects_of(job.name, job.uid, job.spec.guard, config))
 
 
 def _age(raw: Json) -> tuple[str, str]:
     """Sorts the oldest pod first; RFC 3339 times sort as text."""
     return raw["metadata"].get("creationTimestamp", ""), raw["metadata"]["name"]
-
-
-def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
-    """The claims without which the guarded pod would never start, each with the field that names it."""
-    guard = job.spec.guard
-    if guard.heldout.volume.claim_name is not None:
-        yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
-    if guard.state.claim_name is not None:
-        yield "spec.guard.state.claimName", guard.state.claim_name
-    if guard.checkpoints.claim_name is not None:
-        yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
-    if job.spec.target_ref is not None:
-        return
-    spec = job.spec.made_from.spec
-    for template in adapter.pod_templates(spec):
-        for volume in pod_spec(spec, template).get("volumes", []):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield f"{CHECKPOINTS}volume", claim

@@ -1,10 +1,10 @@
-"""Gauges of the jobs as they are cached; alerts read them (the chart's rules)."""
+"""Gauges of the jobs as they are cached, and of what their guards say; the chart's alerts read them."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter as TallyOf
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from datetime import datetime
 from typing import Any
 
@@ -12,8 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from guard_core.codes import Level
-from guard_operator.api.reasons import Reason
-from guard_operator.api.types import OnFire, Phase
+from guard_operator.api.types import Phase
 from guard_operator.guards.reading import Reading
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
@@ -23,19 +22,6 @@ Namespaces = Callable[[], Iterable[tuple[str, bool]]]
 Kinds = Callable[[], Iterable[tuple[str, str, bool | None]]]
 #: What was read of the guard of a job, by its UID.
 Readings = Callable[[str], Reading | None]
-
-#: What is measured of each job for which it is due, seconds.
-_AGES = {
-    "rlguard_unstopped_seconds": "Time since it was noted that a run must stop, until it is stopped.",
-    "rlguard_stop_blocked_seconds": "The same, while something keeps the workload or a pod.",
-    "rlguard_first_evaluation_pending_seconds": "For how long a job has run, of which nothing was evaluated "
-    "yet; the time in a queue does not count.",
-    "rlguard_waiting_seconds": "Time since which a pod of a run, or its guard, cannot start, without that in "
-    "a queue.",
-    "rlguard_evaluation_age_seconds": "Time since a running job's last held-out evaluation, if any, or since "
-    "it runs again after a queue, if that is later.",
-}
-
 
 #: What is told of the verdict of each guard that is asked: what is unknown is absent.
 _FIGURES = {
@@ -47,6 +33,13 @@ _FIGURES = {
 }
 _LEVELS = {Level.HEALTHY: 0.0, Level.UNKNOWN: 1.0, Level.WARNING: 2.0, Level.FIRED: 3.0}
 _CHECKPOINTS = ("announced", "evaluated", "failed", "waiting")
+#: Conditions that need a hand if they last, with the status that they have then.
+_TROUBLE = {"Waiting": "True", "GuardSilent": "True", "Stopped": "False"}
+_OF_A_JOB = ["namespace", "name"]
+
+#: Phases in which a trainer or a guard may run, and those in which a trainer does.
+_ALIVE = {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.JUDGING, Phase.SUSPENDED, Phase.STOPPING}
+_RUNS = {Phase.STARTING, Phase.RUNNING}
 
 
 class JobGauges(Collector):
@@ -60,31 +53,33 @@ class JobGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """As they are now."""
-        ages = {
-            name: GaugeMetricFamily(name, text, labels=["namespace", "name"]) for name, text in _AGES.items()
-        }
-        counts: TallyOf[str] = TallyOf()
-        silences: TallyOf[str] = TallyOf()
-        used = set[str]()
-        now, verdicts = time.time(), _Verdicts()
+        counts, used, verdicts = TallyOf[str](), set[str](), _Verdicts()
+        trouble = GaugeMetricFamily(
+            "rlguard_job_condition_seconds",
+            "For how long a job that is not over has Waiting or GuardSilent True, or Stopped False.",
+            labels=[*_OF_A_JOB, "type", "reason"],
+        )
+        evaluated = GaugeMetricFamily(
+            "rlguard_evaluation_age_seconds",
+            "Time since a running job's last held-out evaluation, or since it runs under its guard without "
+            "one; the time in a queue does not count.",
+            labels=_OF_A_JOB,
+        )
         for raw in self._jobs():
-            status, metadata = raw.get("status") or {}, raw["metadata"]
-            if (reading := self._reading(metadata["uid"])) is not None:
-                verdicts.add([metadata["namespace"], metadata["name"]], reading)
+            status, labels = raw.get("status") or {}, [raw["metadata"][name] for name in _OF_A_JOB]
+            if (reading := self._reading(raw["metadata"]["uid"])) is not None:
+                verdicts.add(labels, reading)
             phase = status.get("phase", "Pending")
             counts[phase] += 1
             if phase in _ALIVE:
                 used.add((status.get("workloadRef") or {}).get("kind", ""))
-            silent = _condition(status, "GuardSilent")
-            if phase in _ALIVE and silent.get("status") == "True":
-                silences[silent.get("reason", "")] += 1
-            only_reported = (raw.get("spec") or {}).get("onFire") == OnFire.REPORT
-            for name, since in _ages(status, phase, only_reported):
-                if since is not None:
-                    labels = [metadata["namespace"], metadata["name"]]
-                    ages[name].add_metric(labels, max(0.0, now - since))
-        gauges = (_phases(counts), *_silent(silences), *ages.values(), *verdicts.gauges())
-        yield from (*gauges, *self._synced(used))
+                for one in status.get("conditions") or []:
+                    lasted = _seconds_since(one["lastTransitionTime"])
+                    if _TROUBLE.get(one["type"]) == one["status"] and lasted is not None:
+                        trouble.add_metric([*labels, one["type"], one["reason"]], lasted)
+            if phase in _RUNS and (age := _evaluation_age(status)) is not None:
+                evaluated.add_metric(labels, age)
+        yield from (_phases(counts), trouble, evaluated, *verdicts.gauges(), *self._synced(used))
 
     def _synced(self, used: Set[str]) -> Iterator[Metric]:
         """`used`: the kinds of runs that go on. One of them that is not there at all cannot be listed."""
@@ -98,7 +93,7 @@ class JobGauges(Collector):
         yield gauge
         gauge = GaugeMetricFamily(
             "rlguard_kind_synced",
-            "1 while a kind that runs are made of, or Kueue's Workload, can be listed, else 0.",
+            "1 while a kind that runs are made of can be listed, else 0.",
             labels=["namespace", "kind"],
         )
         for namespace, kind, listed in self._kinds():
@@ -110,15 +105,14 @@ class _Verdicts:
     """Gauges of what the guards say."""
 
     def __init__(self) -> None:
-        of = ["namespace", "name"]
         level = "0 healthy, 1 unknown, 2 warning, 3 fired: the level of the guard's verdict."
-        self._level = GaugeMetricFamily("rlguard_job_level", level, labels=of)
+        self._level = GaugeMetricFamily("rlguard_job_level", level, labels=_OF_A_JOB)
         away = "For how long the operator cannot reach the guard; 0 while it can."
-        self._away = GaugeMetricFamily("rlguard_job_guard_unreachable_seconds", away, labels=of)
+        self._away = GaugeMetricFamily("rlguard_job_guard_unreachable_seconds", away, labels=_OF_A_JOB)
         counts = "Checkpoints by what became of them."
-        self._counts = GaugeMetricFamily("rlguard_job_checkpoints", counts, labels=[*of, "state"])
+        self._counts = GaugeMetricFamily("rlguard_job_checkpoints", counts, labels=[*_OF_A_JOB, "state"])
         self._figures = {
-            name: GaugeMetricFamily(name, text, labels=of) for name, (text, _) in _FIGURES.items()
+            name: GaugeMetricFamily(name, text, labels=_OF_A_JOB) for name, (text, _) in _FIGURES.items()
         }
 
     def add(self, job: list[str], reading: Reading) -> None:
@@ -146,96 +140,26 @@ def _phases(counts: TallyOf[str]) -> Metric:
     return gauge
 
 
-def _silent(by_reason: TallyOf[str]) -> Iterator[Metric]:
-    for name, text, count in (
-        (
-            "rlguard_guards_silent",
-            "Guards that are silent, of jobs that are not over.",
-            by_reason.total(),
-        ),
-        (
-            "rlguard_guards_silent_at_once",
-            "Of these, guards that fell silent together with most others: no run is stopped for that.",
-            by_reason[Reason.MOST_SILENT],
-        ),
-    ):
-        gauge = GaugeMetricFamily(name, text)
-        gauge.add_metric([], count)
-        yield gauge
+def _evaluation_age(status: Mapping[str, Any]) -> float | None:
+    """Seconds since the last evaluation. None: the run does not run under a guard that has reported.
 
-
-#: Phases in which a trainer or a guard may run, and those in which a trainer does.
-_ALIVE = {
-    Phase.PENDING,
-    Phase.STARTING,
-    Phase.RUNNING,
-    Phase.JUDGING,
-    Phase.SUSPENDED,
-    Phase.STOPPING,
-}
-_RUNS = {Phase.STARTING, Phase.RUNNING}
-
-
-def _ages(status: dict[str, Any], phase: str, only_reported: bool) -> Iterator[tuple[str, float | None]]:
-    """What of one job is measured as the time since when: (metric, Unix time, None if that is no time).
-
-    `only_reported`: a fire stops nothing.
+    Both conditions are Unknown while rank 0 does not run, as in a queue. `Fired` is so at each start of the
+    guard, too: the one that has said something for longer counts.
     """
-    guard, stopped = status.get("guard") or {}, _condition(status, "Stopped")
-    latched = _latched(status, only_reported)
-    if latched and stopped.get("status") != "True":
-        yield "rlguard_unstopped_seconds", _moment(latched)
-        if stopped.get("reason") == Reason.STOP_BLOCKED:
-            yield "rlguard_stop_blocked_seconds", _moment(latched)
-    waiting = _condition(status, "Waiting")
-    queued = waiting.get("reason") == Reason.QUEUED  # for as long as the queue takes: nobody is called
-    if phase in _ALIVE and waiting.get("status") == "True" and not queued:
-        yield "rlguard_waiting_seconds", _moment(waiting["lastTransitionTime"])
-    if phase in _RUNS and (runs := _runs_since(status)) is not None:
-        if evaluated := guard.get("lastEvaluationTime"):
-            at = _moment(evaluated)
-            yield "rlguard_evaluation_age_seconds", None if at is None else max(at, runs)
-        else:
-            yield "rlguard_first_evaluation_pending_seconds", runs
+    heard = (one for one in status.get("conditions") or [] if one["type"] in {"Fired", "GuardSilent"})
+    known = (_seconds_since(one["lastTransitionTime"]) for one in heard if one["status"] != "Unknown")
+    runs = max((age for age in known if age is not None), default=None)
+    evaluated = (status.get("guard") or {}).get("lastEvaluationTime")
+    age = runs if evaluated is None else _seconds_since(evaluated)
+    return None if runs is None or age is None else min(runs, age)
 
 
-def _runs_since(status: dict[str, Any]) -> float | None:
-    """Since when, at least, it has run under a guard that has reported. None: it does not, as in a queue.
-
-    Both conditions are Unknown while rank 0 does not run. `Fired` is so at each start of the guard, too, and
-    `GuardSilent` while the API server shows nothing: the one that has said something for longer counts.
-    """
-    both = (_condition(status, kind) for kind in ("Fired", "GuardSilent"))
-    known = (one for one in both if one.get("status") in {"True", "False"})
-    return min(filter(None, (_moment(one["lastTransitionTime"]) for one in known)), default=None)
-
-
-def _latched(status: dict[str, Any], only_reported: bool) -> str | None:
-    """Since when a run must stop, as the operator noted it: the clock of a guard may be days off.
-
-    Only until the operator has noted the fire, as the guard says, if that is a time at all.
-    """
-    fired = _condition(status, "Fired")
-    if only_reported:
-        return _condition(status, "Halted").get("lastTransitionTime")
-    if fired.get("status") == "True":
-        return str(fired["lastTransitionTime"])
-    said = ((status.get("guard") or {}).get("fire") or {}).get("at")
-    if said and _moment(said) is not None:
-        return str(said)
-    return _condition(status, "Halted").get("lastTransitionTime")
-
-
-def _moment(text: str) -> float | None:
-    """Unix time; None for what the API server takes for a time, which a guard may have written, and is none.
+def _seconds_since(text: str) -> float | None:
+    """Seconds since this time; None for what the API server takes for a time and is none (30 February).
 
     One job must not take the gauges of all others from the page.
     """
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return max(0.0, time.time() - datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
         return None
-
-
-def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next((c for c in status.get("conditions") or [] if c["type"] == kind), {})

@@ -26,8 +26,7 @@ def must_be_live(snapshot: Snapshot) -> bool:
 
     A run that is to be stopped anyway waits for no request.
     """
-    known = ended_before(snapshot.job) or snapshot.unknown_kind
-    ended = not known and own_end(snapshot) is not None
+    ended = not ended_before(snapshot.job) and own_end(snapshot) is not None
     return not must_stop(snapshot.job) and (ended or is_silent(snapshot) or halt_due(snapshot) is not None)
 
 

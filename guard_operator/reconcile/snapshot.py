@@ -1,4 +1,4 @@
-"""What the operator knows about one job at one moment: frozen values, and what is looked up in them.
+"""What the operator knows about one job at one moment, and what it decides: frozen values, no behaviour.
 
 `gather` builds a `Snapshot`, `decide` turns it into a `Decision`, `actuate` carries that out.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum, auto
 from typing import Any
@@ -16,11 +16,13 @@ from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import (
     ConditionStatus,
     GuardStatus,
+    Isolation,
     OnFire,
     Phase,
     Spec,
     Status,
     StopStatus,
+    WorkloadRef,
 )
 from guard_operator.guards.reading import LastWord, Reading
 from guard_operator.runtime.client import Resource
@@ -41,9 +43,9 @@ class Unsaid(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A `GuardedTrainingJob` whose spec validates, or has a workload and is read as far as it can be.
+    """A `GuardedTrainingJob` whose spec validates.
 
-    `deleting`: someone's finalizer alone still keeps it. `guard_known`: all of `spec.guard` could be read.
+    `deleting`: someone's finalizer alone still keeps it.
     `guard`: `status.guard` as JSON, with what was read of the guard since; `unsaid`: what of that it lacks.
     """
 
@@ -56,7 +58,6 @@ class Job:
     spec: Spec
     status: Status
     deleting: bool = False
-    guard_known: bool = True
     guard: Mapping[str, Any] = field(default_factory=dict)
     unsaid: Unsaid = Unsaid.NOTHING
 
@@ -103,14 +104,6 @@ class Between:
     uid: str
     terminating: bool = False
     created: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """In which queue the workload waits, and why, in the queue's own words."""
-
-    queue: str
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,30 +191,40 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered:
+    """What this process remembers of a run beside its status.
+
+    `pods`: (name, UID) of those that were seen and are not known to be gone. `stop`: the teardown under way.
+    `refusal`: why the last delete was refused.
+    """
+
+    pods: tuple[tuple[str, str], ...] = ()
+    stop: StopStatus | None = None
+    refusal: str = ""
+
+
+NOTHING_REMEMBERED = Remembered()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that `decide` looks at.
 
     `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
     read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
-    `broken`: the rows of the isolation table that `isolation: Relaxed` admits, a sentence for each.
+    `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
+    of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
-    the rank-0 pod was running, seconds; None while nothing is to be expected of it, or `deaf`.
+    the rank-0 pod was running, seconds; None while nothing is to be expected of it.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
-    `unknown_kind`: there is no adapter for the workload, so nothing is known of it.
-    `guard_image`: of the guard that is, or would be, injected.
     `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
     Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
-    `queued`: None where no queue has the workload, or none is read.
-    `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
-    `refusal`: why the last delete was refused, in the API server's words; "": none was.
-    `asked`: how far the teardown is, if this process knows more than the status.
-    `seen`: (name, UID) of pods that were seen before. `all_pods_read`: each of them was looked for, so that
-    one that is not in `pods` is gone.
+    `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
     """
 
     job: Job
@@ -232,40 +235,29 @@ class Snapshot:
     reading: Reading | None = None
     silent_for: float | None = None
     unreached: str = ""
-    deaf: bool = False
     most_silent: bool = False
     live: bool = False
-    unknown_kind: bool = False
-    guard_image: str | None = None
     late: bool = False
     overdue: bool = False
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
-    queued: Queued | None = None
-    exposed: tuple[str, ...] = ()
     trainer: str = ""
     pods_unread: str = ""
-    refusal: str = ""
-    asked: StopStatus | None = None
-    seen: tuple[tuple[str, str], ...] = ()
+    known: Remembered = NOTHING_REMEMBERED
     all_pods_read: bool = False
+
+    @property
+    def not_admitted(self) -> tuple[str, ...]:
+        """Why the guard of a target is not told of its run yet: broken rows of the isolation table."""
+        heard = self.reading is not None and self.reading.verdict is not None
+        relaxed = self.job.spec.guard.isolation is Isolation.RELAXED
+        return () if relaxed or heard or guard_of(self.job).level is not None else self.broken
 
     @property
     def stop(self) -> StopStatus | None:
         """How far the teardown is; None: it has not begun."""
-        return self.asked or self.job.status.stop
-
-
-def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
-    """The job with another spec of its workload."""
-    template = job.spec.made_from.model_copy(update={"spec": spec})
-    return replace(job, spec=job.spec.model_copy(update={"template": template}))
-
-
-def with_conditions(job: Job, conditions: Iterable[ConditionStatus]) -> Job:
-    """The job with these conditions in its status."""
-    return replace(job, status=job.status.model_copy(update={"conditions": list(conditions)}))
+        return self.known.stop or self.job.status.stop
 
 
 def guard_of(job: Job) -> GuardStatus:
@@ -318,3 +310,72 @@ def own_end(snapshot: Snapshot) -> OwnEnd | None:
     if workload.terminating:  # its pods are on their way out, which looks like a failure
         return OwnEnd.GONE
     return OwnEnd.FAILED if workload.state is WorkloadState.FAILED else None
+
+
+# -- the decision -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The operator's part of the status."""
+
+    phase: Phase
+    conditions: tuple[ConditionStatus, ...]
+    workload_ref: WorkloadRef | None = None
+    stop: StopStatus | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkload:
+    """Create what the guard needs, then the workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureGuard:
+    """Create what is missing of what the guard mounts, with the same bytes, and of what runs its own pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureEvidence:
+    """Write the evidence ConfigMap, beside the stop and never before it.
+
+    Unless `final`, evidence without logs is not written, because the pods are still there and the next
+    attempt may get them.
+    """
+
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
+
+    resource: Resource
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete these objects in the foreground: what they own goes before they do."""
+
+    objects: tuple[Doomed, ...]
+
+
+def delete_makers(makers: Iterable[Between]) -> Delete:
+    """Delete what makes pods."""
+    return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
+
+
+Action = CreateWorkload | EnsureGuard | CaptureEvidence | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, what to say, and in how many seconds to look again (None: on the next event)."""
+
+    report: Report
+    actions: tuple[Action, ...] = field(default=())
+    look_again: float | None = None

@@ -35,19 +35,16 @@ def new_credentials(job: Job, now: datetime) -> dict[str, str]:
     return {names.CERTIFICATE_KEY: certificate, names.PRIVATE_KEY_KEY: private_key, **tokens}
 
 
-def support_objects(
-    job: Job, policy: Policy, credentials: Mapping[str, str]
-) -> Iterator[tuple[Resource, Json]]:
+def support_objects(job: Job, credentials: Mapping[str, str]) -> Iterator[tuple[Resource, Json]]:
     """Build the Secret and the ConfigMap of a job, both immutable and owned by it.
 
     Args:
         job: the job.
-        policy: the job's; the spec of a run that goes on may lack it (`parse.parse_job`).
         credentials: as `new_credentials` makes them.
     """
     name = names.support_name(job.name, job.uid)
     yield SECRETS, owned(job, SECRETS, name, immutable=True, type="Opaque", stringData=dict(credentials))
-    data = {layout.POLICY_KEY: policy_file(policy)}
+    data = {layout.POLICY_KEY: policy_file(job.spec.guard.policy)}
     yield CONFIG_MAPS, owned(job, CONFIG_MAPS, name, immutable=True, data=data)
 
 

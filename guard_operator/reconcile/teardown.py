@@ -15,15 +15,20 @@ from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from guard_operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
-from guard_operator.reconcile.decision import (
+from guard_operator.reconcile.snapshot import (
     Action,
     CaptureEvidence,
     Decision,
     Delete,
     Doomed,
+    Pod,
     Report,
+    Snapshot,
+    Workload,
+    condition_of,
+    is_true,
+    must_stop,
 )
-from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, condition_of, is_true, must_stop
 from guard_operator.runtime.client import PODS
 
 #: How often a teardown under way is looked at.
@@ -95,7 +100,7 @@ def _stop(snapshot: Snapshot, now: datetime) -> StopStatus:
     restarted = is_true(snapshot.job.status, ConditionType.STOPPED) and _is_anything_left(snapshot)
     pods = {pod.uid: pod.name for pod in snapshot.pods}
     if not snapshot.all_pods_read:
-        pods |= {uid: name for name, uid in snapshot.seen}
+        pods |= {uid: name for name, uid in snapshot.known.pods}
     refs = [PodRef(name=name, uid=uid) for uid, name in pods.items()]
     asked = now if restarted else min(before.requested_at, now)
     return before.model_copy(update={"requested_at": asked, "pods": refs[:MAX_NOTED_PODS]})
@@ -116,10 +121,8 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
 
 def _is_anything_left(snapshot: Snapshot) -> bool:
     """Whether the workload, a pod, or something that makes pods is there, or may be."""
-    if snapshot.unknown_kind and snapshot.job.status.workload_ref is not None:
-        return True
     makers = any(not one.terminating for one in snapshot.between) or guard_maker(snapshot)
-    unknown = snapshot.pods_unread or (snapshot.seen and not snapshot.all_pods_read)
+    unknown = snapshot.pods_unread or (snapshot.known.pods and not snapshot.all_pods_read)
     return bool(_workload_left(snapshot) or snapshot.pods or unknown or makers)
 
 
@@ -154,9 +157,6 @@ def _has_ended(pod: Pod) -> bool:
 
 def _progress(snapshot: Snapshot, first: bool, now: datetime) -> tuple[Reason, str]:
     """How far the teardown is."""
-    if snapshot.unknown_kind and snapshot.preparation is not None:
-        why = f"{snapshot.preparation.message} nor stopped by this operator"
-        return Reason.STOP_BLOCKED, f"{why}: its pods are deleted as they come"
     left = _left(snapshot)
     if blocked := "; ".join(_obstacles(snapshot, now)):
         return Reason.STOP_BLOCKED, f"{blocked}; {left}"
@@ -170,8 +170,8 @@ def _progress(snapshot: Snapshot, first: bool, now: datetime) -> tuple[Reason, s
 
 def _obstacles(snapshot: Snapshot, now: datetime) -> Iterable[str]:
     """What keeps the workload or a pod, in its own words."""
-    if snapshot.refusal:
-        yield f"a delete was refused: {snapshot.refusal}"
+    if refusal := snapshot.known.refusal:
+        yield f"a delete was refused: {refusal}"
     if snapshot.pods_unread:
         yield f"the pods cannot be read: {snapshot.pods_unread}"
     overdue = [pod for pod in snapshot.pods if _over_by(pod, now) > OVERDUE_SECONDS]

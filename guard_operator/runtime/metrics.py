@@ -17,7 +17,7 @@ _TEARDOWN_SECONDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 30
 
 
 class OperatorMetrics:
-    """One registry with everything. Satisfies the queue's observer and the actuator's."""
+    """One registry with everything."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -94,7 +94,7 @@ class OperatorMetrics:
         """A request to the API server got the response `code`, or none ("<error>")."""
         self._requests.labels(method, code).inc()
 
-    # -- QueueObserver -----------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------------
 
     def added(self) -> None:
         """A key began to wait."""
@@ -114,7 +114,7 @@ class OperatorMetrics:
         """A key will come back after a failure."""
         self._retries.inc()
 
-    # -- the actuator's Observer -------------------------------------------------------------------------
+    # -- the actuator ------------------------------------------------------------------------------------
 
     def fired(self, reason: str) -> None:
         """A fire was recorded."""

@@ -16,9 +16,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from guard_operator.runtime.backoff import Backoff
+from guard_operator.runtime.metrics import OperatorMetrics
 
 K = TypeVar("K", bound=Hashable)
 
@@ -35,29 +36,13 @@ MOST_URGENT = 160
 TICK_SECONDS = 0.1
 
 
-class QueueObserver(Protocol):
-    """Told about what is worth a metric; called with the queue's lock held, so it must be quick."""
-
-    def added(self) -> None:
-        """A key began to wait."""
-
-    def taken(self, waited: float) -> None:
-        """A worker took a key that had waited this many seconds."""
-
-    def finished(self, worked: float) -> None:
-        """A worker is done with a key after this many seconds."""
-
-    def retried(self) -> None:
-        """A key will come back after a failure."""
-
-
 class WorkQueue(Generic[K]):
     """See the module. Safe for any number of threads. `workers` keys are worked on that do not hang."""
 
     def __init__(
-        self, observer: QueueObserver, clock: Callable[[], float] = time.monotonic, workers: int = 4
+        self, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic, workers: int = 4
     ) -> None:
-        self._observer = observer
+        self._metrics = metrics
         self._clock = clock
         self._workers = workers
         self._changed = threading.Condition()
@@ -94,7 +79,7 @@ class WorkQueue(Generic[K]):
         """Have the key worked on again after its backoff; the delay in seconds."""
         with self._changed:
             delay = self._backoff.setdefault(key, Backoff(BASE_SECONDS, CAP_SECONDS)).next(at_least)
-            self._observer.retried()
+            self._metrics.retried()
             self._at(key, self._clock() + delay)
             self._changed.notify()
             return delay
@@ -116,7 +101,7 @@ class WorkQueue(Generic[K]):
                 if first := self._first(now):
                     key, since = first.popitem(last=False)
                     self._working[key] = now
-                    self._observer.taken(now - since)
+                    self._metrics.taken(now - since)
                     return key
                 self._changed.wait(self._until_next())
             return None
@@ -124,7 +109,7 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """The worker is finished with this key."""
         with self._changed:
-            self._observer.finished(self._clock() - self._working.pop(key))
+            self._metrics.finished(self._clock() - self._working.pop(key))
             if key in self._again:
                 self._again.discard(key)
                 self._add(key)
@@ -140,25 +125,6 @@ class WorkQueue(Generic[K]):
         """How many keys wait to be worked on now."""
         with self._changed:
             return len(self._waiting) + len(self._urgent)
-
-    def state(self, most: int = 100) -> dict[str, object]:
-        """Everything in it, for people; at most this many keys of each kind."""
-        with self._changed:
-            now = self._clock()
-            later = sorted((due - now, key) for key, due in self._due.items())
-            return {
-                "urgent": [[key, _round(now - since)] for key, since in [*self._urgent.items()][:most]],
-                "waiting": [[key, _round(now - since)] for key, since in [*self._waiting.items()][:most]],
-                "working": [[key, _round(now - since)] for key, since in self._working.items()],
-                "later": [[key, _round(seconds)] for seconds, key in later[:most]],
-                "failing": list(self._backoff)[:most],
-                "counts": {
-                    "urgent": len(self._urgent),
-                    "waiting": len(self._waiting),
-                    "later": len(self._due),
-                    "failing": len(self._backoff),
-                },
-            }
 
     def working_for(self) -> list[float]:
         """How long each key under work has been, seconds."""
@@ -176,7 +142,7 @@ class WorkQueue(Generic[K]):
                 self._urgent[key] = self._waiting.pop(key)
         elif key not in self._urgent:
             (self._urgent if urgent else self._waiting)[key] = self._clock()
-            self._observer.added()
+            self._metrics.added()
 
     def _at(self, key: K, due: float) -> None:
         if self._due.get(key, due) < due:
@@ -205,7 +171,3 @@ class WorkQueue(Generic[K]):
         if not self._waiting:
             return due
         return TICK_SECONDS if due is None else min(due, TICK_SECONDS)
-
-
-def _round(seconds: float) -> float:
-    return round(seconds, 1)

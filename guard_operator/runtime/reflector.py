@@ -115,17 +115,6 @@ class Reflector:
         """
         return time.monotonic() - self._shown_at
 
-    def state(self) -> dict[str, object]:
-        """How it is, for people."""
-        return {
-            "path": self._path,
-            "synced": self.synced,
-            "objects": len(self._objects),
-            "lists": self.relists,
-            "quiet_seconds": round(self.quiet_for(), 1),
-            "version": self._version,
-        }
-
     def get(self, namespace: str, name: str) -> Json | None:
         """The object as last seen."""
         with self._lock:

@@ -111,7 +111,7 @@ def a_job(number: int) -> Json:
         "creationTimestamp": STAMP, "resourceVersion": str(10_000_000 + number), "generation": 1,
     }  # fmt: skip
     ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": metadata["name"]}
-    ref |= {"uid": uid(WORKLOAD, number), "guardImage": IMAGE}
+    ref |= {"uid": uid(WORKLOAD, number)}
     spec = copy.deepcopy(_sample_spec())
     spec["guard"]["port"] = PORT
     job: Json = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import shutil
@@ -80,18 +79,19 @@ class Process(Measured):
 
         def idle() -> bool:
             self.works()
-            queue = self.state()["queue"]
-            return not queue["waiting"] and not queue["working"]
+            page = self.metrics()
+            idle = ("workqueue_depth", "controller_runtime_active_workers")
+            return all(re.search(rf"^{name}{{.*}} 0\.0$", page, re.MULTILINE) for name in idle)
 
         eventually(idle, "its queue is empty", within=PATIENCE_SECONDS)
         return time.monotonic() - self.started
 
-    def state(self) -> Json:
+    def metrics(self) -> str:
+        """Its page of metrics."""
         found = re.search(r"probes and metrics on port (\d+)", self._log.read_text())
         assert found, self._log.read_text()
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/debug/state", timeout=60) as answer:
-            state: Json = json.load(answer)
-            return state
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
 
 
 class Peer(Measured):

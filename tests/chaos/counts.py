@@ -35,6 +35,7 @@ ONCE = frozenset(
         Reason.WORKLOAD_SUCCEEDED,
         Reason.CHECKPOINTS_LEFT,
         Reason.NOT_JUDGED,
+        Reason.FINISHED_WITH_WARNING,
     }
 )
 

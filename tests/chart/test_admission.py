@@ -473,7 +473,7 @@ class TestWhatTheOperatorMayCreate:
     def objects(self) -> list[tuple[Resource, Json]]:
         """All that it creates for a job."""
         job = JOBS["beside"]
-        made = support_objects(job, job.spec.guard.policy, new_credentials(job, datetime.now(UTC)))
+        made = support_objects(job, new_credentials(job, datetime.now(UTC)))
         return [*made, (ADAPTERS[0].resource, build_workload(job, ADAPTERS[0], CONFIG))]
 
     def test_all_that_a_job_needs_and_nothing_that_no_job_owns(self, operator: Client) -> None:
@@ -488,10 +488,10 @@ class TestWhatTheOperatorMayCreate:
         """It takes what is there for its own: a policy, for example."""
         job = submit(admission, STRICT, "n" * 50, partial(set_guard, **OWN, placement="Pod"))
         assert support_name(job.name, job.uid) != guard_name(job.name, job.uid)
-        made = list(support_objects(job, job.spec.guard.policy, {}))
+        made = list(support_objects(job, {}))
         made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
         assert {resource.kind for resource, _ in made} == {"Secret", "ConfigMap", "Service", "StatefulSet"}
-        made.append((CONFIG_MAPS, build_evidence(job, None, {}, {}, datetime.now(UTC))))
+        made.append((CONFIG_MAPS, build_evidence(job, {}, {}, datetime.now(UTC))))
 
         def taken(resource: Resource, body: Json) -> str:
             try:
@@ -520,7 +520,7 @@ class TestWhatTheOperatorMayCreate:
 
     def test_the_evidence(self, operator: Client) -> None:
         job = JOBS["beside"]
-        body = build_evidence(job, None, {}, {}, datetime.now(UTC))
+        body = build_evidence(job, {}, {}, datetime.now(UTC))
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
         del body["metadata"]["ownerReferences"]  # spec.keepEvidence
         operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)

@@ -33,6 +33,11 @@ def of_job(metric: str, values: str) -> dict[str, str]:
     return {f"{metric}{{{JOB},{one}}}": values for one in (ONE, TWO)}
 
 
+def held(condition: str, values: str) -> dict[str, str]:
+    """For how long a condition of the job has been as it is."""
+    return {f"rlguard_job_condition_seconds{{{JOB},{condition},{one}}}": values for one in (ONE, TWO)}
+
+
 def once(metric: str, values: str, labels: str = ONE) -> dict[str, str]:
     return {f"{metric}{{{labels}}}": values}
 
@@ -43,9 +48,9 @@ def away(name: str, values: str) -> dict[str, str]:
 
 THE_JOB = [{"namespace": "team", "name": "run"}]
 NOTHING: list[dict[str, str]] = [{}]
-FIRES, UNSTOPPED, BLOCKED = "rlguard_fires_total", "rlguard_unstopped_seconds", "rlguard_stop_blocked_seconds"
-EVALUATED, PENDING = "rlguard_evaluation_age_seconds", "rlguard_first_evaluation_pending_seconds"
-WAITING = "rlguard_waiting_seconds"
+FIRES, EVALUATED = "rlguard_fires_total", "rlguard_evaluation_age_seconds"
+GOING, BLOCKED = ('type="Stopped",reason="PodsTerminating"', 'type="Stopped",reason="StopBlocked"')
+STUCK, QUEUED = ('type="Waiting",reason="Unschedulable"', 'type="Waiting",reason="Queued"')
 AWAY, LEVEL, JOBS = "rlguard_job_guard_unreachable_seconds", "rlguard_job_level", "rlguard_jobs"
 RUNNING = 'phase="Running",'
 LEADER = 'leader_election_master_status{name="guardedtrainingjob",namespace="rlguard-system",%s}'
@@ -68,17 +73,16 @@ CASES = {
     "a leader that follows soon": Case(
         "RLGuardNoLeader", {LEADER % ONE: "1x20 0x200", LEADER % TWO: "0x24 1x200"}, "12m"
     ),
-    "a teardown that never ends": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x200"), "5m", THE_JOB),
-    "one that is quick": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0 30 60 stale"), "1m"),
-    "one that has ended": Case("RLGuardTeardownSlow", of_job(UNSTOPPED, "0+30x20 stale"), "20m"),
-    "a pod on a dead node": Case("RLGuardStopBlocked", of_job(BLOCKED, "60+30x200"), "3m", THE_JOB),
-    "something that was in the way": Case("RLGuardStopBlocked", of_job(BLOCKED, "60 stale"), "3m"),
+    "a teardown that never ends": Case("RLGuardTeardownSlow", held(GOING, "0+30x200"), "5m", THE_JOB),
+    "one that is quick": Case("RLGuardTeardownSlow", held(GOING, "0 30 60 stale"), "1m"),
+    "one that has ended": Case("RLGuardTeardownSlow", held(GOING, "0+30x20 stale"), "20m"),
+    "a pod on a dead node": Case("RLGuardStopBlocked", held(BLOCKED, "60+30x200"), "3m", THE_JOB),
+    "something that was in the way": Case("RLGuardStopBlocked", held(BLOCKED, "60 stale"), "3m"),
     "old scores": Case("RLGuardEvaluationStale", of_job(EVALUATED, "7000+30x20"), "5m", THE_JOB),
     "scores every hour": Case("RLGuardEvaluationStale", of_job(EVALUATED, "0+30x120 0+30x120"), "90m"),
-    "never evaluated": Case("RLGuardNeverEvaluated", of_job(PENDING, "7000+30x20"), "5m", THE_JOB),
-    "a run that begins": Case("RLGuardNeverEvaluated", of_job(PENDING, "0+30x100"), "40m"),
-    "a split that is not there": Case("RLGuardWaiting", of_job(WAITING, "0+30x100"), "20m", THE_JOB),
-    "a node that comes": Case("RLGuardWaiting", of_job(WAITING, "0+30x20 stale"), "20m"),
+    "a split that is not there": Case("RLGuardWaiting", held(STUCK, "0+30x100"), "20m", THE_JOB),
+    "a node that comes": Case("RLGuardWaiting", held(STUCK, "0+30x20 stale"), "20m"),
+    "a run in a queue": Case("RLGuardWaiting", held(QUEUED, "0+30x100"), "40m"),
     "a guard that nobody reaches": Case("RLGuardUnreachable", of_job(AWAY, "0x4 30+30x100"), "10m", THE_JOB),
     "one that restarts": Case("RLGuardUnreachable", of_job(AWAY, "0 30 60 0x100"), "4m"),
     "most guards at once": Case(

@@ -62,6 +62,7 @@ AWAY = condition("Fired", "Unknown", "GuardNotRunning", "there is no verdict now
         ([NOT_FIRED, condition("Halted", "True", "GuardSilent", "not heard")], "halted: not heard"),
         ([NOT_FIRED, condition("Failed", "True", "WorkloadFailed", "exit 1")], "unknown: exit 1"),
         ([NOT_FIRED, condition("Succeeded", "True", "NotJudged", "2 failed")], "unknown: 2 failed"),
+        ([NOT_FIRED, condition("Succeeded", "True", "FinishedWithWarning", "it fell")], "warning: it fell"),
         ([NOT_FIRED, condition("Succeeded", "True", "WorkloadSucceeded", "done")], "healthy: done"),
         (
             [

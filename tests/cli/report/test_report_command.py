@@ -109,7 +109,7 @@ FIGURES = [
 def with_steps(total: int = 40) -> dict[str, Any]:
     """Evidence of a guard that told its steps with its last word."""
     lines = [one.model_dump(mode="json") for one in STEPS]
-    return kept(policy=Policy(), steps=written_steps(lines, FIGURES, total))
+    return kept(steps=written_steps(lines, FIGURES, total))
 
 
 def condition(kind: str, reason: str, message: str, status: str = "True") -> dict[str, str]:
@@ -127,9 +127,10 @@ def kept(
     conditions = [condition("Guarded", "WorkloadCreated", "its guard"), condition("Failed", "x", "", "False")]
     conditions += [condition(*ended)] if ended else []
     status = Status.model_validate({"guard": guard_status(verdict, {}, NOW), "conditions": conditions})
-    job = Job("my-job", "ns", "0123456789", 1, "1", {}, Spec.model_validate(SPEC), status)
+    spec = Spec.model_validate(SPEC | {"guard": SPEC["guard"] | {"policy": policy or Policy()}})
+    job = Job("my-job", "ns", "0123456789", 1, "1", {}, spec, status)
     told = {"history.jsonl": "\n".join(map(json.dumps, ROUNDS)), "steps.jsonl": steps or ""}
-    body = build_evidence(job, policy, told, {"trainer.log": "bye"}, NOW)
+    body = build_evidence(job, told, {"trainer.log": "bye"}, NOW)
     return dict(json.loads(json.dumps(body)))
 
 
@@ -237,7 +238,7 @@ def _frozen(page: str) -> Any:
 
 @pytest.mark.parametrize("steps", [None, "", "{", "{}", "[" * 100_000], ids=str)
 def test_evidence_without_steps_says_so_and_draws_rounds(steps: str | None) -> None:
-    body = kept(policy=Policy())
+    body = kept()
     assert "steps.jsonl" not in body["data"]
     if steps is not None:
         body["data"]["steps.jsonl"] = steps
@@ -295,6 +296,12 @@ WELL = FIRED.model_copy(
             "finished",
             "The trainer finished without a fire, and all of it was judged",
         ),
+        (
+            ("Succeeded", "FinishedWithWarning", "it fell"),
+            "warning",
+            "finished with a warning",
+            "The trainer finished with a warning",
+        ),
         (("Fired", "HackingGap", "step 4: gap"), "fired", "fired", "Fired (HackingGap)"),
     ],
     ids=str,
@@ -344,7 +351,7 @@ def test_evidence_that_does_not_say_how_it_ended_is_not_healthy(text: str | None
 
 def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "evidence.yaml", tmp_path / "page.html"
-    file.write_text(yaml.safe_dump(kept(policy=Policy())))
+    file.write_text(yaml.safe_dump(kept()))
     report(str(file), out=out)
     page = out.read_text()
     assert capsys.readouterr().out == f"{out}: Fired at step 40: evidence of reward hacking\n"

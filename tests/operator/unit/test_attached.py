@@ -19,17 +19,20 @@ from pydantic import ValidationError
 from guard_operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Phase
+from guard_operator.api.types import Isolation, Phase, Spec
 from guard_operator.config import OperatorConfig
 from guard_operator.rbac import workload_rules
+from guard_operator.reconcile.controller import guard_to_ask
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import Decision, Delete, Doomed
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import JOBS, parse_job
 from guard_operator.reconcile.review import Review, review, review_manifest
 from guard_operator.reconcile.snapshot import (
     Between,
+    Decision,
+    Delete,
+    Doomed,
     Job,
     OwnGuard,
     Pod,
@@ -199,7 +202,7 @@ def target(kind: str, uid: str = "w", **more: Any) -> Json:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_can_be_guarded_as_it_is(kind: str) -> None:
-    assert why_not_attached(adapter_of(kind), target(kind), False) == ""
+    assert why_not_attached(adapter_of(kind), target(kind), True) == ""
 
 
 def going(raw: Json) -> None:
@@ -236,55 +239,11 @@ def several(raw: Json) -> None:
 def test_why_it_cannot(change: Callable[[Json], None], why: str) -> None:
     raw = target("Job")
     change(raw)
-    assert why_not_attached(adapter_of("Job"), raw, False).startswith(why)
+    assert why_not_attached(adapter_of("Job"), raw, True).startswith(why)
 
 
-class TestRayCluster:
-    """Of its own adapter."""
-
-    ADAPTER = adapter_of("RayCluster")
-
-    @pytest.mark.parametrize(
-        ("spec", "status", "expected"),
-        [
-            ({}, {}, WorkloadState.PENDING),
-            ({}, {"state": "ready"}, WorkloadState.RUNNING),
-            ({"suspend": True}, {"state": "ready"}, WorkloadState.SUSPENDED),
-            ({"suspend": False}, {"state": "suspended"}, WorkloadState.PENDING),
-        ],
-        ids=str,
-    )
-    def test_state(self, spec: Json, status: Json, expected: WorkloadState) -> None:
-        assert self.ADAPTER.state({"spec": spec, "status": status}) == (expected, "")
-
-    def test_it_has_a_head_and_workers(self) -> None:
-        spec = SPECS["RayCluster"]
-        assert [one.guarded for one in self.ADAPTER.pod_templates(spec)] == [True, False]
-        assert self.ADAPTER.pods_wanted(spec) == 3
-        assert self.ADAPTER.pods_wanted(spec | {"enableInTreeAutoscaling": True}) == 1
-        assert self.ADAPTER.prepared(spec) == spec and self.ADAPTER.assigned({}) == ()
-
-    @pytest.mark.parametrize("type_", ["head", "worker"])
-    def test_rank_0_is_its_head(self, type_: str) -> None:
-        pod = {"metadata": {"labels": {"ray.io/node-type": type_}}}
-        assert self.ADAPTER.holds_rank0(pod, {}) is (type_ == "head")
-
-    @pytest.mark.parametrize(
-        ("change", "field"),
-        [
-            ({"managedBy": "kueue.x-k8s.io/multikueue"}, "spec.managedBy"),
-            ({"headGroupSpec": {}}, "spec.headGroupSpec.template.spec.containers"),
-        ],
-        ids=["elsewhere", "no head"],
-    )
-    def test_what_is_not_stopped_here_is_refused(self, change: Json, field: str) -> None:
-        raw = target("RayCluster")
-        raw["spec"] |= change
-        assert why_not_attached(self.ADAPTER, raw, False).startswith(field)
-
-    def test_none_is_created_and_no_other_right_is_taken(self) -> None:
-        verbs = [rule["verbs"] for rule in workload_rules(self.ADAPTER)]
-        assert verbs == [["delete", "get"]]
+def test_nothing_of_a_kind_that_is_only_attached_is_created() -> None:
+    assert [rule["verbs"] for rule in workload_rules(adapter_of("RayCluster"))] == [["delete", "get"]]
 
 
 # -- its pods --------------------------------------------------------------------------------------------
@@ -344,9 +303,6 @@ class Cluster:
 class _Caches:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-
-    def quiet_for(self, _namespace: str) -> float:
-        return 0.0
 
     def workload(self, *_place: Any) -> None:
         raise AssertionError("a target is in no cache")
@@ -437,7 +393,7 @@ def test_what_its_pods_have_of_the_guards_is_told(source: Json, exposed: str) ->
     mounts["spec"]["serviceAccountName"] = "scorer"
     seen = Cluster("RayCluster", target("RayCluster"), mounts).gather(job(status=ref(), pod=own))
     fields = ["serviceAccountName", *([f"volumes[0].{exposed}"] if exposed else [])]
-    assert [one.split(" must not")[0] for one in seen.exposed] == [f"pod head: {field}" for field in fields]
+    assert [one.split(" must not")[0] for one in seen.broken] == [f"pod head: {field}" for field in fields]
 
 
 # -- decisions -------------------------------------------------------------------------------------------
@@ -465,12 +421,46 @@ def test_it_is_written_down_before_anything_is_done() -> None:
 
 @pytest.mark.parametrize("exposed", [(), ("pod head has it",)])
 def test_what_is_not_protected_is_said(exposed: tuple[str, ...]) -> None:
-    seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=MAKER, exposed=exposed)
+    seen = Snapshot(job(status=ref()), WORKLOAD, (HEAD,), own_guard=MAKER, broken=exposed)
     decision = decide(seen, NOW)
     reason = "GuardDataExposed" if exposed else "Attached"
     assert says(decision, "Isolated") == ("False", reason)
     said = next(one for one in decision.report.conditions if one.type == "Isolated").message
     assert all(words in said for words in (*exposed, *UNPROTECTED))
+
+
+HEARD = {"level": "healthy", "code": "ok", "reason": "fine"}
+
+
+@pytest.mark.parametrize(
+    ("status", "isolation", "asked"),
+    [({}, "Strict", False), ({}, "Relaxed", True), ({"guard": HEARD}, "Strict", True)],
+    ids=["strict", "relaxed", "judged already"],
+)
+def test_a_guard_is_told_of_its_run_only_if_the_pods_of_its_target_pass(
+    status: Json, isolation: str, asked: bool
+) -> None:
+    given = job(status={**ref(), **status})
+    given = replace(given, spec=with_isolation(given.spec, isolation))
+    guard = Pod("g", "g", guarded=True, phase="Running", address="10.0.0.1")
+    seen = Snapshot(given, WORKLOAD, (HEAD, guard), own_guard=MAKER, broken=("pod head has it",))
+    assert (guard_to_ask(seen) is not None) is asked
+    decision = decide(seen, NOW)
+    guarded = next(one for one in decision.report.conditions if one.type == "Guarded")
+    assert (guarded.reason == "TargetRefused" and "pod head has it" in guarded.message) is not asked
+
+
+def test_a_guard_that_is_not_told_of_its_run_is_not_silent() -> None:
+    cluster = Cluster(
+        "RayCluster", target("RayCluster"), with_volume({"secret": {"secretName": f"watch-{UID[:8]}"}})
+    )
+    assert cluster.gather(job(status=ref())).silent_for is None
+
+
+def with_isolation(spec: Spec, isolation: str) -> Spec:
+    return spec.model_copy(
+        update={"guard": spec.guard.model_copy(update={"isolation": Isolation(isolation)})}
+    )
 
 
 def deleted(decision: Decision) -> list[Doomed]:

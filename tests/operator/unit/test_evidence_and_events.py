@@ -45,7 +45,7 @@ def job(**guard: Any) -> Job:
 def test_evidence_holds_verdict_checkpoint_logs_and_what_the_guard_told() -> None:
     one = job(reason="gap 0.2 > 0.1", bestCheckpoint=CHECKPOINT)
     told = {"history.jsonl": '{"step":1}\n', "steps.jsonl": '{"step":9}', "rollouts.json": "[]", "more": "x"}
-    data = build_evidence(one, Policy(), told, {"trainer.log": "bye"}, NOW)["data"]
+    data = build_evidence(one, told, {"trainer.log": "bye"}, NOW)["data"]
     assert json.loads(data["verdict.json"]) == {"reason": "gap 0.2 > 0.1"}
     assert {name: data.get(name) for name in told} == told | {"more": None}
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/5"
@@ -60,7 +60,7 @@ def ended(of: Job, *conditions: ConditionStatus) -> Job:
 def test_evidence_says_how_the_run_ended() -> None:
     """The verdict of a run that was halted, failed or was taken away is that of one that is well."""
     one = ended(job(reason="r"), condition("Halted", "True", "GuardSilent"), condition("Fired", "Unknown"))
-    assert json.loads(build_evidence(one, None, {}, {}, NOW)["data"]["conditions.json"]) == [
+    assert json.loads(build_evidence(one, {}, {}, NOW)["data"]["conditions.json"]) == [
         {"type": "Halted", "status": "True", "reason": "GuardSilent", "message": "m"},
         {"type": "Fired", "status": "Unknown", "reason": "R", "message": "m"},
     ]
@@ -70,7 +70,7 @@ def test_evidence_can_be_read_by_people_of_any_language() -> None:
     """And by the API server, to which no half of a pair goes."""
     one = job(reason="奖励上升", bestCheckpoint=CHECKPOINT | {"path": "/模型"})
     said = condition("Failed", "True").model_copy(update={"message": "内存"})
-    body = build_evidence(ended(one, said), None, {"rollouts.json": '["六"]'}, {}, NOW)
+    body = build_evidence(ended(one, said), {"rollouts.json": '["六"]'}, {}, NOW)
     for name, word in (
         ("verdict", "奖励上升"),
         ("last-good-checkpoint", "/模型"),
@@ -85,9 +85,8 @@ def test_evidence_can_be_read_by_people_of_any_language() -> None:
 def test_evidence_goes_with_its_job_unless_it_is_to_stay(kept: bool) -> None:
     one = job()
     one = replace(one, spec=one.spec.model_copy(update={"keep_evidence": kept}))
-    metadata = build_evidence(one, None, {}, {}, NOW)["metadata"]
+    metadata = build_evidence(one, {}, {}, NOW)["metadata"]
     assert ("ownerReferences" not in metadata) is kept
-    assert "policy.yaml" not in build_evidence(one, None, {}, {}, NOW)["data"], "nothing is made up"
     assert metadata["labels"] == {"rlguard.dev/job": "run"}
 
 
@@ -101,7 +100,7 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
     full = ended(full, *(one.model_copy(update={"message": "é" * 32768}) for one in longest))
     steps = "\n".join(["head", *(f"{n:03}" + "é" * 61 for n in range(1, 257))])
     told = {"history.jsonl": text, "rollouts.json": "x" * ROLLOUTS_BYTES, "steps.jsonl": steps}
-    body = build_evidence(full, Policy(), told, {"trainer.log": text, "guard.log": text}, NOW)
+    body = build_evidence(full, told, {"trainer.log": text, "guard.log": text}, NOW)
     data = body["data"]
     assert len(json.dumps(body, ensure_ascii=False).encode()) < 256 * 1024
     assert all(data[name].endswith("end") for name in ("history.jsonl", "trainer.log", "guard.log"))
@@ -109,7 +108,7 @@ def test_evidence_is_bounded_and_keeps_the_end() -> None:
     fewer = data["steps.jsonl"].split("\n")
     assert fewer[0] == "head" and fewer[-1].startswith("256") and len(fewer) < 257
     told["rollouts.json"] += "x"
-    assert "rollouts.json" not in build_evidence(full, None, told, {}, NOW)["data"], "half would be no JSON"
+    assert "rollouts.json" not in build_evidence(full, told, {}, NOW)["data"], "half would be no JSON"
 
 
 def condition(kind: str, status: str, reason: str = "R") -> ConditionStatus:

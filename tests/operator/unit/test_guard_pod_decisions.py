@@ -17,14 +17,6 @@ from guard_operator.api.types import GuardPod, OnSilence, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import (
-    CaptureEvidence,
-    Decision,
-    Delete,
-    Doomed,
-    StartGuard,
-    delete_makers,
-)
 from guard_operator.reconcile.endings import (
     EVIDENCE_SECONDS,
     HEARD_SECONDS,
@@ -33,7 +25,20 @@ from guard_operator.reconcile.endings import (
 from guard_operator.reconcile.gather import Caches, Gatherer
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Pod, Snapshot, Workload
+from guard_operator.reconcile.snapshot import (
+    Between,
+    CaptureEvidence,
+    Decision,
+    Delete,
+    Doomed,
+    EnsureGuard,
+    Job,
+    OwnGuard,
+    Pod,
+    Snapshot,
+    Workload,
+    delete_makers,
+)
 from guard_operator.reconcile.teardown import STOPPING_SECONDS
 from guard_operator.runtime.client import BATCH_JOBS, EVENTS, PODS, STATEFUL_SETS, Client, Resource
 
@@ -133,7 +138,7 @@ def judging(seconds: float, guard: Json | None = None) -> Json:
 
 def test_it_is_started_with_the_run_and_again_if_it_is_gone() -> None:
     for state in (WorkloadState.PENDING, WorkloadState.RUNNING):
-        assert decide(seen(state, made=None), NOW).actions == (StartGuard(),)
+        assert decide(seen(state, made=None), NOW).actions == (EnsureGuard(),)
         assert decide(seen(state), NOW).actions == ()
         assert decide(seen(state, made=replace(SET, terminating=True)), NOW).actions == ()
 
@@ -238,10 +243,6 @@ def test_a_guard_that_judges_no_more_is_not_waited_for(seen_now: Callable[[], Sn
     assert said(decision)["Succeeded"] == ("True", "CheckpointsLeft"), "and that is said"
 
 
-def test_a_trainer_that_failed_waits_for_no_evaluation() -> None:
-    assert said(decide(seen(WorkloadState.FAILED, WAITS, pods=(GUARD,)), NOW))["Failed"][0] == "True"
-
-
 def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
     over = {
         "conditions": [
@@ -306,15 +307,6 @@ def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     assert not other.guarded and other.last_word is None
 
 
-def test_a_guard_that_cannot_start_is_said() -> None:
-    crashed = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False, "restartCount": 3}
-    ended = {"terminated": {"exitCode": 2, "message": "the split overlaps"}}
-    world = Namespace()
-    world.made = [raw_pod(**crashed, lastState=ended)]
-    pod = world.gather().pods[0]
-    assert pod.waiting is not None and "the split overlaps" in pod.waiting.message
-
-
 # -- what is gathered ------------------------------------------------------------------------------------
 
 
@@ -357,9 +349,6 @@ class Namespace:
         return snapshot
 
     # Caches
-    def quiet_for(self, _namespace: str) -> float:
-        return 0.0
-
     def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
         return self.work
 
@@ -401,14 +390,3 @@ def test_a_guard_that_judges_is_to_be_heard(gone: str) -> None:
     else:
         world.work["metadata"] |= {"uid": "other", "ownerReferences": []}
     assert world.gather().silent_for == 601.0
-
-
-def test_of_an_unknown_kind_the_set_of_the_guard_is_ended_too() -> None:
-    """It would make its pod again and again, with its GPU."""
-    world = Namespace({"guard": JUDGED | {"fire": FIRE}}, kind="Strange")
-    world.made = [raw_pod()]
-    snapshot = world.gather()
-    assert snapshot.unknown_kind
-    assert delete_makers((SET,)) in decide(snapshot, NOW).actions
-    world.job["status"]["guard"] = JUDGED
-    assert world.gather().own_guard is None, "a run that goes on costs no request"

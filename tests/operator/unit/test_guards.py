@@ -19,9 +19,9 @@ from guard_operator.guards.reading import (
     guard_status,
     understood,
 )
+from guard_operator.reconcile.controller import guard_to_ask
 from guard_operator.reconcile.parse import parse_job, with_last_word
 from guard_operator.reconcile.snapshot import Pod, Snapshot, Unsaid, guard_of
-from guard_operator.reconcile.whom_to_ask import guard_to_ask
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,9 +11,8 @@ from urllib.error import HTTPError
 import pytest
 
 from guard_operator.runtime import health
-from guard_operator.runtime.health import HealthServer
+from guard_operator.runtime.health import MOST_CONNECTIONS, HealthServer
 from guard_operator.runtime.metrics import OperatorMetrics
-from guard_operator.runtime.serving import MOST_CONNECTIONS
 
 Serve = Callable[..., HealthServer]
 
@@ -25,9 +23,7 @@ def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(host: str = "127.0.0.1", ready: bool = True) -> HealthServer:
-            server = HealthServer(
-                (host, 0), lambda: True, lambda: ready, OperatorMetrics().registry, lambda: {"a": 1}
-            )
+            server = HealthServer((host, 0), lambda: True, lambda: ready, OperatorMetrics().registry)
             stack.callback(server.close)
             return server
 
@@ -48,7 +44,6 @@ def test_what_it_answers(serve: Serve) -> None:
     server = serve(ready=False)
     assert page(server, "/healthz") == "ok\n"
     assert "rlguard_fires" in page(server, "/metrics")
-    assert json.loads(page(server, "/debug/state")) == {"a": 1}
     with pytest.raises(HTTPError, match="503"):
         page(server, "/readyz")
     with pytest.raises(HTTPError, match="404"):

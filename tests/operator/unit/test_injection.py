@@ -476,7 +476,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def support(of: Job, credentials: dict[str, str]) -> dict[str, Json]:
-    objects = support_objects(of, of.spec.guard.policy, credentials)
+    objects = support_objects(of, credentials)
     return {resource.kind: body for resource, body in objects}
 
 

@@ -14,8 +14,16 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.reasons import ConditionType
 from guard_operator.api.types import ConditionStatus, Phase, Spec
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.decision import CaptureEvidence, Decision, Delete, Doomed
-from guard_operator.reconcile.snapshot import Between, Job, OwnGuard, Snapshot
+from guard_operator.reconcile.snapshot import (
+    Between,
+    CaptureEvidence,
+    Decision,
+    Delete,
+    Doomed,
+    Job,
+    Remembered,
+    Snapshot,
+)
 from guard_operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
@@ -23,7 +31,7 @@ from guard_operator.reconcile.teardown import (
     RECREATED_SECONDS,
     STOPPING_SECONDS,
 )
-from guard_operator.runtime.client import PODS, STATEFUL_SETS
+from guard_operator.runtime.client import PODS
 
 from .test_decide import (
     FIRE,
@@ -31,7 +39,6 @@ from .test_decide import (
     NOW,
     REF,
     SPEC,
-    UNKNOWN_KIND,
     ago,
     guard,
     job,
@@ -44,6 +51,8 @@ EVIDENCE, FINAL = CaptureEvidence(final=False), CaptureEvidence(final=True)
 OF_WORKLOAD = Doomed(PyTorchJobAdapter.resource, "run", "w")
 DELETE = Delete((OF_WORKLOAD,))
 POD = Doomed(PODS, "run-master-0", "uid-run-master-0")
+DENIED = Remembered(refusal='admission webhook "w" denied: ask Bob')
+SEEN = Remembered(pods=(("run-master-0", "u1"),))
 CLUSTER = Between(RAY_CLUSTERS, "run-x2", "uid-cluster")
 
 
@@ -105,7 +114,7 @@ def test_from_the_second_look_on_every_pod_is_deleted_that_is_not_on_its_way_out
 
 
 def test_what_makes_pods_is_deleted_where_the_workload_cannot_be() -> None:
-    seen = Snapshot(job(begun()), workload(), (pod(),), between=(CLUSTER,), refusal="no")
+    seen = Snapshot(job(begun()), workload(), (pod(),), between=(CLUSTER,), known=Remembered(refusal="no"))
     assert deletes(decide(seen, NOW)) == [OF_WORKLOAD, Doomed(RAY_CLUSTERS, "run-x2", "uid-cluster"), POD]
     going = replace(seen, between=(replace(CLUSTER, terminating=True),))
     assert deletes(decide(going, NOW)) == [OF_WORKLOAD, POD]
@@ -152,7 +161,7 @@ def test_the_evidence_is_asked_for_until_it_is_written() -> None:
         {"workload": workload(deleted=NOW)},
         {"pods": (GOING,)},
         {"pods": (pod(phase="Failed", terminating=True),)},
-        {"seen": (("run-master-0", "u1"),)},
+        {"known": SEEN},
         {"pods_unread": "503"},
         {"between": (CLUSTER,)},
     ],
@@ -164,7 +173,7 @@ def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: dict[str, Any]
 
 
 def test_then_it_is_stopped_at_once() -> None:
-    gone = Snapshot(job(begun()), seen=(("run-master-0", "u1"),), all_pods_read=True)
+    gone = Snapshot(job(begun()), known=SEEN, all_pods_read=True)
     decision = decide(gone, NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.look_again is None
     assert decision.report.stop is not None and decision.report.stop.stopped_at == NOW
@@ -182,11 +191,6 @@ def test_what_comes_back_is_a_teardown_of_its_own() -> None:
     status = {**begun(7200), **said("Stopped")}
     decision = decide(Snapshot(job(status), None, (pod(),)), NOW)
     assert deletes(decision) == [POD] and decision.report.phase is Phase.STOPPING
-    assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
-
-
-def test_a_clock_that_went_back_holds_nothing_up() -> None:
-    decision = decide(Snapshot(job(begun(-3600)), workload(), (pod(),)), NOW)
     assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
 
 
@@ -208,7 +212,12 @@ def late(**values: Any) -> Snapshot:
     ("snapshot", "words"),
     [
         (
-            Snapshot(job(begun()), workload(), (pod(),), refusal='admission webhook "w" denied: ask Bob'),
+            Snapshot(
+                job(begun()),
+                workload(),
+                (pod(),),
+                known=Remembered(refusal='admission webhook "w" denied: ask Bob'),
+            ),
             'a delete was refused: admission webhook "w" denied: ask Bob; 1 pods are left: run-master-0',
         ),
         (Snapshot(job(begun()), workload(), pods_unread="503: etcd"), "the pods cannot be read: 503: etcd"),
@@ -240,16 +249,6 @@ def test_what_blocks_it_is_said_in_its_own_words(snapshot: Snapshot, words: str)
 )
 def test_what_takes_its_time_is_not_blocked(snapshot: Snapshot) -> None:
     assert stopped(snapshot).reason == "PodsTerminating"
-
-
-def test_of_a_kind_that_is_not_known_the_pods_go_and_it_is_never_called_stopped() -> None:
-    unknown = Snapshot(job(begun()), None, (pod(), GOING), preparation=UNKNOWN_KIND, unknown_kind=True)
-    assert deletes(decide(unknown, NOW)) == [POD]
-    condition = stopped(replace(unknown, pods=()))
-    assert condition.reason == "StopBlocked"
-    assert condition.message.startswith(
-        "spec.template: x/v1 Y cannot be guarded nor stopped by this operator"
-    )
 
 
 # -- a target --------------------------------------------------------------------------------------------
@@ -298,12 +297,3 @@ def test_a_fire_after_the_end_that_is_only_reported_is_told() -> None:
 def test_a_halt_stops_all_the_same() -> None:
     halted = job({**REF, **guard(fire=FIRE), **said("Halted")}, onFire="Report")
     assert decide(Snapshot(halted, workload(), (pod(),)), NOW).actions == (EVIDENCE, DELETE)
-
-
-# -- a guard in a pod of its own -------------------------------------------------------------------------
-
-
-def test_its_stateful_set_goes_with_the_workload() -> None:
-    made = Between(STATEFUL_SETS, "run-guard", "uid-set")
-    there = Snapshot(fired(), workload(), (pod(guarded=False),), own_guard=OwnGuard(made))
-    assert deletes(decide(there, NOW)) == [OF_WORKLOAD, Doomed(STATEFUL_SETS, "run-guard", "uid-set")]

@@ -1,0 +1,175 @@
+"""What can be found out before a workload is made or attached to: the template, claims, dry runs.
+
+Whatever speaks against it is said once, by its field and with the API server's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from guard_operator.adapters import TemplateError, WorkloadAdapter
+from guard_operator.api import names
+from guard_operator.api.reasons import Reason
+from guard_operator.config import OperatorConfig
+from guard_operator.reconcile.guard_pod import why_not_shared
+from guard_operator.reconcile.inject import made_for_the_guard
+from guard_operator.reconcile.isolation import guard_objects_of
+from guard_operator.reconcile.refusals import is_copy, pod_spec, template_claims
+from guard_operator.reconcile.review import review
+from guard_operator.reconcile.snapshot import Job, Preparation
+from guard_operator.reconcile.targets import Belongings, has_made_nothing, why_not_attached
+from guard_operator.runtime.client import CLAIMS, Client, Json
+from guard_operator.runtime.errors import ApiError
+
+CHECKPOINTS = "spec.guard.checkpoints."
+#: In how many seconds to ask again where somebody else may have mended it: a claim, a workload that does not
+#: exist or cannot be guarded as it is, a permission, a webhook, and whatever else was refused.
+CLAIM_SECONDS = 5.0
+TARGET_SECONDS = 10.0
+FORBIDDEN_SECONDS = 30.0
+WEBHOOK_SECONDS = 10.0
+REFUSED_SECONDS = 300.0
+
+
+class Preparer:
+    """Asks the API server; it changes nothing."""
+
+    def __init__(self, client: Client, config: OperatorConfig) -> None:
+        self._client, self._config = client, config
+
+    def prepare(
+        self, adapter: WorkloadAdapter, job: Job, raw: Json | None, target: Belongings
+    ) -> Preparation:
+        """Everything that can be found out before there is a guarded workload; the first obstacle wins."""
+        if (said := review(adapter, job, self._config)).reason is not None:
+            return Preparation(said.reason, "; ".join(said.findings))
+        if (missing := self._missing(adapter, job)) is not None:
+            return missing
+        if job.spec.target_ref is not None:
+            found = _target(adapter, job, raw, target)
+            found = self._guard_refused(adapter, job) if found.reason is None else found
+            return replace(found, owned_claim=self._owned_claim(job, raw)) if found.reason is None else found
+        guard, spec = job.spec.guard, job.spec.made_from.spec
+        own = guard_objects_of(job.name, job.uid, guard, self._config)
+        for field, claim in template_claims(adapter, spec):
+            if is_copy(self._client.get(CLAIMS, job.namespace, claim) or {}, own):
+                message = (
+                    f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
+                )
+                return Preparation(Reason.TEMPLATE_REFUSED, message)
+        refused = self._dry_run(adapter, job, said.workload)
+        return refused if refused.reason is not None else self._guard_refused(adapter, job)
+
+    def _guard_refused(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
+        """What the API server says to what is made for the guard: a quota, a policy, a value of the spec.
+
+        Found out later it would be a run without its guard, and end as a silent one.
+        """
+        for resource, body in made_for_the_guard(job, adapter, self._config):
+            try:
+                self._client.create(resource, job.namespace, body, names.OPERATOR_MANAGER, dry_run=True)
+            except ApiError as error:
+                if error.status == 409:  # made by a try before, of which something else was refused
+                    continue
+                if (again := _again_after(error)) is None:
+                    raise
+                what = f"the {body['kind']} {body['metadata']['name']} for the guard: {error.message}"
+                return Preparation(Reason.GUARD_REFUSED, what, again)
+        return Preparation()
+
+    def _owned_claim(self, job: Job, target: Json | None) -> str:
+        """The checkpoint claim, if the target owns it: it is deleted with its owner."""
+        name = job.spec.guard.checkpoints.claim_name
+        if name is None or target is None:
+            return ""
+        claim = self._client.get(CLAIMS, job.namespace, name) or {"metadata": {}}
+        owners = claim["metadata"].get("ownerReferences") or []
+        return name if any(one.get("uid") == target["metadata"]["uid"] for one in owners) else ""
+
+    def _missing(self, adapter: WorkloadAdapter, job: Job) -> Preparation | None:
+        """A claim that is not there, or that two nodes cannot share where they must."""
+        for where, claim in _claims(adapter, job):
+            if (raw := self._client.get(CLAIMS, job.namespace, claim)) is None:
+                message = (
+                    f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
+                )
+                return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+            shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
+            if shared and (why := why_not_shared(raw)):
+                message = f"{where}: PersistentVolumeClaim {claim}: {why}"
+                refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
+                return Preparation(refused, message, CLAIM_SECONDS)
+        return None
+
+    def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
+        """What the API server, with the workload's schema and webhooks, says to the workload.
+
+        First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
+        the apply by which it is made, which refuses more: a null, two entries of one name. One that is there
+        was made by a try before, of which something else was refused.
+        """
+        manager, resource = names.OPERATOR_MANAGER, adapter.resource
+        try:
+            try:
+                made = self._client.create(resource, job.namespace, workload, manager, dry_run=True)
+                adapter.check_manager(made.get("spec") or {})  # MultiKueue's webhook leaves it to another one
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+            self._client.apply(resource, workload, manager, dry_run=True)
+        except TemplateError as error:
+            return Preparation(
+                Reason.WORKLOAD_REFUSED, f"spec.template: a webhook changes it: {error}", REFUSED_SECONDS
+            )
+        except ApiError as error:
+            if (again := _again_after(error)) is None:
+                raise
+            message = error.message
+            if error.status == 404:
+                kind = f"{workload['kind']} ({workload['apiVersion']})"
+                message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
+            return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
+        return Preparation()
+
+
+def _again_after(error: ApiError) -> float | None:
+    """After how many seconds to ask again what was refused; None: it was no refusal."""
+    if error.status == 403:
+        return FORBIDDEN_SECONDS
+    if error.status == 500:  # most likely a webhook that does not respond: its controller is down
+        return WEBHOOK_SECONDS
+    return REFUSED_SECONDS if error.permanent else None
+
+
+def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation:
+    """Whether the workload that the job names is there, and can be guarded."""
+    named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
+    if raw is None:
+        message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
+        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
+    if why := why_not_attached(adapter, raw, found.labelled, found.made):
+        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
+    if has_made_nothing(adapter, raw, found.made):
+        message = f"{named} has made nothing yet that has pods"
+        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
+    return Preparation()
+
+
+def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
+    """The claims without which the guarded pod would never start, each with the field that names it."""
+    guard = job.spec.guard
+    if guard.heldout.volume.claim_name is not None:
+        yield "spec.guard.heldout.volume.claimName", guard.heldout.volume.claim_name
+    if guard.state.claim_name is not None:
+        yield "spec.guard.state.claimName", guard.state.claim_name
+    if guard.checkpoints.claim_name is not None:
+        yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
+    if job.spec.target_ref is not None:
+        return
+    spec = job.spec.made_from.spec
+    for template in adapter.pod_templates(spec):
+        for volume in pod_spec(spec, template).get("volumes", []):
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
+                yield f"{CHECKPOINTS}volume", claim

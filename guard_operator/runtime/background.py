@@ -1,0 +1,50 @@
+"""Calls that nobody waits for, in daemon threads: the end of the process does not wait for them either."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from guard_operator.runtime.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """Makes the calls that are added, in their order. One that fails is logged and forgotten.
+
+    Args:
+        name: of the threads, for the log.
+        threads: how many calls are made at once.
+    """
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._name = name
+        self._todo: queue.Queue[Callable[[], object]] = queue.Queue()
+        for number in range(threads):
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
+
+    def add(self, call: Callable[[], object]) -> None:
+        """Have this called soon."""
+        self._todo.put(call)
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all calls are made, for at most this long."""
+        end = time.monotonic() + seconds
+        while self._todo.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _work(self) -> None:
+        while True:
+            call = self._todo.get()
+            try:
+                call()
+            except ClusterError as error:
+                log.warning("%s: not written: %s", self._name, error)
+            except Exception:
+                log.exception("%s: not written", self._name)
+            finally:
+                self._todo.task_done()
