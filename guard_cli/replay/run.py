@@ -6,21 +6,23 @@ earlier one) is left out here too, and each time a note says how much and where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from guard_cli.errors import CliError
-from guard_cli.logs.table import OUTCOMES, Floats, Table
+from guard_cli.logs.table import OUTCOMES, Floats, Ints, Table
+from guard_client.samples import StepSample
 from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, Sampling, SamplingSource
 from guard_follow.names import Columns, resolve
-from guard_follow.starts import VALUES
+from guard_follow.starts import VALUES, Starts
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 KINDS = tuple(KlKind)
 
@@ -264,20 +266,26 @@ class _Rows:
         return np.flatnonzero(usable)
 
     def attempts(self, usable: Ints) -> Ints:
-        """The attempt of each of these rows: as the log names it, else one more where steps come again.
+        """The attempt of each of these rows: as the log names it, else by the rule of a follower.
 
-        They do where they go back and measure something else.
+        Rows of one step that stand together are one step, with the first value of each quantity.
         """
         if self.attempt is not None:
             return np.nan_to_num(self.attempt[usable]).astype(np.int64)
-        step, reward = self.step[usable], self.values["reward"][usable]
-        begins, is_step = np.zeros(len(usable), dtype=np.int64), np.flatnonzero(~np.isnan(reward))
-        order = is_step[np.lexsort((reward[is_step], step[is_step]))]
-        again = (np.diff(step[order]) == 0) & (np.diff(reward[order]) != 0)
-        if again.any():  # else the lines are only out of order
-            begins[is_step[1:]] = np.diff(step[is_step]) < 0
-        found: Ints = np.cumsum(begins)
-        return found
+        starts, found = Starts[StepSample]({}), []
+        for step, together in groupby(usable.tolist(), key=lambda row: self.step[row]):
+            rows = list(together)
+            if not self.table.begins.isdisjoint(rows):
+                starts.another_file()
+            reward, kl, entropy, spread = (self._first_value(name, rows) for name in VALUES)
+            if reward is not None:
+                starts.place(StepSample(int(step), reward, kl, entropy=entropy, reward_std=spread))
+            found += [starts.current or 0] * len(rows)
+        return np.array(found, dtype=np.int64)
+
+    def _first_value(self, name: str, rows: Sequence[int]) -> float | None:
+        values = (float(self.values[name][row]) for row in rows)
+        return next((value for value in values if not isnan(value)), None)
 
     def _first(self, where: Bools) -> str:
         return f"line {self.table.line[int(np.argmax(where))]}"
@@ -442,79 +450,67 @@ class _Merged:
 def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
     """Order rows by attempt and step and merge those of one step: trackers log one step in several rows.
 
-    Of two rows that contradict each other the first counts, as the guard refuses the second (409); unless
-    the steps start again from an earlier one, which is a restart of the trainer.
+    Of two rows that contradict each other the first counts, as the guard refuses the second (409).
     """
-    step, attempt = rows.step[usable].astype(np.int64), rows.attempts(usable)
-    several = len(np.unique(attempt))
+    attempts = rows.attempts(usable)
+    several = len(np.unique(attempts))
     if rows.attempt is None and several > 1:
         notes.append(f"the steps go back {several - 1} times: read as {several} attempts of the trainer.")
-    count, first_row, second_row = _contradictions(rows, usable, attempt, step)
-    if count:
-        notes.append(
-            f"{count} steps are there several times with different values; the first counts, as in the "
-            f"guard (e.g. step {int(rows.step[first_row])}: lines {rows.table.line[first_row]} and "
-            f"{rows.table.line[second_row]})."
-        )
-    order, starts = _groups(attempt, step)
-    repeats = len(step) - len(starts)
-    if repeats and not count:
-        notes.append(f"{repeats} rows repeat a step and were merged with it.")
-    return _take_first(rows, usable, attempt, step, order, starts)
+    members: dict[tuple[int, int], list[int]] = {}
+    for attempt, row in zip(attempts.tolist(), usable.tolist(), strict=True):
+        members.setdefault((attempt, int(rows.step[row])), []).append(row)
+    places = sorted(members)
+    repeated = {i: members[place] for i, place in enumerate(places) if len(members[place]) > 1}
+    notes += _about_repeats(rows, repeated.values())
+    first = np.array([members[place][0] for place in places], dtype=np.int64)
 
+    def merged(column: Floats) -> Floats:
+        """The first value of each step that is there."""
+        values = column[first]
+        for i, several in repeated.items():
+            values[i] = column[_first_with(column, several)]
+        return values
 
-def _groups(attempt: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """The order by (attempt, step, place in the file), and where in it each (attempt, step) begins."""
-    order = np.lexsort((step, attempt))  # stable
-    a, s = attempt[order], step[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (a[1:] != a[:-1]) | (s[1:] != s[:-1])
-    return order, np.flatnonzero(new)
-
-
-def _contradictions(rows: _Rows, usable: Ints, attempt: Ints, step: Ints) -> tuple[int, int, int]:
-    """How many (attempt, step) have two values for one quantity, and two rows of the first of them."""
-    order, starts = _groups(attempt, step)
-    if len(starts) == len(order):
-        return 0, -1, -1
-    clash = np.zeros(len(starts), dtype=bool)
-    for values in rows.values.values():
-        v = values[usable][order]
-        low, high = np.fmin.reduceat(v, starts), np.fmax.reduceat(v, starts)
-        clash |= high > low
-    if not clash.any():
-        return 0, -1, -1
-    group = int(np.argmax(clash))
-    members = usable[order[starts[group] : starts[group + 1] if group + 1 < len(starts) else None]]
-    return int(clash.sum()), int(members[0]), int(members[1])
-
-
-def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Ints, starts: Ints) -> _Merged:
-    """For each (attempt, step) and quantity the first value that is there."""
-    place = np.arange(len(order))
-
-    def merged(column: Floats) -> tuple[Floats, Ints]:
-        v = column[usable][order]
-        first = np.minimum.reduceat(np.where(np.isnan(v), len(order), place), starts) if len(v) else place
-        return np.append(v, np.nan)[first], first
-
-    values = {}
-    for name, column in rows.values.items():
-        values[name], first = merged(column)
-        if name == "kl":
-            kl_from = np.where(first < len(order), first, starts)
-    group_of_row = np.empty(len(rows.table), dtype=np.int64)
-    group_of_row.fill(-1)
-    group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
-    scored: dict[int, Evaluation] = {}
-    for row in sorted(rows.scored):
-        if (group := int(group_of_row[row])) >= 0:
-            scored.setdefault(group, rows.scored[row])
+    kl_from = first.copy()
+    for i, together in repeated.items():
+        kl_from[i] = _first_with(rows.values["kl"], together)
+    scored = {
+        i: rows.scored[row]
+        for i, place in enumerate(places)
+        for row in reversed(members[place])
+        if row in rows.scored
+    }
     return _Merged(
-        attempt[order][starts],
-        step[order][starts],
-        values,
-        rows.kl_kind[usable][order][kl_from],
+        np.array([attempt for attempt, _ in places], dtype=np.int64),
+        np.array([step for _, step in places], dtype=np.int64),
+        {name: merged(column) for name, column in rows.values.items()},
+        rows.kl_kind[kl_from],
         scored,
-        {name: merged(column)[0] for name, column in rows.figures.items()},
+        {name: merged(column) for name, column in rows.figures.items()},
+    )
+
+
+def _first_with(column: Floats, rows: Sequence[int]) -> int:
+    """The first of these rows that has a value, or just the first."""
+    return next((row for row in rows if not isnan(column[row])), rows[0])
+
+
+def _about_repeats(rows: _Rows, repeated: Collection[Sequence[int]]) -> Iterator[str]:
+    """What is said of steps with several rows."""
+    clashing = [several for several in repeated if _contradict(rows, several)]
+    if clashing:
+        first, second = clashing[0][:2]
+        yield (
+            f"{len(clashing)} steps are there several times with different values; the first counts, as in "
+            f"the guard (e.g. step {int(rows.step[first])}: lines {rows.table.line[first]} and "
+            f"{rows.table.line[second]})."
+        )
+    elif repeated:
+        yield f"{sum(map(len, repeated)) - len(repeated)} rows repeat a step and were merged with it."
+
+
+def _contradict(rows: _Rows, several: Sequence[int]) -> bool:
+    """Whether these rows of one step have two values for one quantity."""
+    return any(
+        len({v for v in column[several].tolist() if not isnan(v)}) > 1 for column in rows.values.values()
     )

@@ -140,7 +140,7 @@ class TestNothingDependsOnIt:
         code, text = replay(write(tmp_path / "log.jsonl", rows))
         assert code == 0 and "length at its cap: " in text and "groups without spread: " in text
 
-    @pytest.mark.parametrize("odd", [[1, 2], 10**400])
+    @pytest.mark.parametrize("odd", [[1, 2], "high"])
     def test_in_the_reward_it_is_an_error_with_its_line(
         self, replay: Replay, tmp_path: Path, odd: Any
     ) -> None:
