@@ -139,7 +139,7 @@ def connect(
     Raises:
         CliError: the extra is not installed, or there is no kubeconfig that can be read.
     """
-    missing = missing_extra("asking a cluster", ["operator"])
+    missing = missing_extra("a job on a cluster", ["operator"])
     if missing is not None:
         raise CliError(missing)
     from kubernetes import client as api

@@ -1,9 +1,9 @@
 """Bytes of a log into flat records, however they were cut: JSON lines, CSV, console lines, event files.
 
 What is fed here is hostile: a line may have no end, be no UTF-8, hold a number of a thousand digits. What
-cannot be read is left out and counted in `bad`, never quoted, and the next line is read; `why` has the cause
-of the last one. A line or a record whose end is not there yet is kept until it comes. No I/O, and no expression
-that a line can make slow: `re` lets no other thread run, not the one that ends the trainer.
+cannot be read is left out and counted in `bad`, never quoted, and the next line is read; `why` has the
+cause of the last one. A line or a record whose end is not there yet is kept until it comes. No I/O, and no
+expression that a line can make slow: `re` lets no other thread run, not the one that ends the trainer.
 """
 
 from __future__ import annotations

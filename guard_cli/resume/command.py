@@ -96,7 +96,7 @@ def resume_run(
     if is_folder(job):
         _of_folder(Path(job))
         return
-    if missing := missing_extra("asking a cluster", ["operator"]):
+    if missing := missing_extra("checking a job as the operator does", ["operator"]):
         raise CliError(missing)
     from guard_cli.resume.manifest import resume_job
     from guard_cli.wrap.as_written import as_yaml
