@@ -199,7 +199,7 @@ bench-operator: kind-up test-tools ## Teardown on kind against `kubectl delete`;
 
 bench-kinds: ## Teardown of every kind on kind, and of what a guard is attached to, against `kubectl delete` of the same.
 	$(MAKE) --no-print-directory kind-up KINDS='kuberay jobset trainer'
-	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py PyTorchJob Job JobSet TrainJob RayJob AttachedPyTorchJob AttachedJob AttachedTrainJob AttachedRayJob RayCluster
+	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py PyTorchJob Job JobSet TrainJob RayJob AttachedPyTorchJob AttachedJob AttachedRayJob RayCluster
 
 BASE_IMAGE ?= debian:bookworm-slim
 DOCKER_FLAGS ?=

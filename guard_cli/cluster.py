@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra
-
-if TYPE_CHECKING:  # of an extra
-    from guard_operator.adapters import TemplateSource
 
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code
@@ -43,13 +40,6 @@ class Cluster:
     def jobs(self) -> list[dict[str, Any]]:
         """All GuardedTrainingJobs."""
         return list(self._ask("list_namespaced_custom_object", self._no_jobs, *self._jobs)["items"])
-
-    def source(self, source: TemplateSource) -> dict[str, Any]:
-        """What a workload's pods are made of beside its own template."""
-        kind, where = source.resource, [self.namespace] if source.namespaced else []
-        ask = "get_namespaced_custom_object" if source.namespaced else "get_cluster_custom_object"
-        absent = f"there is no {kind.kind} {source.name!r}, of which the job's pods are made"
-        return self._ask(ask, absent, kind.group, kind.version, *where, kind.plural, source.name)
 
     def _ask(self, how: str, absent: str, *what: str) -> dict[str, Any]:
         from kubernetes.client import CustomObjectsApi

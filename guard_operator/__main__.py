@@ -82,11 +82,6 @@ def parser() -> argparse.ArgumentParser:
         help="guard workloads of this kind; may be repeated; default: every kind",
     )
     add(
-        "--kueue",
-        action="store_true",
-        help="read the Workloads of Kueue, to say what a run waits for",
-    )
-    add(
         "--node-directory",
         action="append",
         default=[],
@@ -167,7 +162,6 @@ def _operator(options: argparse.Namespace) -> Operator:
             guard_image=options.guard_image,
             namespaces=tuple(options.namespace),
             kinds=tuple(options.kind),
-            kueue=options.kueue,
             node_directories=tuple(options.node_directory) or NODE_DIRECTORIES,
             token_audiences=tuple(options.token_audience) or TOKEN_AUDIENCES,
             guard_resources=options.guard_resources,

@@ -11,7 +11,7 @@ from functools import partial
 
 from kubernetes.client import Configuration
 
-from guard_operator.adapters import ComposedAdapter, find_adapter, switched_on
+from guard_operator.adapters import find_adapter, switched_on
 from guard_operator.api import names
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.keeper import Keeper
@@ -30,16 +30,13 @@ from guard_operator.reconcile.glance import (
 )
 from guard_operator.reconcile.memory import RunMemory
 from guard_operator.reconcile.parse import JOBS
-from guard_operator.reconcile.queues import OWNER_LABEL
 from guard_operator.reconcile.slim import (
     slim_between,
-    slim_copy,
     slim_job,
     slim_pod,
-    slim_queued,
     slim_workload,
 )
-from guard_operator.runtime.client import KUEUE_WORKLOADS, PODS, STATEFUL_SETS, Client, Json, Resource
+from guard_operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, Resource
 from guard_operator.runtime.errors import ClusterError
 from guard_operator.runtime.health import HealthServer
 from guard_operator.runtime.lease import LeaderElector, LeaseTiming
@@ -210,7 +207,6 @@ class _Caches:
         self._jobs: list[Reflector] = []
         self._pods: list[Reflector] = []
         self._workloads: dict[Resource, list[Reflector]] = {}
-        self._queued: list[Reflector] = []
         for scope in self._scopes:
             self._jobs.append(Reflector(client, JOBS, scope, self._job_changed, slim_job, timing=timing))
             self._pods.append(
@@ -228,20 +224,6 @@ class _Caches:
             for resource, slim in _watched(config.kinds).items():
                 self._workloads.setdefault(resource, []).append(
                     self._workload_reflector(client, scope, resource, slim, timing)
-                )
-
-            if config.kueue:
-                self._queued.append(
-                    Reflector(
-                        client,
-                        KUEUE_WORKLOADS,
-                        scope,
-                        self._queued_changed,
-                        slim_queued,
-                        selector=OWNER_LABEL,
-                        timing=timing,
-                        index=_for_whom,
-                    )
                 )
 
     def _workload_reflector(
@@ -262,7 +244,7 @@ class _Caches:
     def reflectors(self) -> list[Reflector]:
         """All of them."""
         workloads = (one for many in self._workloads.values() for one in many)
-        return [*self._jobs, *self._pods, *workloads, *self._queued]
+        return [*self._jobs, *self._pods, *workloads]
 
     def synced(self, namespace: str | None) -> bool:
         """Whether every cache of this namespace has its first list."""
@@ -276,7 +258,7 @@ class _Caches:
         """The kinds by which this job is decided and that have not been listed yet.
 
         A list can be refused for long, as while the conversion webhook of a CRD is down: jobs of other kinds
-        do not wait for it, and none waits for that of a queue.
+        do not wait for it.
         """
         return sorted({kind for kind, one in self._needed(raw) if not one.synced})
 
@@ -324,14 +306,13 @@ class _Caches:
         return [(scope or "", self._readable(scope) and scope not in deaf) for scope in self._scopes]
 
     def kinds(self) -> Iterable[tuple[str, str, bool | None]]:
-        """(namespace, "" for all; kind; whether it can be read) of what jobs are made of, and of queues.
+        """(namespace, "" for all; kind; whether it can be read) of what jobs are made of.
 
         None: the API server says that there is no such kind.
         """
-        several = {**self._workloads, KUEUE_WORKLOADS: self._queued}
         return [
             (one.namespace or "", kind.kind, None if one.missing else one.synced and not _is_deaf(one))
-            for kind, many in several.items()
+            for kind, many in self._workloads.items()
             for one in many
         ]
 
@@ -359,10 +340,6 @@ class _Caches:
     def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
         """What carries a job's UID of this kind, as cached."""
         return _of_job(self._workloads[resource], namespace, job_uid)
-
-    def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
-        """What queues have of the workload of this UID, as cached."""
-        return _of_job(self._queued, namespace, workload_uid)
 
     def _job_changed(self, old: Json | None, new: Json | None) -> None:
         raw = new or old
@@ -393,15 +370,6 @@ class _Caches:
         if name:
             self._queue.add((raw["metadata"]["namespace"], name))
 
-    def _queued_changed(self, old: Json | None, new: Json | None) -> None:
-        """A workload has the name of its job; a queue has many that are of no job."""
-        raw = new or old
-        assert raw is not None
-        for owner in raw["metadata"].get("ownerReferences") or []:
-            key = raw["metadata"]["namespace"], str(owner.get("name"))
-            if owner.get("controller") and self.job(key) is not None:
-                self._queue.add(key)
-
 
 def _is_deaf(reflector: Reflector) -> bool:
     """Whether the API server has shown nothing of it for longer than a watch that works takes."""
@@ -415,10 +383,6 @@ def _are_synced(reflectors: Iterable[Reflector], namespace: str | None) -> bool:
 
 def _job_uid(raw: Json) -> str:
     return str((raw["metadata"].get("labels") or {}).get(names.UID_LABEL, ""))
-
-
-def _for_whom(raw: Json) -> str:
-    return str((raw["metadata"].get("labels") or {}).get(OWNER_LABEL, ""))
 
 
 def _of_job(reflectors: Iterable[Reflector], namespace: str, job_uid: str) -> Iterable[Json]:
@@ -435,20 +399,18 @@ def _watched(kinds: Collection[str]) -> dict[Resource, Slim]:
         resource: slim_between for adapter in adapters for resource in adapter.between
     }
     between[STATEFUL_SETS] = slim_between  # guards in pods of their own
-    between |= {adapter.copied: slim_copy for adapter in adapters if isinstance(adapter, ComposedAdapter)}
     made = {one.resource: partial(slim_workload, one) for one in adapters if not one.only_attached}
     return between | made
 
 
 def _of_kind(raw: Json) -> tuple[Resource, ...]:
-    """What the workload of a job is, what stands between it and its pods, and what it is made of."""
+    """What the workload of a job is, and what stands between it and its pods."""
     spec, ref = raw.get("spec") or {}, (raw.get("status") or {}).get("workloadRef")
     made = spec.get("targetRef") or spec.get("template") or ref or {}
     adapter = find_adapter(str(made.get("apiVersion")), str(made.get("kind")))
     if adapter is None:
         return ()
-    copied = (adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()
-    return (adapter.resource, *adapter.between, *copied)
+    return (adapter.resource, *adapter.between)
 
 
 def _first(found: Iterable[Json | None]) -> Json | None:

@@ -36,8 +36,7 @@ class OperatorConfig:
     `namespaces` empty means cluster-wide, and `kinds` empty every kind of workload. `node_directories`: what
     a host path may neither cover nor lie below. `token_audiences`: of projected service-account tokens that
     the API server does not accept, so that a trainer may have them. What is of guards is for jobs
-    that do not say it themselves; without a pull policy it is that of Kubernetes. `kueue`: the
-    Workloads of Kueue are read, to say what a run waits for.
+    that do not say it themselves; without a pull policy it is that of Kubernetes.
     """
 
     guard_image: str
@@ -47,4 +46,3 @@ class OperatorConfig:
     token_audiences: tuple[str, ...] = TOKEN_AUDIENCES
     guard_resources: Json = field(default_factory=default_guard_resources)
     guard_pull_policy: str | None = None
-    kueue: bool = False

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, OuterAdapter, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS, WorkloadAdapter, makers
 from guard_operator.api import names
-from guard_operator.runtime.client import KUEUE_WORKLOADS
 
 
-def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS, kueue: bool = False) -> list[dict[str, Any]]:
+def rules(adapters: Iterable[WorkloadAdapter] = ADAPTERS) -> list[dict[str, Any]]:
     """PolicyRules for the namespaces that the operator watches."""
     of_kinds = (rule for adapter in adapters for rule in workload_rules(adapter))
-    return [*common_rules(), *of_kinds, *(queue_rules() if kueue else ())]
+    return [*common_rules(), *of_kinds]
 
 
 def common_rules() -> list[dict[str, Any]]:
@@ -43,23 +42,11 @@ def workload_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
         verbs[adapter.resource].update(("create", "list", "patch", "watch"))
     for resource in adapter.between:
         verbs.setdefault(resource, set()).update(("delete", "list", "watch"))
-    for resource in adapter.makes if isinstance(adapter, OuterAdapter) else ():
-        verbs.setdefault(resource, set()).update(("delete", "get"))
-    if isinstance(adapter, ComposedAdapter):
-        verbs.setdefault(adapter.copied, set()).update(("create", "get", "list", "patch", "watch"))
-        verbs |= {resource: {"get"} for resource in adapter.shared}
+    for maker in makers(adapter):
+        verbs.setdefault(maker.resource, set()).update(("delete", "get"))
+        for resource in maker.between:
+            verbs.setdefault(resource, set()).update(("delete", "list"))
     return [_rule(one.group, [one.plural], sorted(found)) for one, found in verbs.items()]
-
-
-def shared_rules(adapter: WorkloadAdapter) -> list[dict[str, Any]]:
-    """Of these, what is in no namespace: a Role in each namespace does not give it."""
-    shared = adapter.shared if isinstance(adapter, ComposedAdapter) else ()
-    return [_rule(one.group, [one.plural], ["get"]) for one in shared]
-
-
-def queue_rules() -> list[dict[str, Any]]:
-    """For what Kueue has of a workload: to see why it waits."""
-    return [_rule(KUEUE_WORKLOADS.group, [KUEUE_WORKLOADS.plural], ["list", "watch"])]
 
 
 def own_namespace_rules() -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from guard_core import __version__
 from guard_operator import rbac
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, WorkloadAdapter
+from guard_operator.adapters import ADAPTERS
 from guard_operator.adapters.rayjob import SUBMITTER_LABEL
 from guard_operator.api.names import (
     GUARD_CONTAINER,
@@ -27,7 +27,6 @@ from guard_operator.api.names import (
     RESERVED_PREFIX,
     UID_LABEL,
 )
-from guard_operator.runtime.client import Resource
 from tools import ROOT
 from tools.admission import validations
 from tools.as_yaml import to_yaml
@@ -50,8 +49,6 @@ def outputs() -> dict[Path, str]:
             {
                 "rules": rbac.common_rules(),
                 "kinds": {one.resource.kind: rbac.workload_rules(one) for one in ADAPTERS},
-                "shared": {one.resource.kind: found for one in ADAPTERS if (found := rbac.shared_rules(one))},
-                "kueue": rbac.queue_rules(),
                 "ownNamespaceRules": rbac.own_namespace_rules(),
             },
             "guard_operator/rbac.py",
@@ -107,9 +104,9 @@ def isolation_values() -> dict[str, Any]:
         "guardNameLength": MAX_GUARD_NAME - 9,
         "operatorVerb": OPERATOR_VERB,
         "workloads": [
-            {"group": resource.group, "plural": resource.plural}
-            for adapter in ADAPTERS
-            for resource in _made_by_the_operator(adapter)
+            {"group": one.resource.group, "plural": one.resource.plural}
+            for one in ADAPTERS
+            if not one.only_attached
         ],
         # What a job may be attached to, and what makes its pods: who may delete the one may delete the other.
         "targets": [
@@ -118,12 +115,6 @@ def isolation_values() -> dict[str, Any]:
         ],
         "validations": validations(),
     }
-
-
-def _made_by_the_operator(adapter: WorkloadAdapter) -> tuple[Resource, ...]:
-    if adapter.only_attached:
-        return ()
-    return (adapter.resource, *((adapter.copied,) if isinstance(adapter, ComposedAdapter) else ()))
 
 
 def schema(values: type[ValuesSection]) -> dict[str, Any]:

@@ -214,15 +214,6 @@ class MetricsValues(ValuesSection):
     dashboard: Dashboard = section(Dashboard, "Grafana dashboard.")
 
 
-class KueueValues(ValuesSection):
-    """Kueue, by which clusters queue their workloads."""
-
-    enabled: bool = Field(
-        False,
-        description="Read its Workloads (v1beta1), to say what a run waits for.",
-    )
-
-
 class NetworkPolicy(ValuesSection):
     """What may talk to the operator, and to whom it may talk."""
 
@@ -306,7 +297,6 @@ class Values(ValuesSection):
         description="Kinds of workload that are guarded. The operator has the permissions for these alone. "
         "A kind that the cluster has not yet is found when its CRD comes.",
     )
-    kueue: KueueValues = section(KueueValues, "Kueue, where it queues the runs (see docs/kueue.md).")
     workers: int = Field(4, ge=1, le=64, description="Jobs reconciled at once.")
     lease_seconds: int = Field(15, ge=5, le=120, description="How long a lost leader blocks its successor.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Log level.")

@@ -21,7 +21,7 @@ from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY
 
 if TYPE_CHECKING:
-    from guard_cli.resume.manifest import Json, Resumed
+    from guard_cli.resume.manifest import Resumed
 
 EXIT_CODES = {
     0: "the new job, or the command, is printed",
@@ -59,12 +59,6 @@ def resume_run(
         str | None,
         typer.Option("--checkpoint", help="Directory to start from, other than the last good checkpoint."),
     ] = None,
-    runtime: Annotated[
-        Path | None,
-        typer.Option(
-            "--runtime", help="Manifest of the runtime that a TrainJob names; the cluster's without it."
-        ),
-    ] = None,
 ) -> None:
     """Print what goes on from the last good checkpoint of a run that was stopped.
 
@@ -90,9 +84,7 @@ def resume_run(
         else _of_cluster(cluster, job, named=name is not None)
     )
     resumed = resume_job(found, name, checkpoint, taken)
-    source = _source(resumed.manifest, runtime, cluster)
-    config = OperatorConfig(guard_image="")
-    said = review_manifest(resumed.manifest, config, source)
+    said = review_manifest(resumed.manifest, OperatorConfig(guard_image=""))
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
         raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
@@ -127,33 +119,6 @@ def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset
     found = cluster.job(job)
     beside = [] if named else cluster.jobs()
     return found, frozenset(str(one["metadata"]["name"]) for one in beside)
-
-
-def _source(manifest: Json, runtime: Path | None, cluster: Cluster | None) -> Mapping[str, Any] | None:
-    """What the new job's pods are made of beside its template; None: nothing is needed.
-
-    Raises:
-        CliError: it is needed and not to be had.
-    """
-    from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
-    from guard_operator.adapters import at, find_adapter
-
-    template = at(manifest, "spec", "template")
-    adapter = find_adapter(str(at(template, "apiVersion")), str(at(template, "kind")))
-    spec = at(template, "spec")
-    source = named_by(adapter, spec if isinstance(spec, dict) else {})
-    if source is None:
-        if runtime is not None:
-            raise CliError(f"--runtime {runtime}: a {at(template, 'kind')} names no runtime")
-        return None
-    if runtime is not None:
-        found = find_source(read_manifests(str(runtime)), source)
-        if found is None:
-            raise CliError(f"{runtime}: {needed(source)}")
-        return found
-    if cluster is None:
-        raise CliError(needed(source))
-    return cluster.source(source)
 
 
 def _told(resumed: Resumed) -> Iterator[str]:

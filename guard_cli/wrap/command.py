@@ -100,12 +100,6 @@ def wrap(
             "--relaxed", help="isolation: Relaxed. Admits what reaches into the guard; says what does."
         ),
     ] = False,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            "--runtime", help="Manifest of the runtime that a TrainJob names, if it is not in the same file."
-        ),
-    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Another name than the job's own.")] = None,
 ) -> None:
     """Put a training job that you have under guard: print the GuardedTrainingJob around it.
@@ -116,7 +110,7 @@ def wrap(
     from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
     from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders
     from guard_cli.wrap.rewrite import wrap_job
-    from guard_cli.wrap.source import find_source, named_by, needed, read_manifests
+    from guard_cli.wrap.source import read_manifests
     from guard_cli.wrap.summary import decided, refusal, to_do
     from guard_cli.wrap.volume import find_rank0
     from guard_core.terminal import plain
@@ -141,13 +135,8 @@ def wrap(
     except ManifestError as error:
         raise CliError(f"{where}: {error}") from None
     manifest = filled_in(wrapped.manifest)
-    spec, source = manifest["spec"]["template"]["spec"], None
-    if (wanted := named_by(job.adapter, spec)) is not None:
-        source = find_source([*documents, *(read_manifests(runtime) if runtime else ())], wanted)
-        if source is None:
-            raise CliError(f"{where}: {needed(wanted)}")
-    review = review_manifest(manifest, OperatorConfig(guard_image=""), source)
-    rank0 = find_rank0(job.adapter, spec, source, guard)
+    review = review_manifest(manifest, OperatorConfig(guard_image=""))
+    rank0 = find_rank0(job.adapter, manifest["spec"]["template"]["spec"], guard)
     volume_error = f"--checkpoints {volume}: {rank0.error}" if rank0 is not None and rank0.error else ""
     if review.reason is not None:
         raise CliError(refusal(review, volume_error))

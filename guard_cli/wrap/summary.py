@@ -8,24 +8,21 @@ from collections.abc import Iterator
 from guard_cli.wrap.rewrite import Wrapped
 from guard_cli.wrap.volume import Rank0
 from guard_core.terminal import plain
-from guard_operator.adapters import ComposedAdapter, WorkloadAdapter, WorkloadState
-from guard_operator.api.names import KIND, QUEUE_LABEL
+from guard_operator.adapters import WorkloadAdapter, WorkloadState
+from guard_operator.api.names import KIND
 from guard_operator.api.types import Spec
 from guard_operator.reconcile.layout import GUARD_UID
 from guard_operator.reconcile.review import Review
 
-#: Kinds that Kueue v0.11.9 does not know, so that it neither suspends nor counts them.
-UNQUEUED = frozenset({"TrainJob"})
 #: Names that an object of a cluster can have. A command with any other could be taken for options.
 _CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 def refusal(review: Review, volume_error: str) -> str:
     """The operator's own words, each finding on a line of its own; then the error of the volume, if any."""
-    composed = any(one.startswith("spec.template.spec.runtime.") for one in review.findings)
     lines = [
         f"the operator would refuse it ({review.reason}), so nothing is printed. `spec.template.spec` is "
-        f"the job's `spec`{', and `runtime` there its runtime with its patches' if composed else ''}:",
+        "the job's `spec`:",
         *(f"  {plain(one)}" for one in (*review.findings, *filter(None, [volume_error]))),
     ]
     if review.findings[0].startswith("metadata.name must"):
@@ -43,9 +40,6 @@ def decided(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Re
     yield f"{KIND} {metadata['name']}{where}; the operator makes a {kind} of the same name from it"
     own_pod = "a pod of its own, which outlives the trainer's"
     yield f"the guard: in {own_pod if guard.placement == 'Pod' else rank0.place}"
-    if isinstance(adapter, ComposedAdapter):
-        source = adapter.source(template.spec)
-        yield f"its pods: of {source.resource.kind} {source.name} as that is when the job is created"
     yield from _settings(spec)
     yield f"checkpoints: volume {guard.checkpoints.volume}, {rank0.volume}"
     carried = " and ".join(key for key in ("labels", "annotations") if getattr(template.metadata, key))
@@ -56,11 +50,6 @@ def decided(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Re
     yield from (f"warning: not isolated: {one}" for one in review.broken)
     if adapter.state({"spec": template.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
-    if kind in UNQUEUED and QUEUE_LABEL in template.metadata.labels:
-        yield (
-            f"warning: Kueue v0.11.9, with which this is tested, knows no {kind}: the label {QUEUE_LABEL} "
-            "does nothing there, and the run starts outside of the quota"
-        )
     yield from (f"warning: {one}" for one in rank0.warnings)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, dotted
+from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
 from guard_operator.reconcile.refusals import pod_spec
 
 #: Volumes that can be written and go with their pod, and those that nobody can write.
@@ -30,7 +30,6 @@ class Rank0:
 def find_rank0(
     adapter: WorkloadAdapter,
     spec: Mapping[str, Any],
-    source: Mapping[str, Any] | None,
     guard: Mapping[str, Any],
 ) -> Rank0 | None:
     """Look at rank 0 of a workload; None: its template has not the shape, as the operator says itself.
@@ -38,13 +37,10 @@ def find_rank0(
     Args:
         adapter: of the workload's kind.
         spec: of the workload.
-        source: what its pods are made of beside the spec, if anything.
         guard: `spec.guard`.
     """
     volume = guard["checkpoints"]["volume"]
     try:
-        if isinstance(adapter, ComposedAdapter):
-            spec = adapter.composed(spec, source or {})
         template = next(one for one in adapter.pod_templates(spec) if one.guarded)
         volumes = pod_spec(spec, template).get("volumes", [])
     except TemplateError:

@@ -3,11 +3,8 @@
 from collections.abc import Collection
 
 from guard_operator.adapters.base import (
-    ComposedAdapter,
-    OuterAdapter,
     PodTemplate,
     TemplateError,
-    TemplateSource,
     WorkloadAdapter,
     WorkloadState,
     at,
@@ -31,16 +28,14 @@ ADAPTERS: tuple[WorkloadAdapter, ...] = (
 
 __all__ = [
     "ADAPTERS",
-    "ComposedAdapter",
-    "OuterAdapter",
     "PodTemplate",
     "TemplateError",
-    "TemplateSource",
     "WorkloadAdapter",
     "WorkloadState",
     "at",
     "dotted",
     "find_adapter",
+    "makers",
     "switched_on",
 ]
 
@@ -48,6 +43,12 @@ __all__ = [
 def switched_on(kinds: Collection[str]) -> tuple[WorkloadAdapter, ...]:
     """The adapters of these kinds, such as RayJob; of all if none is named."""
     return tuple(one for one in ADAPTERS if not kinds or one.resource.kind in kinds)
+
+
+def makers(adapter: WorkloadAdapter) -> tuple[WorkloadAdapter, ...]:
+    """The rows of what makes the pods of a workload that exists: what it `makes`, or itself."""
+    found = (find_adapter(one.api_version, one.kind) for one in adapter.makes or (adapter.resource,))
+    return tuple(one for one in found if one is not None)
 
 
 def find_adapter(api_version: str, kind: str, kinds: Collection[str] = ()) -> WorkloadAdapter | None:

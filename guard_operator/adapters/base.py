@@ -6,7 +6,7 @@ A new kind needs one module with a `WorkloadAdapter` and one line in `guard_oper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,19 +56,6 @@ class PodTemplate:
     elastic: tuple[str | int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateSource:
-    """An object that a workload names, of whose template its pods are made; in its namespace, or in none.
-
-    `field` names it.
-    """
-
-    resource: Resource
-    name: str
-    namespaced: bool
-    field: str
-
-
 def dotted(path: Iterable[str | int]) -> str:
     """A path in words, such as `workerGroupSpecs[0].template`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
@@ -89,43 +76,47 @@ def count(value: object) -> int:
     return value if isinstance(value, int) else 1
 
 
+def objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Those items of a list that are objects."""
+    yield from (one for one in (value if isinstance(value, list) else []) if isinstance(one, dict))
+
+
 class WorkloadAdapter(ABC):
     """One row of the table of kinds: what the operator must know about a kind of workload."""
 
     resource: Resource
-    #: What a true condition of this type means; the first one decides.
+    #: What a true condition of this type means; an earlier one wins.
     conditions: Mapping[str, WorkloadState] = {}
-    #: Who must run its pods, and where its spec names another one.
+    #: Who must run its pods.
     manager: str
-    managed_by: tuple[str, ...] = ("managedBy",)
+    #: Where in the spec `managedBy` and `suspend` stand.
+    policy: tuple[str, ...] = ()
     #: The label by which its own controller knows all pods, with `{name}` or `{uid}` of the workload.
-    #: "": they are those of what it makes (`OuterAdapter`).
     selector: str = ""
-    #: Fields of the workload's spec that `state` reads.
-    state_fields: tuple[str, ...] = ("suspend",)
-    #: Labels of a pod that `holds_rank0` reads.
-    pod_labels: tuple[str, ...] = ()
     #: What controls the pods where the workload does not itself: the workload controls the first, that the
     #: next, and they have the workload's labels.
     between: tuple[Resource, ...] = ()
+    #: Kinds with rows of their own, by whose labels its pods are known because it has none for them itself.
+    makes: tuple[Resource, ...] = ()
     #: Characters that a workload's name may have.
     max_name: int = MAX_JOB_NAME
-    #: Annotations of the workload that leave no place for a guard, each with the reason.
+    #: What a template may not have, each with the reason: paths in its spec, and annotations.
+    refused: Mapping[tuple[str | int, ...], str] = {}
     refused_annotations: Mapping[str, str] = {}
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
     only_attached: bool = False
 
-    @abstractmethod
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-        """Every pod template; at least one is guarded.
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:  # noqa: ARG002
+        """Every pod template; at least one is guarded, unless the kind is `only_attached`.
 
         Raises:
             TemplateError: the spec has no place for a guard; it names the field.
         """
+        return ()
 
     @abstractmethod
-    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-        """Whether this pod (its labels) of a workload with this spec is the one in which rank 0 runs."""
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        """The labels of the pod of rank 0 of a workload with this spec. An index that it lacks is 0."""
 
     @abstractmethod
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
@@ -134,6 +125,40 @@ class WorkloadAdapter(ABC):
     def is_ready(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether a pod of it is ready, by its status."""
         return False
+
+    def prepared(self, spec: Json) -> Json:
+        """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
+        return deepcopy(spec)
+
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
+        """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
+        return ()
+
+    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """The names of what it `makes` as it is now, one for each kind; "": none yet."""
+        return ()
+
+    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
+        """The container that trains, in the pod of rank 0 of a workload that exists.
+
+        Args:
+            spec: of the workload.
+            made: what it has made, as it is in the cluster.
+
+        Raises:
+            TemplateError: no stop would end it, or nothing tells which pod is rank 0; it names the field.
+        """
+        return next(one.container for one in self.pod_templates(spec) if one.guarded)
+
+    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+        """Whether this pod (its labels) of a workload with this spec is the one in which rank 0 runs."""
+        labels = at(pod, "metadata", "labels") or {}
+        return all(str(labels.get(name, 0)).lower() == value for name, value in self.rank0(spec).items())
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """Fields of the workload's spec that `state` reads."""
+        return (*self.policy, "suspend")[:1]
 
     @property
     def selects_by_uid(self) -> bool:
@@ -144,21 +169,15 @@ class WorkloadAdapter(ABC):
         """Label selector of the pods of a workload that nobody prepared."""
         return self.selector.format(name=name, uid=uid)
 
-    def prepared(self, spec: Json) -> Json:
-        """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
-        return deepcopy(spec)
-
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
-        """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
-        return ()
-
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """The state and the workload's own message: from its conditions, `spec.suspend`, and ready pods."""
-        for condition in at(workload, "status", "conditions") or []:
-            if condition.get("status") == "True" and condition.get("type") in self.conditions:
-                words = condition.get("reason", ""), condition.get("message", "")
-                return self.conditions[condition["type"]], ": ".join(filter(None, words))
-        if at(workload, "spec", "suspend") is True:
+        """The state and the workload's own message: from its conditions, `suspend`, and ready pods."""
+        conditions = at(workload, "status", "conditions") or []
+        true = {one.get("type"): one for one in conditions if one.get("status") == "True"}
+        for kind, state in self.conditions.items():
+            if kind in true:
+                words = true[kind].get("reason", ""), true[kind].get("message", "")
+                return state, ": ".join(filter(None, words))
+        if at(workload, "spec", *self.policy, "suspend") is True:
             return WorkloadState.SUSPENDED, ""
         return (WorkloadState.RUNNING if self.is_ready(workload) else WorkloadState.PENDING), ""
 
@@ -168,75 +187,19 @@ class WorkloadAdapter(ABC):
         Raises:
             TemplateError: it names the field.
         """
-        if at(spec, *self.managed_by) not in (None, self.manager):
-            why = f"must be {self.manager}: pods elsewhere are not stopped"
-            raise TemplateError(dotted((*where, *self.managed_by)), why)
+        field = (*self.policy, "managedBy")
+        if at(spec, *field) not in (None, self.manager):
+            raise TemplateError(
+                dotted((*where, *field)), f"must be {self.manager}: pods elsewhere are not stopped"
+            )
 
-
-class OuterAdapter(WorkloadAdapter):
-    """Of a kind that has no pods but those of what it makes, which is of kinds with rows of their own."""
-
-    #: The kinds of what it makes that has pods.
-    makes: tuple[Resource, ...]
-
-    @abstractmethod
-    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of what it makes as it is now, one for each of these kinds; "": none yet."""
-
-    @abstractmethod
-    def may_make(self, kind: str, name: str, workload: str) -> bool:
-        """Whether what a workload of this name makes of this kind may be called `name`."""
-
-    @abstractmethod
-    def attached(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
-        """The container that trains, in the pod of rank 0 of a workload that nobody prepared.
-
-        Args:
-            spec: of the workload.
-            made: what it has made, as it is in the cluster.
+    def check(self, spec: Mapping[str, Any]) -> None:
+        """Refuse the spec of a template that leaves its pods to somebody else, or that has what is `refused`.
 
         Raises:
-            TemplateError: no stop would end it, or nothing tells which pod is rank 0; it names the field.
+            TemplateError: it names the field.
         """
-
-
-class ComposedAdapter(WorkloadAdapter):
-    """Of a kind whose pods are made of the template of another object, which somebody else may change.
-
-    The operator reads that object, checks what both make together, and creates a copy of it with the guard in
-    it, which the workload then names: so what was checked is what runs. A spec with that object in it is
-    called composed; all other methods take one.
-    """
-
-    #: What the copy is, in the workload's namespace. One of that kind may be named, too.
-    copied: Resource
-    #: What else may be named: of these kinds there is one for all namespaces.
-    shared: tuple[Resource, ...]
-
-    @abstractmethod
-    def source(self, spec: Mapping[str, Any]) -> TemplateSource:
-        """What a spec names.
-
-        Raises:
-            TemplateError: it names nothing of these kinds.
-        """
-
-    @abstractmethod
-    def composed(self, spec: Mapping[str, Any], source: Mapping[str, Any]) -> Json:
-        """The spec with this object in it, changed as the spec says.
-
-        Raises:
-            TemplateError: the two do not go together; it names the field.
-        """
-
-    @abstractmethod
-    def recomposed(self, spec: Mapping[str, Any], copy: Mapping[str, Any]) -> Json:
-        """The spec with the copy in it that was made for it."""
-
-    @abstractmethod
-    def as_given(self, spec: Mapping[str, Any]) -> Json:
-        """A composed spec as it was before."""
-
-    @abstractmethod
-    def split(self, spec: Mapping[str, Any], name: str) -> tuple[Json, Json]:
-        """A composed spec as it is created: the spec of the workload, and that of its copy of this name."""
+        self.check_manager(spec)
+        for path, why in self.refused.items():
+            if at(spec, *path):
+                raise TemplateError(dotted(path), f"must not be set: {why}")

@@ -18,6 +18,7 @@ from guard_operator.adapters.base import (
     at,
     count,
     dotted,
+    objects,
 )
 from guard_operator.runtime.client import BATCH_JOBS, Json
 
@@ -37,18 +38,15 @@ class JobAdapter(WorkloadAdapter):
     conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
     manager = "kubernetes.io/job-controller"
     selector = "batch.kubernetes.io/controller-uid={uid}"  # unless its author chose its selector
-    pod_labels = (INDEX_LABEL,)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
-        """The one template there is. Its pods must be one run: a single pod, or all ranks at once."""
-        self.check_manager(spec)
-        index = INDEX_FIELD if check_ranks(spec) else None
-        return (PodTemplate(("template",), trainer_of(spec), True, index, limit=limit_of(spec)),)
+        """The one template there is."""
+        self.check(spec)
+        return (rank0_template(spec),)
 
-    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """Index 0, or the only pod."""
-        labels = (pod.get("metadata") or {}).get("labels") or {}
-        return str(labels.get(INDEX_LABEL, "0")) == "0"
+        return {INDEX_LABEL: "0"}
 
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """By the number of pods that are."""
@@ -68,8 +66,8 @@ class JobAdapter(WorkloadAdapter):
         A cluster writes `podReplacementPolicy` into every job: of one that has been in a cluster nobody can
         tell whether its author wanted TerminatingOrFailed, so `prepared` decides there.
         """
-        spec, in_cluster = workload.get("spec") or {}, (workload.get("metadata") or {}).get("uid") is not None
-        default = spec.get("podReplacementPolicy") == "TerminatingOrFailed" and in_cluster
+        spec, in_cluster = workload.get("spec") or {}, at(workload, "metadata", "uid") is not None
+        default = in_cluster and spec.get("podReplacementPolicy") == "TerminatingOrFailed"
         written: tuple[tuple[str, ...], ...] = (("spec", "podReplacementPolicy"),) if default else ()
         if spec.get("manualSelector") is True:
             return written
@@ -78,48 +76,32 @@ class JobAdapter(WorkloadAdapter):
         return (*written, ("spec", "selector"), *labels)
 
 
-def check_ranks(spec: Mapping[str, Any], *where: str | int) -> bool:
-    """Whether the pods of a Job, whose spec stands at `where`, have indexes.
+def rank0_template(spec: Mapping[str, Any], *where: str | int) -> PodTemplate:
+    """The guarded template of a Job whose spec stands at `where`.
 
     Raises:
-        TemplateError: they are not one run, a single pod or all ranks at once; it names the field.
+        TemplateError: its pods are not one run, a single pod or all ranks at once, or none trains.
     """
-    indexed = spec.get("completionMode") == "Indexed"
-    parallelism, completions = spec.get("parallelism"), spec.get("completions")
-    parallelism = 1 if parallelism is None else parallelism
-    if not isinstance(parallelism, int):
+    indexed, ranks = spec.get("completionMode") == "Indexed", spec.get("parallelism")
+    ranks = 1 if ranks is None else ranks
+    if not isinstance(ranks, int):
         raise TemplateError(dotted((*where, "parallelism")), "must be a whole number")
-    if parallelism != 1 and not indexed:
+    if ranks != 1 and not indexed:
         why = "must be 1 unless completionMode is Indexed: no pod is rank 0"
         raise TemplateError(dotted((*where, "parallelism")), why)
-    if completions is not None and completions != parallelism:
-        why = f"must be as many as parallelism ({parallelism}): the pods are one run"
+    if spec.get("completions") not in (None, ranks):
+        why = f"must be as many as parallelism ({ranks}): the pods are one run"
         raise TemplateError(dotted((*where, "completions")), why)
-    return indexed
-
-
-def limit_of(spec: Mapping[str, Any], *where: str | int) -> tuple[str | int, ...]:
-    """The limit of restarts of a Job, whose spec stands at `where`, if its pods make containers anew."""
-    counts = at(spec, "template", "spec", "restartPolicy") == "OnFailure"
-    return (*where, "backoffLimit") if counts else ()
-
-
-def trainer_of(spec: Mapping[str, Any], *where: str | int) -> str:
-    """The container that trains, of a Job whose spec stands at `where`.
-
-    Raises:
-        TemplateError: there is none that would be it.
-    """
-    path = ("template", "spec", "containers")
-    containers = at(spec, *path)
-    names = [
-        str(c.get("name"))
-        for c in (containers if isinstance(containers, list) else [])
-        if isinstance(c, dict)
-    ]
-    if len(names) == 1:
-        return names[0]
-    if CONTAINER in names:
-        return CONTAINER
-    why = f"must have one container, or name the one that trains {CONTAINER}"
-    raise TemplateError(dotted((*where, *path)), why)
+    path = (*where, "template")
+    names = [str(one.get("name")) for one in objects(at(spec, "template", "spec", "containers"))]
+    if len(names) != 1 and CONTAINER not in names:
+        why = f"must have one container, or name the one that trains {CONTAINER}"
+        raise TemplateError(dotted((*path, "spec", "containers")), why)
+    counts_restarts = at(spec, "template", "spec", "restartPolicy") == "OnFailure"
+    return PodTemplate(
+        path,
+        container=names[0] if len(names) == 1 else CONTAINER,
+        guarded=True,
+        index_field=INDEX_FIELD if indexed else None,
+        limit=(*where, "backoffLimit") if counts_restarts else (),
+    )

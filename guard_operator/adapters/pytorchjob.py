@@ -27,27 +27,24 @@ TYPE_LABEL = "training.kubeflow.org/replica-type"
 INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
 _LIMIT = ("runPolicy", "backoffLimit")
 
-_STATES = {
-    "Failed": WorkloadState.FAILED,
-    "Succeeded": WorkloadState.SUCCEEDED,
-    "Suspended": WorkloadState.SUSPENDED,
-    "Running": WorkloadState.RUNNING,
-}
-
 
 class PyTorchJobAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     manager = "kubeflow.org/training-operator"
-    managed_by = ("runPolicy", "managedBy")
+    conditions = {  # noqa: RUF012
+        "Failed": WorkloadState.FAILED,
+        "Succeeded": WorkloadState.SUCCEEDED,
+        "Suspended": WorkloadState.SUSPENDED,
+        "Running": WorkloadState.RUNNING,
+    }
+    policy = ("runPolicy",)
     selector = "training.kubeflow.org/job-name={name}"
-    state_fields = ("runPolicy",)
-    pod_labels = (INDEX_LABEL, TYPE_LABEL)
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
-        self.check_manager(spec)
+        self.check(spec)
         replicas = spec.get("pytorchReplicaSpecs")
         if not isinstance(replicas, dict) or not replicas:
             raise TemplateError("pytorchReplicaSpecs", "must have a Master or a Worker")
@@ -67,12 +64,11 @@ class PyTorchJobAdapter(WorkloadAdapter):
             if role in replicas
         )
 
-    def holds_rank0(self, pod: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-        """Index 0 of the guarded replica type."""
-        labels = (pod.get("metadata") or {}).get("labels") or {}
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        """Index 0 of the Master, or of the Worker where there is no Master."""
         replicas = _replicas(spec)
         rank0 = "worker" if "Worker" in replicas and "Master" not in replicas else "master"
-        return labels.get(INDEX_LABEL) == "0" and str(labels.get(TYPE_LABEL)).lower() == rank0
+        return {TYPE_LABEL: rank0, INDEX_LABEL: "0"}
 
     def pods_wanted(self, spec: Mapping[str, Any]) -> int:
         """The replicas of Master and Worker."""
@@ -84,17 +80,6 @@ class PyTorchJobAdapter(WorkloadAdapter):
         if isinstance(policy := prepared.setdefault("runPolicy", {}), dict):
             policy.setdefault("cleanPodPolicy", "Running")
         return prepared
-
-    def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
-        """From the conditions; Failed and Succeeded are final, so they win over what else is True."""
-        conditions = (workload.get("status") or {}).get("conditions") or []
-        true = {c.get("type"): str(c.get("message", "")) for c in conditions if c.get("status") == "True"}
-        for name, state in _STATES.items():
-            if name in true:
-                return state, true[name]
-        policy = (workload.get("spec") or {}).get("runPolicy")
-        suspended = isinstance(policy, dict) and policy.get("suspend") is True
-        return (WorkloadState.SUSPENDED if suspended else WorkloadState.PENDING), ""
 
 
 def _counts_restarts(spec: Mapping[str, Any], role: str) -> bool:

@@ -61,7 +61,6 @@ class Reason(StrEnum):
     GUARD_REFUSED = "GuardRefused"
     TARGET_REFUSED = "TargetRefused"
     CLAIM_MISSING = "ClaimMissing"
-    SOURCE_MISSING = "SourceMissing"
     NAME_TAKEN = "NameTaken"
     GUARD_MISSING = "GuardMissing"
     GUARD_UNREACHABLE = "GuardUnreachable"
@@ -140,7 +139,6 @@ _REASONS = {
     "StatefulSet or a Secret; the message names it and is the server's own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
-    Reason.SOURCE_MISSING: "What the template names does not exist: the runtime of a TrainJob.",
     Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
     "someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "

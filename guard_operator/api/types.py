@@ -152,7 +152,7 @@ class WorkloadTemplate(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Kind of the workload: PyTorchJob, Job, RayJob, JobSet or TrainJob.",
+        description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet.",
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta,

@@ -35,7 +35,7 @@ from guard_operator.reconcile.decision import (
 from guard_operator.reconcile.events import EventRecorder, Transition, transitions
 from guard_operator.reconcile.evidence import EvidenceCollector
 from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload, created_for
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.parse import JOBS, read_policy, read_status
 from guard_operator.reconcile.snapshot import Job, Snapshot, Unsaid, guard_of, must_stop, with_conditions
 from guard_operator.reconcile.support import new_credentials, support_objects
@@ -163,8 +163,7 @@ class Actuator:
         if "fire" in guard or "deletionTimestamp" in current["metadata"]:
             return
         workload = build_workload(job, adapter, self._config)
-        for resource, body in created_for(job, adapter, workload):
-            self._client.apply(resource, body, names.OPERATOR_MANAGER)
+        self._client.apply(adapter.resource, workload, names.OPERATOR_MANAGER)
 
     def _create_support(self, job: Job, policy: Policy) -> None:
         """What the guard mounts beside its volumes: its key and tokens, and its policy."""

@@ -37,7 +37,6 @@ from guard_operator.reconcile.decision import (
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
 from guard_operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
-from guard_operator.reconcile.queues import waits_in
 from guard_operator.reconcile.snapshot import (
     Preparation,
     Snapshot,
@@ -242,13 +241,15 @@ def _waiting(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:
 
 
 def _queue(snapshot: Snapshot) -> Waiting | None:
-    """The queue that holds the run back. What ends of it meanwhile is not what it waits for."""
+    """The queue that holds the run back, by Kueue's label. What ends of it meanwhile does not count."""
     workload, job = snapshot.workload, snapshot.job
     if workload is None or workload.state is not WorkloadState.SUSPENDED:
         return None
     own = job.spec.template.metadata.labels if job.spec.template is not None else {}
     label = job.labels.get(QUEUE_LABEL) or own.get(QUEUE_LABEL)
-    return waits_in(snapshot.queued, label)
+    if label is None:
+        return None
+    return Waiting(Reason.QUEUED, f"waits in queue {label}, which resumes it")
 
 
 def _until_silence(snapshot: Snapshot) -> float | None:

@@ -18,9 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from guard_operator.adapters import (
-    ComposedAdapter,
     TemplateError,
-    TemplateSource,
     WorkloadAdapter,
     WorkloadState,
     find_adapter,
@@ -33,13 +31,12 @@ from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.glance import is_latched
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
-from guard_operator.reconcile.inject import created_for, made_for_the_guard
+from guard_operator.reconcile.inject import made_for_the_guard
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.queues import GIVEN_AWAY, is_given_away, queued_of
 from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
@@ -48,14 +45,12 @@ from guard_operator.reconcile.snapshot import (
     OwnGuard,
     Pod,
     Preparation,
-    Queued,
     Snapshot,
     Waiting,
     Workload,
     finalizers_of,
     guard_of,
     must_stop,
-    with_spec,
 )
 from guard_operator.reconcile.targets import (
     NO_BELONGINGS,
@@ -90,7 +85,6 @@ MAX_EVENTS = 500
 DEAF_SECONDS = 90.0
 CHECKPOINTS = "spec.guard.checkpoints."
 CLAIM_SECONDS = 5.0
-SOURCE_SECONDS = 15.0
 #: For how long a guard that is ready cannot be reached before that is said.
 UNREACHED_SECONDS = 30.0
 #: How often a workload is looked for that does not exist, or cannot be guarded as it is.
@@ -117,9 +111,6 @@ class Caches(Protocol):
 
     def between(self, resource: Resource, namespace: str, job_uid: str) -> Iterable[Json]:
         """What is cached of this kind and carries the job's UID."""
-
-    def queued(self, namespace: str, workload_uid: str) -> Iterable[Json]:
-        """What is cached of queues and says that it is for the workload of this UID."""
 
 
 class Guards(Protocol):
@@ -178,10 +169,6 @@ class _Seen:
         raw_pods = sorted((*objects.pods, *target.pods), key=_age)
         pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
         return cls(workload, uid, between, own_guard, owner, pods)
-
-
-class _Missing(TemplateError):
-    """What a template names is not there."""
 
 
 class Gatherer:
@@ -324,20 +311,18 @@ class Gatherer:
             pods += tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
         taken = workload is not None and job.spec.target_ref is None
         not_now = taken or stopping or job.deleting or _was_created(job)
-        job, missing = (job, None) if stopping else self._composed(adapter, job, not_now)
         own_guard = seen.own_guard if stopping else self._own_guard(job, workload, seen.own_guard)
         spec = _spec(job, objects.workload, uid)
         silent_for, unreached = self._silence(job, pods, deaf, workload, own_guard)
         wanted = adapter.pods_wanted(spec)
         late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
         target = objects.target
-        preparation = None if not_now else missing or self._prepare(adapter, job, objects.workload, target)
+        preparation = None if not_now else self._prepare(adapter, job, objects.workload, target)
         return Snapshot(
             job=job,
             workload=workload,
             between=seen.between,
             own_guard=own_guard,
-            queued=None if stopping else self._queued(job, workload),
             pods=pods,
             pods_unread=unread,
             refusal=known.refusal,
@@ -395,57 +380,6 @@ class Gatherer:
             unknown_kind=True,
         )
 
-    def _composed(self, adapter: WorkloadAdapter, job: Job, created: bool) -> tuple[Job, Preparation | None]:
-        """The job, and in its template what the workload is made of: of one that exists, its copy.
-
-        Or why there is nothing to create it from; a job whose copy is gone stays as it is.
-        """
-        if not isinstance(adapter, ComposedAdapter) or job.spec.target_ref is not None:
-            return job, None
-        template = job.spec.made_from
-        try:
-            if created:
-                copy = self._copy(adapter, job)
-                spec = template.spec if copy is None else adapter.recomposed(template.spec, copy)
-            else:
-                spec = adapter.composed(template.spec, self._source(adapter.source(template.spec), job))
-        except TemplateError as error:
-            reason = Reason.SOURCE_MISSING if isinstance(error, _Missing) else Reason.TEMPLATE_REFUSED
-            return job, Preparation(reason, f"spec.template.spec.{error}", SOURCE_SECONDS)
-        except ApiError as error:
-            if error.status != 403 and not error.permanent:
-                raise
-            message = f"spec.template: {error.message}"
-            return job, Preparation(Reason.WORKLOAD_REFUSED, message, FORBIDDEN_SECONDS)
-        return with_spec(job, spec), None
-
-    def _source(self, source: TemplateSource, job: Job) -> Json:
-        """What a template names, as it is now.
-
-        Raises:
-            _Missing: there is none.
-        """
-        namespace = job.namespace if source.namespaced else None
-        if (found := self._client.get(source.resource, namespace, source.name)) is None:
-            where = f" in {namespace}" if namespace else ""
-            why = f"{source.resource.kind} {source.name} does not exist{where}: create it"
-            raise _Missing(source.field, why)
-        return found
-
-    def _copy(self, adapter: ComposedAdapter, job: Job) -> Json | None:
-        """What the workload was made of: the job controls it, and it has its name."""
-        name = names.support_name(job.name, job.uid)
-        cached = self._caches.between(adapter.copied, job.namespace, job.uid)
-        found = next((raw for raw in cached if raw["metadata"]["name"] == name), None)
-        found = found or self._client.get(adapter.copied, job.namespace, name)
-        return found if found is not None and controller_of(found) == job.uid else None
-
-    def _queued(self, job: Job, workload: Workload | None) -> Queued | None:
-        """What a queue has of the job's workload. It is only told, so the cache is good enough."""
-        if not self._config.kueue or workload is None or not workload.ours:
-            return None
-        return queued_of(self._caches.queued(job.namespace, workload.uid), workload.uid)
-
     def _own_guard(self, job: Job, workload: Workload | None, known: OwnGuard | None) -> OwnGuard | None:
         """The StatefulSet of the guard; or that another one has its name, and would keep it away."""
         if known is None or known.made is not None or not _has_guard(workload):
@@ -494,9 +428,7 @@ class Gatherer:
     ) -> Preparation:
         """Everything that can be found out before there is a guarded workload; the first obstacle wins."""
         if (said := review(adapter, job, self._config)).reason is not None:
-            # What somebody else's object has may be mended without a change of the job.
-            again = SOURCE_SECONDS if isinstance(adapter, ComposedAdapter) else None
-            return Preparation(said.reason, "; ".join(said.findings), again)
+            return Preparation(said.reason, "; ".join(said.findings))
         if (missing := self._missing(adapter, job)) is not None:
             return missing
         if job.spec.target_ref is not None:
@@ -511,10 +443,8 @@ class Gatherer:
                     f"{field}: PersistentVolumeClaim {claim} is a copy of one that only the guard may have"
                 )
                 return Preparation(Reason.TEMPLATE_REFUSED, message)
-        for resource, body in created_for(job, adapter, said.workload, dry_run=True):
-            if (refused := self._dry_run(resource, job, body)).reason is not None:
-                return refused
-        return self._guard_refused(adapter, job)
+        refused = self._dry_run(adapter, job, said.workload)
+        return refused if refused.reason is not None else self._guard_refused(adapter, job)
 
     def _guard_refused(self, adapter: WorkloadAdapter, job: Job) -> Preparation:
         """What the API server says to what is made for the guard: a quota, a policy, a value of the spec.
@@ -557,23 +487,26 @@ class Gatherer:
                 return Preparation(refused, message, CLAIM_SECONDS)
         return None
 
-    def _dry_run(self, resource: Resource, job: Job, workload: Json) -> Preparation:
+    def _dry_run(self, adapter: WorkloadAdapter, job: Job, workload: Json) -> Preparation:
         """What the API server, with the workload's schema and webhooks, says to the workload.
 
         First as a create, because a server-side apply refuses a value of the wrong type with a 500; then as
         the apply by which it is made, which refuses more: a null, two entries of one name. One that is there
         was made by a try before, of which something else was refused.
         """
-        manager = names.OPERATOR_MANAGER
+        manager, resource = names.OPERATOR_MANAGER, adapter.resource
         try:
             try:
                 made = self._client.create(resource, job.namespace, workload, manager, dry_run=True)
-                if is_given_away(made):
-                    return Preparation(Reason.WORKLOAD_REFUSED, GIVEN_AWAY, REFUSED_SECONDS)
+                adapter.check_manager(made.get("spec") or {})  # MultiKueue's webhook leaves it to another one
             except ApiError as error:
                 if error.status != 409:
                     raise
             self._client.apply(resource, workload, manager, dry_run=True)
+        except TemplateError as error:
+            return Preparation(
+                Reason.WORKLOAD_REFUSED, f"spec.template: a webhook changes it: {error}", REFUSED_SECONDS
+            )
         except ApiError as error:
             if (again := _again_after(error)) is None:
                 raise

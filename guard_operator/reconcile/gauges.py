@@ -98,7 +98,7 @@ class JobGauges(Collector):
         yield gauge
         gauge = GaugeMetricFamily(
             "rlguard_kind_synced",
-            "1 while a kind that runs are made of, or Kueue's Workload, can be listed, else 0.",
+            "1 while a kind that runs are made of can be listed, else 0.",
             labels=["namespace", "kind"],
         )
         for namespace, kind, listed in self._kinds():

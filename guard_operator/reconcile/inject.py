@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from guard_operator.adapters import ComposedAdapter, PodTemplate, WorkloadAdapter, at
+from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
 from guard_operator.api import names
 from guard_operator.api.types import Isolation
 from guard_operator.config import OperatorConfig
@@ -23,7 +23,7 @@ from guard_operator.reconcile.guard_container import (
 from guard_operator.reconcile.guard_pod import guard_objects, report_to_guard_pod
 from guard_operator.reconcile.isolation import broken_rows, guard_objects_of
 from guard_operator.reconcile.mesh import exclude_port
-from guard_operator.reconcile.owned import job_labels, owned, owner_reference
+from guard_operator.reconcile.owned import job_labels, owner_reference
 from guard_operator.reconcile.refusals import checkpoint_mount, pod_spec
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.reconcile.support import support_objects
@@ -58,22 +58,6 @@ def build_workload(job: Job, adapter: WorkloadAdapter, config: OperatorConfig) -
         },
         "spec": spec,
     }
-
-
-def created_for(
-    job: Job, adapter: WorkloadAdapter, workload: Json, dry_run: bool = False
-) -> tuple[tuple[Resource, Json], ...]:
-    """A built workload as it is created, with what it is made of before it.
-
-    With `dry_run` nothing is there yet, so that it names what its author named.
-    """
-    if not isinstance(adapter, ComposedAdapter):
-        return ((adapter.resource, workload),)
-    name, composed = names.support_name(job.name, job.uid), workload["spec"]
-    spec, copied = adapter.split(composed, name)
-    copy_ = owned(job, adapter.copied, name, spec=copied)
-    spec = adapter.as_given(job.spec.made_from.spec) if dry_run else spec
-    return (adapter.copied, copy_), (adapter.resource, workload | {"spec": spec})
 
 
 def made_for_the_guard(

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from guard_core.wording import quoted
-from guard_operator.adapters import ComposedAdapter, TemplateError, WorkloadAdapter, find_adapter
+from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
 from guard_operator.api.types import CLAIM_OF_TARGET, Isolation, Spec
@@ -27,7 +27,7 @@ from guard_operator.reconcile.refusals import (
     isolation_findings,
     pod_spec,
 )
-from guard_operator.reconcile.snapshot import Job, with_spec
+from guard_operator.reconcile.snapshot import Job
 from guard_operator.reconcile.targets import attachment_obstacles
 from guard_operator.runtime.client import Json
 
@@ -126,15 +126,12 @@ def _start(adapter: WorkloadAdapter, spec: Spec) -> Iterator[str]:
             )
 
 
-def review_manifest(
-    manifest: Mapping[str, Any], config: OperatorConfig, source: Mapping[str, Any] | None = None
-) -> Review:
+def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:
     """The same of a `GuardedTrainingJob` that is not created yet, with what the API server says of its names.
 
     Args:
         manifest: with a mapping `metadata` that has a name, and with `spec`.
         config: what the operator's installation decides.
-        source: what the template names, of a kind whose pods are made of that.
     """
     name = str(manifest["metadata"]["name"])
     if len(name) > MAX_JOB_NAME or re.fullmatch(JOB_NAME_PATTERN, name) is None:
@@ -149,10 +146,4 @@ def review_manifest(
         return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
     kind = job.spec.workload
     adapter = find_adapter(kind.api_version, kind.kind)
-    template = job.spec.template
-    if isinstance(adapter, ComposedAdapter) and source is not None and template is not None:
-        try:
-            job = with_spec(job, adapter.composed(template.spec, source))
-        except TemplateError as error:
-            return Review(Reason.TEMPLATE_REFUSED, (f"spec.template.spec.{error}",))
     return review(adapter, job, config)

@@ -11,12 +11,11 @@ from typing import Any
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
 from guard_operator.api import names
 from guard_operator.reconcile.glance import is_over
-from guard_operator.reconcile.queues import MESSAGE_LENGTH, OWNER_LABEL, TELLING
 from guard_operator.reconcile.snapshot import finalizers_of
 from guard_operator.runtime.client import Json
 
 _LABELS = frozenset(
-    {names.JOB_LABEL, names.UID_LABEL, *(label for adapter in ADAPTERS for label in adapter.pod_labels)}
+    {names.JOB_LABEL, names.UID_LABEL, *(label for adapter in ADAPTERS for label in adapter.rank0({}))}
 )
 _OF_A_POD = (
     "name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion",
@@ -74,29 +73,6 @@ def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
 def slim_between(raw: Json) -> Json:
     """The part that is cached of what stands between a workload and its pods: whose it is."""
     return {"metadata": _kept(raw["metadata"], _OF_A_WORKLOAD)}
-
-
-def slim_copy(raw: Json) -> Json:
-    """The part that is cached of what a workload was made of: whose it is, and its templates."""
-    return slim_between(raw) | {"spec": raw.get("spec") or {}}
-
-
-def slim_queued(raw: Json) -> Json:
-    """The part that is cached of what a queue has of a workload: not its pod templates."""
-    metadata, status = raw["metadata"], raw.get("status") or {}
-    conditions = status.get("conditions")
-    told = [one for one in conditions if one.get("type") in TELLING] if isinstance(conditions, list) else []
-    return {
-        "metadata": _kept(metadata, _OF_A_WORKLOAD)
-        | {"labels": _kept(metadata.get("labels") or {}, (OWNER_LABEL,))},
-        "spec": _kept(raw.get("spec") or {}, ("queueName", "active")),
-        "status": {
-            "conditions": [
-                _kept(one, _OF_A_CONDITION) | {"message": str(one.get("message") or "")[:MESSAGE_LENGTH]}
-                for one in told
-            ]
-        },
-    }
 
 
 def slim_job(raw: Json) -> Json:

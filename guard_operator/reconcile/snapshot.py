@@ -106,14 +106,6 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """In which queue the workload waits, and why, in the queue's own words."""
-
-    queue: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class OwnGuard:
     """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none.
 
@@ -215,7 +207,6 @@ class Snapshot:
     Events say of that.
     `between`: what stands between the workload and its pods.
     `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
-    `queued`: None where no queue has the workload, or none is read.
     `exposed`: what pods of a workload to which the job is attached have of the guard's, a sentence for each.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     `refusal`: why the last delete was refused, in the API server's words; "": none was.
@@ -242,7 +233,6 @@ class Snapshot:
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
     own_guard: OwnGuard | None = None
-    queued: Queued | None = None
     exposed: tuple[str, ...] = ()
     trainer: str = ""
     pods_unread: str = ""
@@ -255,12 +245,6 @@ class Snapshot:
     def stop(self) -> StopStatus | None:
         """How far the teardown is; None: it has not begun."""
         return self.asked or self.job.status.stop
-
-
-def with_spec(job: Job, spec: Mapping[str, Any]) -> Job:
-    """The job with another spec of its workload."""
-    template = job.spec.made_from.model_copy(update={"spec": spec})
-    return replace(job, spec=job.spec.model_copy(update={"template": template}))
 
 
 def with_conditions(job: Job, conditions: Iterable[ConditionStatus]) -> Job:

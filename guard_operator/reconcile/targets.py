@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from guard_operator.adapters import (
-    OuterAdapter,
-    TemplateError,
-    WorkloadAdapter,
-    WorkloadState,
-    at,
-    find_adapter,
-)
+from guard_operator.adapters import TemplateError, WorkloadAdapter, WorkloadState, at, makers
 from guard_operator.api import names
 from guard_operator.api.types import NEEDED_BY_TARGET, RESUMED_BY_TEMPLATE, Spec
 from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
@@ -32,84 +25,6 @@ UNPROTECTED = (
     "its trainer did not wait for the guard, and what it wrote before is not judged",
     "it is judged by what its trainer writes into its log and its checkpoints, as always",
 )
-
-
-def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
-    """What is refused of a job with a target."""
-    guard = spec.guard
-    if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
-        yield Violation("spec", NEEDED_BY_TARGET)
-    if spec.resumed_from is not None:
-        yield Violation("spec", RESUMED_BY_TEMPLATE)
-    if guard.checkpoints.claim_name in {guard.heldout.volume.claim_name, guard.state.claim_name} - {None}:
-        why = "must not be a claim of the guard's: the trainer writes there"
-        yield Violation("spec.guard.checkpoints.claimName", why)
-    yield from evaluator_findings(guard)
-
-
-def why_not_attached(
-    adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool, made: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """Why this workload cannot be guarded as it is; "" if it can.
-
-    Args:
-        adapter: of its kind.
-        raw: as it is in the cluster.
-        between: whether anything was found of what stands between it, or what it has made, and its pods.
-        made: what it has made that makes its pods, if they are not its own.
-    """
-    return next(_against(adapter, raw, between, made), "")
-
-
-def _against(
-    adapter: WorkloadAdapter, raw: Mapping[str, Any], between: bool, made: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    if "deletionTimestamp" in raw["metadata"]:
-        yield "it is being deleted"
-    state, message = adapter.state(raw)
-    if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:
-        yield f"it has ended already ({state}{f': {message}' if message else ''})"
-    if adapter.between and state is WorkloadState.RUNNING and not between:
-        label = _roots_of(adapter)[0].pod_selector("name", "uid").partition("=")[0]
-        yield f"it runs, and nothing of it has the label {label}, by which its pods are known: is it older?"
-    if at(raw, "spec", "manualSelector") is True:
-        yield "spec.manualSelector must not be set: its pods could not be told from others"
-    if owner := controller_ref(dict(raw)):
-        yield f"{owner.get('kind')} {owner.get('name')} controls it: name that, if it can be guarded"
-    try:
-        _trainer(adapter, _object(raw.get("spec")), made)
-    except TemplateError as error:
-        yield f"spec.{error}"
-
-
-def _roots_of(adapter: WorkloadAdapter) -> tuple[WorkloadAdapter, ...]:
-    """Of the kinds by which the pods of one of this kind are known."""
-    kinds = adapter.makes if isinstance(adapter, OuterAdapter) else (adapter.resource,)
-    found = (find_adapter(one.api_version, one.kind) for one in kinds)
-    return tuple(one for one in found if one is not None)
-
-
-def attached_trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> str:
-    """The container that trains in the pod of rank 0; "" where it is not known."""
-    try:
-        return _trainer(adapter, spec, ())
-    except TemplateError:
-        return ""
-
-
-def _trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]]) -> str:
-    if isinstance(adapter, OuterAdapter):
-        return adapter.attached(spec, made)
-    return next(one.container for one in adapter.pod_templates(spec) if one.guarded)
-
-
-def has_made_nothing(
-    adapter: WorkloadAdapter, raw: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
-) -> bool:
-    """Whether its pods are of what it makes, and that has not come yet. A queue may hold it back for long."""
-    if not isinstance(adapter, OuterAdapter) or made:
-        return False
-    return adapter.state(raw)[0] in {WorkloadState.PENDING, WorkloadState.RUNNING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +45,87 @@ class Belongings:
 NO_BELONGINGS = Belongings()
 
 
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
+    """What is refused of a job with a target."""
+    guard = spec.guard
+    if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
+        yield Violation("spec", NEEDED_BY_TARGET)
+    if spec.resumed_from is not None:
+        yield Violation("spec", RESUMED_BY_TEMPLATE)
+    if guard.checkpoints.claim_name in {guard.heldout.volume.claim_name, guard.state.claim_name} - {None}:
+        why = "must not be a claim of the guard's: the trainer writes there"
+        yield Violation("spec.guard.checkpoints.claimName", why)
+    yield from evaluator_findings(guard)
+
+
+def why_not_attached(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], labelled: bool, made: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Why this workload cannot be guarded as it is; "" if it can.
+
+    Args:
+        adapter: of its kind.
+        raw: as it is in the cluster.
+        labelled: whether what makes its pods has the labels by which they are known.
+        made: what it has made that makes its pods, if they are not its own.
+    """
+    return next(_against(adapter, raw, labelled, made), "")
+
+
+def _against(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], labelled: bool, made: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    if "deletionTimestamp" in raw["metadata"]:
+        yield "it is being deleted"
+    state, message = adapter.state(raw)
+    if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:
+        yield f"it has ended already ({state}{f': {message}' if message else ''})"
+    if state is WorkloadState.RUNNING and not labelled:
+        label = makers(adapter)[0].pod_selector("name", "uid").partition("=")[0]
+        yield f"it runs, and nothing of it has the label {label}, by which its pods are known: is it older?"
+    if at(raw, "spec", "manualSelector") is True:
+        yield "spec.manualSelector must not be set: its pods could not be told from others"
+    if owner := controller_ref(dict(raw)):
+        yield f"{owner.get('kind')} {owner.get('name')} controls it: name that, if it can be guarded"
+    try:
+        adapter.trainer(raw.get("spec") or {}, made)
+    except TemplateError as error:
+        yield f"spec.{error}"
+
+
+def attached_trainer(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> str:
+    """The container that trains in the pod of rank 0; "" where it is not known."""
+    try:
+        return adapter.trainer(spec)
+    except TemplateError:
+        return ""
+
+
+def has_made_nothing(
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether its pods are of what it makes, and that has not come yet. A queue may hold it back for long."""
+    waits = adapter.state(raw)[0] in {WorkloadState.PENDING, WorkloadState.RUNNING}
+    return bool(adapter.makes) and not made and waits
+
+
+def exposures(pod: Json, own: GuardObjects) -> Iterator[str]:
+    """The rows of the isolation table that a pod of the workload breaks, a sentence for each.
+
+    Args:
+        pod: the whole pod, as it is in the cluster.
+        own: what is the guard's.
+    """
+    for one in broken_rows(pod.get("spec") or {}, own):
+        yield f"pod {pod['metadata']['name']}: {one.field} {one.message}"
+
+
+# -- what belongs to it ----------------------------------------------------------------------------------
+
+
 def read_target(
     client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
 ) -> Belongings:
@@ -145,19 +141,22 @@ def read_target(
     Raises:
         ClusterError: a read failed for now.
     """
-    reading = _Reading(client, job)
-    if not isinstance(adapter, OuterAdapter):
-        return reading.of(adapter, job.workload_name, uid)
-    made = tuple(reading.made(adapter, raw, uid))
-    inner = [reading.of(one, there["metadata"]["name"], there["metadata"]["uid"]) for one, there in made]
-    makers = tuple(_between(one.resource, there) for one, there in made)
-    between = (*makers, *(one for found in inner for one in found.between))
+    if not adapter.makes:
+        return _read(client, adapter, job, job.workload_name, uid)
+    made = tuple(_made(client, adapter, job, raw, uid))
+    inner = [
+        _read(client, one, job, there["metadata"]["name"], there["metadata"]["uid"]) for one, there in made
+    ]
+    between = (
+        *(_between(one.resource, there) for one, there in made),
+        *(one for found in inner for one in found.between),
+    )
     return Belongings(
         pods=tuple(pod for found in inner for pod in found.pods),
         between=between,
         controllers=frozenset(one.uid for one in between),
         made=tuple(there for _, there in made),
-        labelled=all(found.labelled or not one.between for (one, _), found in zip(made, inner, strict=True)),
+        labelled=all(found.labelled for found in inner),
     )
 
 
@@ -172,42 +171,34 @@ def read_unlabelled(
     return replace(found, pods=tuple(unlabelled))
 
 
-class _Reading:
-    """Reads for one job."""
-
-    def __init__(self, client: Client, job: Job) -> None:
-        self._client, self._job = client, job
-
-    def of(self, adapter: WorkloadAdapter, name: str, uid: str) -> Belongings:
-        """What belongs to an object that has pods of its own."""
-        selector = adapter.pod_selector(name, uid)
-        between = controlled(adapter, uid, lambda kind: listed(self._client, kind, self._job, selector))
-        makers = frozenset({uid} | {one.uid for one in between})
-        found = listed(self._client, PODS, self._job, selector)
-        pods = tuple(raw for raw in found if _is_of(raw, adapter, makers))
-        return Belongings(pods, between, makers, labelled=bool(between))
-
-    def made(
-        self, adapter: OuterAdapter, raw: Mapping[str, Any] | None, uid: str
-    ) -> Iterator[tuple[WorkloadAdapter, Json]]:
-        """What the workload of this UID has made that is there."""
-        for kind, name in zip(adapter.makes, adapter.made(raw), strict=True) if raw is not None else ():
-            inner = find_adapter(kind.api_version, kind.kind)
-            if inner is None or not adapter.may_make(kind.kind, name, self._job.workload_name):
-                continue
-            there = self._client.get(kind, self._job.namespace, name)
-            if there is not None and controller_of(there) == uid:
-                yield inner, there
+def _read(client: Client, adapter: WorkloadAdapter, job: Job, name: str, uid: str) -> Belongings:
+    """What belongs to an object that has pods of its own."""
+    selector = adapter.pod_selector(name, uid)
+    between = controlled(adapter, uid, lambda kind: listed(client, kind, job, selector))
+    owners = frozenset({uid} | {one.uid for one in between})
+    found = listed(client, PODS, job, selector)
+    pods = tuple(raw for raw in found if _is_of(raw, adapter, owners))
+    return Belongings(pods, between, owners, labelled=bool(between) or not adapter.between)
 
 
-def _is_of(raw: Json, adapter: WorkloadAdapter, makers: frozenset[str]) -> bool:
+def _made(
+    client: Client, adapter: WorkloadAdapter, job: Job, raw: Mapping[str, Any] | None, uid: str
+) -> Iterator[tuple[WorkloadAdapter, Json]]:
+    """What the workload of this UID has made that is there."""
+    for inner, name in zip(makers(adapter), adapter.made(raw), strict=True) if raw is not None else ():
+        there = client.get(inner.resource, job.namespace, name) if name else None
+        if there is not None and controller_of(there) == uid:
+            yield inner, there
+
+
+def _is_of(raw: Json, adapter: WorkloadAdapter, owners: frozenset[str]) -> bool:
     """Whether a pod with the labels of a workload is of it: any template may have them.
 
     One that nothing controls may have been orphaned, and trains on: a label with the UID of the workload
     tells enough of it, one with the name does not.
     """
     controller = controller_of(raw)
-    return adapter.selects_by_uid if controller is None else controller in makers
+    return adapter.selects_by_uid if controller is None else controller in owners
 
 
 def _between(resource: Resource, raw: Json) -> Between:
@@ -237,18 +228,3 @@ def listed(client: Client, resource: Resource, job: Job, selector: str) -> list[
     """
     items: list[Json] = client.list(resource, job.namespace, {"labelSelector": selector}).get("items") or []
     return items
-
-
-def exposures(pod: Json, own: GuardObjects) -> Iterator[str]:
-    """The rows of the isolation table that a pod of the workload breaks, a sentence for each.
-
-    Args:
-        pod: the whole pod, as it is in the cluster.
-        own: what is the guard's.
-    """
-    for one in broken_rows(pod.get("spec") or {}, own):
-        yield f"pod {pod['metadata']['name']}: {one.field} {one.message}"
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -79,7 +79,6 @@ STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 BATCH_JOBS = Resource("batch", "v1", "jobs", "Job")
-KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 # The `kubernetes` package has no types for these two.

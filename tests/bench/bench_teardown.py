@@ -2,14 +2,14 @@
 
     RLGUARD_E2E=cluster.json python tests/bench/bench_teardown.py [--rounds 8] [KIND...]
 
-KIND is PyTorchJob, Job, JobSet, TrainJob or RayJob, or one of these to which a guard is attached (AttachedJob
-and so on), or RayCluster, to which it always is; PyTorchJob if none is named. The file describes a cluster as
-tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each round makes
-two runs of the same pods one after the other, with the real guard and a scripted trainer; a guard that is
-attached reads what is written into a log in their volume. In one the guard fires, and nobody but the operator
-stops it: its trainer does not listen. In the other the workload is deleted as kubectl does it. One program
-watches both, so one clock tells all times. The kubelet removes a pod's object only after its last container
-ended.
+KIND is PyTorchJob, Job, JobSet or RayJob, or one of these to which a guard is attached (AttachedJob and so
+on), or TrainJob or RayCluster, to which it always is; PyTorchJob if none is named. The file describes a
+cluster as tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each
+round makes two runs of the same pods one after the other, with the real guard and a scripted trainer; a
+guard that is attached reads what is written into a log in their volume. In one the guard fires, and nobody
+but the operator stops it: its trainer does not listen. In the other the workload is deleted as kubectl does
+it. One program watches both, so one clock tells all times. The kubelet removes a pod's object only after its
+last container ended.
 """
 
 from __future__ import annotations
@@ -210,9 +210,10 @@ KINDS = {
         pods=2,
     ),
     "TrainJob": Kind(
-        workloads.TrainRun,
+        workloads.AttachedTrainRun,
         lambda job, _: workloads.as_trainjob(job),
-        workloads.TrainRun.resource,
+        workloads.AttachedTrainRun.resource,
+        guarded=Attached(),
     ),
     "RayJob": Kind(
         workloads.RayRun,
@@ -233,7 +234,6 @@ KINDS |= {
     for name, run in (
         ("PyTorchJob", workloads.AttachedPyTorchRun),
         ("Job", workloads.AttachedBatchRun),
-        ("TrainJob", workloads.AttachedTrainRun),
         ("RayJob", workloads.AttachedRayJobRun),
     )
 }

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from guard_core import __version__
-from guard_operator.adapters import ADAPTERS, ComposedAdapter, find_adapter
+from guard_operator.adapters import ADAPTERS, find_adapter
 from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
 from guard_operator.api.types import Spec, Status
@@ -25,7 +25,7 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.review import review
-from guard_operator.reconcile.snapshot import Job, with_spec
+from guard_operator.reconcile.snapshot import Job
 from guard_operator.runtime.client import (
     MERGE,
     STATEFUL_SETS,
@@ -126,12 +126,6 @@ def check(cluster: Cluster, documents: list[Json]) -> list[Json]:
             for _, body in guard_objects(job, own, adapter, config):
                 cluster.apply(body)
             continue
-        template = job.spec.made_from
-        if isinstance(adapter, ComposedAdapter):
-            source = adapter.source(template.spec)
-            named = (source.resource.kind, source.name)
-            [found] = [d for d in documents if (d["kind"], d["metadata"]["name"]) == named]
-            job = with_spec(job, adapter.composed(template.spec, found))
         assert review(adapter, job, config).reason is None
         workload = build_workload(job, adapter, config)
         if adapter.resource.group in {"batch", "kubeflow.org"}:

@@ -95,22 +95,6 @@ class TestContent:
             container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
             assert [flag for flag in container["args"] if flag.startswith("--kind=")] == [f"--kind={kind}"]
 
-    def test_the_rights_for_kueue_come_with_its_value_alone(self, render: Render) -> None:
-        objects = render({"kueue.enabled": "true"})
-        assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules(kueue=True)
-        container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-        assert "--kueue" in container["args"]
-        objects = render({"kueue": "null"})
-        assert find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"] == rbac.rules()
-        container = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-        assert "--kueue" not in container["args"]
-
-    def test_a_release_without_that_value_keeps_its_rights(self, render: Render) -> None:
-        """As of `helm upgrade --reuse-values` from an earlier chart; the operator then guards every kind."""
-        objects = render({"kinds": "null"})
-        given = find(objects, "ClusterRole", "rlguard-system-rlguard")["rules"]
-        assert sorted(map(json.dumps, given)) == sorted(map(json.dumps, rbac.rules(ADAPTERS)))
-
     def test_rights_in_namespaces_are_the_generated_ones_and_no_more(self, render: Render) -> None:
         objects = render(VALUES / "namespaced.yaml")
         roles = [
@@ -118,12 +102,7 @@ class TestContent:
         ]
         assert {role["metadata"]["namespace"] for role in roles} == {"team-a", "team-b"}
         assert all(role["rules"] == rbac.rules() for role in roles)
-        [shared] = [rule for adapter in ADAPTERS for rule in rbac.shared_rules(adapter)]
-        assert (shared["resources"], shared["verbs"]) == (["clustertrainingruntimes"], ["get"])
-        [bound] = [o["roleRef"]["name"] for o in objects if o["kind"] == "ClusterRoleBinding"]
-        assert find(objects, "ClusterRole", bound)["rules"] == [shared]
-        others = render({"watchNamespaces": '["team-a"]', "kinds": '["Job", "JobSet"]'})
-        assert not [o for o in others if o["kind"] == "ClusterRoleBinding"]
+        assert not [o for o in objects if o["kind"] == "ClusterRoleBinding"]
 
     def test_every_binding_is_for_the_operators_account(self, render: Render) -> None:
         for values in FILES:

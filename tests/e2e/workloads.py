@@ -14,7 +14,7 @@ from typing import Any
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
 from guard_operator.adapters.rayjob import RAY_CLUSTERS, RayJobAdapter
-from guard_operator.adapters.trainjob import NODE, PART_LABEL, RUNTIMES, TRAINER, TrainJobAdapter
+from guard_operator.adapters.trainjob import NODE, TrainJobAdapter
 from guard_operator.api.names import guard_name
 from guard_operator.runtime.client import PODS, Resource
 
@@ -90,16 +90,6 @@ class JobSetRun(OtherRun):
     rank0 = ("jobset.sigs.k8s.io/replicatedjob-name", "trainer")
 
 
-class TrainRun(OtherRun):
-    """Its workload is a TrainJob."""
-
-    resource = TrainJobAdapter.resource
-
-    @property
-    def trainer_container(self) -> str:
-        return NODE
-
-
 class RayRun(OtherRun):
     """Its workload is a RayJob; rank 0 is the head."""
 
@@ -133,8 +123,14 @@ class AttachedBatchRun(AttachedRun, BatchRun):
     """A Job."""
 
 
-class AttachedTrainRun(AttachedRun, TrainRun):
+class AttachedTrainRun(AttachedRun):
     """A TrainJob."""
+
+    resource = TrainJobAdapter.resource
+
+    @property
+    def trainer_container(self) -> str:
+        return NODE
 
 
 class AttachedRayJobRun(AttachedRun, RayRun):
@@ -178,12 +174,16 @@ def as_trainjob(job: Json) -> tuple[Json, Json]:
     (trainer,) = pod["containers"]
     says = {key: trainer.pop(key) for key in ("image", "command", "args") if key in trainer}
     trainer |= {"name": NODE, "image": says["image"]}
-    template = {"metadata": {"labels": {PART_LABEL: TRAINER}}, "spec": {"template": {"spec": pod}}}
+    template = {
+        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+        "spec": {"template": {"spec": pod}},
+    }
     jobset = {"replicatedJobs": [{"name": NODE, "template": template}]}
     name = job["metadata"]["name"]
-    runtime = {"apiVersion": RUNTIMES.api_version, "kind": RUNTIMES.kind, "metadata": {"name": name}}
+    api_version, kind = TrainJobAdapter.resource.api_version, "TrainingRuntime"
+    runtime = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
     runtime |= {"spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": jobset}}}
-    spec = {"runtimeRef": {"kind": RUNTIMES.kind, "name": name}, "trainer": says}
+    spec = {"runtimeRef": {"kind": kind, "name": name}, "trainer": says}
     return runtime, _with(job, TrainJobAdapter.resource, spec)
 
 

@@ -4,8 +4,7 @@
 - A fire deletes it, while it runs or waits. Its quota is free for the next one, and nothing admits it again.
 - A run that was preempted and admitted again has its guard, and what that had reported.
 
-Job, PyTorchJob, JobSet and RayJob have the same tests. The training-operator is played, as the Job controller
-is: it looks for its certificates at one place of the whole machine.
+Job and RayJob have the same tests. The Job controller is played.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.runtime.client import (
     BATCH_JOBS,
-    KUEUE_WORKLOADS,
     MERGE,
     Client,
     Resource,
@@ -29,10 +27,9 @@ from guard_operator.runtime.client import (
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.test_batch_job import as_job
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import JOBS, PYTORCHJOBS, is_deleted, world
+from tests.operator.integration.world import JOBS, is_deleted, world
 
 from .cluster import KindWorld
-from .test_jobset import as_jobset
 from .test_rayjob import as_rayjob
 
 Json = dict[str, Any]
@@ -42,6 +39,7 @@ FLAVORS, CLUSTER_QUEUES, LOCAL_QUEUES, PRIORITIES = (
     Resource("kueue.x-k8s.io", "v1beta1", f"{kind.lower()}{'es' if kind.endswith('s') else 's'}", kind)
     for kind in ("ResourceFlavor", "ClusterQueue", "LocalQueue", "WorkloadPriorityClass")
 )
+KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
 
@@ -107,16 +105,13 @@ class QueueWorld(KindWorld):
         eventually(lambda: not self.is_suspended(), f"{self.name} is admitted", SECONDS)
         assert "Admitted" in self.told()
 
-    def waits(self, reason: str) -> str:
-        """Suspended, and says so with Kueue's reason; its message."""
-        eventually(lambda: reason in self.conditions().get("Waiting", ("", "", ""))[2], reason, SECONDS)
-        status, why, message = self.conditions()["Waiting"]
-        assert (status, why) == ("True", "Queued") and "waits in queue gpus" in message
+    def waits(self) -> None:
+        """Suspended, and says so."""
+        assert "waits in queue gpus" in self.expect("Waiting", "True", "Queued", within=SECONDS)
         assert self.phase() == "Suspended" and self.is_suspended()
         conditions = self.conditions()
         assert conditions["GuardSilent"][0] == "Unknown"
         assert not conditions.keys() & {"Halted", "Failed", "Disrupted", "Stopped"}
-        return message
 
     def own_pods(self) -> list[Json]:
         return [pod for pod in self.pods() if pod["metadata"]["labels"]["rlguard.dev/job"] == self.name]
@@ -167,62 +162,6 @@ class QueueWorld(KindWorld):
         self.own_pods_end()
 
 
-class PyTorchQueueWorld(QueueWorld):
-    """The same with a PyTorchJob."""
-
-    workloads = PYTORCHJOBS
-
-    @staticmethod
-    def made_of(job: Json) -> Json:
-        """As it is."""
-        return job
-
-    def policy(self) -> Json:
-        return self.workload()["spec"].get("runPolicy") or {}
-
-    def says(self, condition: str, active: int = 0) -> None:
-        self.workload_condition(condition)
-        path = PYTORCHJOBS.path(self.namespace, self.name, "status")
-        body = {"status": {"replicaStatuses": {"Master": {"active": active}}}}
-        self.client.request("PATCH", path, body=body, content_type=MERGE)
-
-    def controller_runs(self) -> None:
-        if not self.own_pods():
-            self.start_pod()
-        self.says("Running", active=1)
-
-    def controller_suspends(self) -> None:
-        self.own_pods_end()
-        self.says("Suspended")
-
-
-class JobSetQueueWorld(QueueWorld):
-    """The same with a JobSet, which has a Job of one pod."""
-
-    workloads = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
-
-    @staticmethod
-    def made_of(job: Json) -> Json:
-        """With rank 0 alone."""
-        made = as_jobset(job)
-        spec = made["spec"]["template"]["spec"]
-        spec["replicatedJobs"] = [one for one in spec["replicatedJobs"] if one["name"] == "trainer"]
-        return made
-
-    def own_job(self) -> str:
-        return f"{self.name}-trainer-0"
-
-    def spec_of_job(self) -> Json:
-        """Of its Job; {}: JobSet has made none."""
-        raw = self.client.get(BATCH_JOBS, self.namespace, self.own_job()) or {}
-        found: Json = raw.get("spec") or {}
-        return found
-
-    def controller_runs(self) -> None:
-        eventually(lambda: self.spec_of_job().get("suspend", True) is False, "its Job", SECONDS)
-        super().controller_runs()
-
-
 class RayQueueWorld(QueueWorld):
     """The same with a RayJob, which has a head alone. KubeRay is real."""
 
@@ -266,16 +205,13 @@ class RayQueueWorld(QueueWorld):
 
 
 def start_kueue(controller: Callable[[str], None]) -> None:
-    """After the others, for whose CRDs Kueue asks ever more seldom."""
-    controller("jobset")
+    """After KubeRay, for whose CRDs Kueue asks ever more seldom."""
     controller("kuberay")
     controller("kueue")
 
 
 WORLDS = {
     "Job": QueueWorld,
-    "PyTorchJob": PyTorchQueueWorld,
-    "JobSet": JobSetQueueWorld,
     "RayJob": RayQueueWorld,
 }
 
@@ -292,7 +228,6 @@ def here(
     with world(plane, client, namespace, tmp_path, request.param) as made:
         start_kueue(controller)
         made.queue()
-        made.allow_kueue()
         made.claim()
         yield made
 
@@ -317,14 +252,14 @@ def submit(here: QueueWorld, make_job: Callable[..., Json]) -> Callable[..., Que
 def test_a_run_waits_is_admitted_and_fires_and_the_next_one_has_its_quota(
     here: QueueWorld, submit: Callable[..., QueueWorld]
 ) -> None:
-    here.operator("--kueue")
+    here.operator()
     first = submit()
     first.runs()
     (pod,) = first.own_pods()
     assert pod["spec"]["nodeSelector"] == {"pool": "gpus"}
     assert "Waiting" not in first.conditions() and first.conditions()["Guarded"][0] == "True"
     second = submit("second")
-    assert "insufficient" in second.waits("Pending")
+    second.waits()
     first.fire()
     first.expect_workload(is_deleted, "it is deleted", within=SECONDS)
     first.ends()
@@ -333,7 +268,7 @@ def test_a_run_waits_is_admitted_and_fires_and_the_next_one_has_its_quota(
 
 def preempted(here: QueueWorld, submit: Callable[..., QueueWorld]) -> tuple[QueueWorld, QueueWorld]:
     """A run whose quota another one has taken."""
-    here.operator("--kueue")
+    here.operator()
     first = submit()
     first.runs(step=7)
     other = submit("other", priority="high")
@@ -347,7 +282,7 @@ def test_a_preempted_run_that_is_admitted_again_has_its_guard_and_what_that_had_
     first, other = preempted(here, submit)
     uid = first.own_pods()[0]["metadata"]["uid"]
     first.controller_suspends()
-    assert "taken back (Preempted" in first.waits("Preempted")
+    first.waits()
     other.runs()
     other.goes()
     first.admitted()

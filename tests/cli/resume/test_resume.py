@@ -342,6 +342,3 @@ def rayjob(path: str, mode: str) -> Json:
     sample["spec"]["template"]["spec"]["submissionMode"] = mode
     sample["spec"]["guard"]["metrics"] = FOLLOWED
     return sample | {"status": {"phase": "Stopped", "guard": {"bestCheckpoint": BEST | {"path": path}}}}
-
-
-# -- a TrainJob, whose pods are made of a runtime ----------------------------------------------------------

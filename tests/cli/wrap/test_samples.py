@@ -27,7 +27,6 @@ WAYS = {
     "batch-job.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "multi-node.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "jobset.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
-    "trainjob.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "rayjob.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),
     "followed-job.yaml": (
         CLAIM,
@@ -37,7 +36,7 @@ WAYS = {
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
 #: Written by hand: `wrap` makes a job of a workload that is to be made.
-BY_HAND = ("attached-raycluster.yaml", "attached-rayjob.yaml")
+BY_HAND = ("attached-raycluster.yaml", "attached-rayjob.yaml", "attached-trainjob.yaml")
 
 
 def without_guard(text: str) -> tuple[str, dict[str, Any]]:
@@ -72,7 +71,7 @@ def test_wrapped_again_it_means_the_same(
     assert [one for one in documents if one is not made] == [
         one
         for one in yaml.safe_load_all(bare)
-        if one["kind"] not in ("PyTorchJob", "Job", "RayJob", "JobSet", "TrainJob")
+        if one["kind"] not in ("PyTorchJob", "Job", "RayJob", "JobSet")
     ]
 
 

@@ -270,8 +270,8 @@ BOMB = "".join(
     f"  {b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
 NO_JOB = (
-    "it has no PyTorchJob (kubeflow.org/v1), Job (batch/v1), RayJob (ray.io/v1), JobSet "
-    "(jobset.x-k8s.io/v1alpha2) or TrainJob (trainer.kubeflow.org/v1alpha1)"
+    "it has no PyTorchJob (kubeflow.org/v1), Job (batch/v1), RayJob (ray.io/v1) or JobSet "
+    "(jobset.x-k8s.io/v1alpha2)"
 )
 HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
 
@@ -292,6 +292,10 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "written out it is larger than 1 MiB"),
     "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
     "a List": ("apiVersion: v1\nkind: List\nitems: [{kind: Job}]", "give one object, `kubectl get KIND NAME"),
+    "a kind whose pods take no guard": (
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob",
+        "and a TrainJob, which is guarded where it exists: a GuardedTrainingJob names it in spec.targetRef",
+    ),
     "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
     "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
     "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 15)"),

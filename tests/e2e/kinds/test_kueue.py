@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from guard_operator.api.names import QUEUE_LABEL
-from guard_operator.runtime.client import KUEUE_WORKLOADS, controller_of
+from guard_operator.runtime.client import Resource, controller_of
 from tests.e2e import given, jobs, then, timeouts, when
-from tests.e2e.kube import Job, Json, Namespace, install
+from tests.e2e.kube import Job, Json, Namespace
 from tests.e2e.workloads import BatchRun, as_batch_job
 
 QUEUE = "training"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 VERSION = "kueue.x-k8s.io/v1beta1"
+KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 #: What one run asks for: 100m for its guard, 100m for its trainer.
 ROOM_FOR_ONE = "300m"
 #: For how long a guard of a run may be silent, seconds.
@@ -25,8 +26,7 @@ SILENT = 30
 
 @pytest.fixture
 def queue(namespace: Namespace) -> Iterator[str]:
-    """A queue of this namespace that has room for one run; the operator sees it."""
-    install(namespace.cluster, "--reuse-values", "--set", "kueue.enabled=true")
+    """A queue of this namespace that has room for one run."""
     name = namespace.name
     resources = [{"name": "cpu", "nominalQuota": ROOM_FOR_ONE}, {"name": "memory", "nominalQuota": "100Gi"}]
     group = {

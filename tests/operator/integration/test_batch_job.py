@@ -19,7 +19,7 @@ from guard_operator.runtime.client import MERGE, PODS, Client, Resource
 
 from .controlplane import ControlPlane
 from .waiting import eventually
-from .world import RUNNING, Json, World, is_deleted, world
+from .world import RUNNING, Json, World, world
 
 pytestmark = pytest.mark.nightly
 
@@ -102,18 +102,6 @@ def test_given_a_job_then_it_has_its_guard(start: Callable[..., JobWorld]) -> No
     (guard,) = pod["spec"]["initContainers"]
     assert guard["name"] == "rlguard-guard" and guard["restartPolicy"] == "Always"
     assert {"RLGUARD_URL", "RLGUARD_TOKEN"} <= {v["name"] for v in pod["spec"]["containers"][0]["env"]}
-
-
-def test_a_cluster_without_kueue_may_have_it_switched_on(here: JobWorld, make_job: MakeJob) -> None:
-    here.allow_kueue()
-    here.claim()
-    here.submit(as_job(make_job()))
-    operator = here.operator("--kueue")
-    here.start()
-    here.fire()
-    here.expect_workload(is_deleted, "the Job is deleted")
-    here.ends()
-    assert "queue" not in operator.log.read_text(), "nothing is complained about"
 
 
 @pytest.mark.parametrize(

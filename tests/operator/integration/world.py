@@ -150,16 +150,6 @@ class World:
         self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
         self.token = token_for(self.client, self.namespace, name)
 
-    def allow_kueue(self) -> None:
-        """What the chart's `kueue.enabled` grants besides."""
-        self.put(ROLES, {"metadata": {"name": "kueue"}, "rules": rbac.queue_rules()})
-        body = {
-            "metadata": {"name": "kueue"},
-            "roleRef": {"apiGroup": ROLES.group, "kind": "Role", "name": "kueue"},
-            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": self.namespace}],
-        }
-        self.put(ROLE_BINDINGS, body)
-
     def bind(self, kind: str, role: str, namespace: str) -> None:
         """Give the operator's service account this role in a namespace."""
         body = {

@@ -74,6 +74,7 @@ TRAINED_ON = JUDGED | {
     "lastEvaluation": {"attempt": 0, "step": 100, "score": 0.5, "items": 8, "path": "/c/100"},
 }
 REF = {"workloadRef": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run", "uid": "w"}}
+IN_A_QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
 
 
 def job(status: dict[str, Any] | None = None, **spec: Any) -> Job:
@@ -210,9 +211,22 @@ CASES: dict[str, tuple[Snapshot, Expected]] = {
             {("Guarded", "True", "WorkloadCreated"), ("GuardSilent", "Unknown", "GuardNotRunning")},
         ),
     ),
-    "suspended by a queue": (
+    "suspended by its author": (
         seen(job(REF), workload(WorkloadState.SUSPENDED)),
-        Expected(Phase.SUSPENDED, (), {("Guarded", "True", "WorkloadCreated")}),
+        Expected(Phase.SUSPENDED, (), {("Guarded", "True", "WorkloadCreated")}, {"Waiting"}),
+    ),
+    "suspended by a queue": (
+        seen(replace(job(REF), labels=IN_A_QUEUE), workload(WorkloadState.SUSPENDED)),
+        Expected(
+            Phase.SUSPENDED,
+            (),
+            {("Waiting", "True", "Queued"), ("GuardSilent", "Unknown", "GuardNotRunning")},
+            {"Halted", "Failed"},
+        ),
+    ),
+    "admitted by a queue": (
+        seen(replace(job(REF), labels=IN_A_QUEUE), workload(WorkloadState.PENDING)),
+        Expected(Phase.PENDING, (), set(), {"Waiting"}),
     ),
     "running, but no step of the trainer was reported yet": (
         seen(job({**REF, **guard(step=None)}), workload(), (pod(),), silent_for=1.0),

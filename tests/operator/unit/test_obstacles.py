@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import ADAPTERS, WorkloadState
+from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import Reason
 from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
 from guard_operator.reconcile.snapshot import Pod, Waiting, Workload
@@ -107,17 +107,3 @@ SAYS: dict[str, tuple[Late, list[Json], tuple[Pod, ...], Waiting | None]] = {
 @pytest.mark.parametrize(("late", "events", "pods", "says"), SAYS.values(), ids=SAYS.keys())
 def test_what_events_say(late: Late, events: list[Json], pods: tuple[Pod, ...], says: Waiting | None) -> None:
     assert reason_for(late, events, pods) == says
-
-
-@pytest.mark.parametrize(
-    ("kind", "spec", "pods"),
-    [
-        ("PyTorchJob", {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 3}}}, 4),
-        ("PyTorchJob", {"pytorchReplicaSpecs": {"Worker": {"replicas": 2}}}, 2),
-        ("Job", {"parallelism": 4}, 4),
-        ("Job", {}, 1),
-    ],
-)
-def test_how_many_pods_a_run_has(kind: str, spec: Json, pods: int) -> None:
-    (adapter,) = (adapter for adapter in ADAPTERS if adapter.resource.kind == kind)
-    assert adapter.pods_wanted(spec) == pods

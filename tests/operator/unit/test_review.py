@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_operator.adapters import find_adapter
 from guard_operator.api.types import Spec, policy_to_api
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.review import Review, review_manifest
@@ -149,18 +148,3 @@ def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
     assert Spec.model_validate(spec).guard.policy == policy
     assert policy_to_api(Policy()) == {}
     assert policy_to_api(Policy(detector="calibrated")) == {"detector": "Calibrated"}, "as it was written"
-
-
-def test_what_a_cluster_assigns() -> None:
-    jobs, pytorch = find_adapter("batch/v1", "Job"), find_adapter("kubeflow.org/v1", "PyTorchJob")
-    assert jobs is not None and pytorch is not None
-    assert ("spec", "selector") in jobs.assigned({"spec": None})
-    assert ("spec", "template", "metadata", "labels", "controller-uid") in jobs.assigned({"spec": {}})
-    assert jobs.assigned({"spec": {"manualSelector": True}}) == ()
-    default = {"spec": {"podReplacementPolicy": "TerminatingOrFailed", "manualSelector": True}}
-    assert jobs.assigned(default) == (), "an author's own choice"
-    read = {"metadata": {"uid": "a"}, **default}
-    assert jobs.assigned(read) == (("spec", "podReplacementPolicy"),)
-    read["spec"] = {"podReplacementPolicy": "Failed", "manualSelector": True}
-    assert jobs.assigned(read) == ()
-    assert pytorch.assigned({"spec": {}}) == ()
