@@ -196,14 +196,14 @@ def _read_console(path: Path, overrides: Collection[str]) -> Table:
     if any(map(names.is_reward, table.names)):
         return table
     printed = _read_lines(path, decoder := PrintedLines(), overrides)
-    if len(printed):
+    if printed.rows:
         note = (
             f"Hugging Face's trainer prints no step: what it logged is counted from 1 to {decoder.steps}, "
             "and where it was started again cannot be seen. Its trainer_state.json and its event files say "
             "both: replay them where you have them."
         )
         return replace(printed, note=note)
-    if not len(table):
+    if not table.rows:
         raise CliError(f"{path}: no line in it has metrics. {_what_to_give(path)}")
     return table
 

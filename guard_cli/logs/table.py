@@ -1,27 +1,16 @@
-"""A log as a table: one row a record, numbers as arrays, per-item outcomes as lists. No opinion on names.
-
-A log of a million lines never lies in memory as dictionaries: of each record only the cells are kept that
-`names` knows or `--map` names, and so many with further figures.
-"""
+"""A log as rows of cells, of the columns that may be judged. No opinion on which column is what."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from guard_cli.errors import CliError
 from guard_core.frameworks import figure_of
 from guard_follow import names
 from guard_follow.records import Record, number
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Columns of outcomes of items: a list in each row of an evaluation.
 OUTCOMES = ("items", "proxy_items", "fooled_items")
@@ -31,29 +20,34 @@ OBJECTS = (*OUTCOMES, "kl_kind")
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """Where a row stands in its file, and its cells by column; `begins`: a further file begins with it.
+
+    A cell is a number, but of a column in `OBJECTS`. A cell that is empty is not there.
+    """
+
+    line: int
+    cells: Mapping[str, Any]
+    begins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A whole log.
 
-    `names`: every column of the file. `numbers[name]`: shape (rows,), NaN where the cell is empty; only of
-    columns that were kept. `objects[name]`: row to value, of the columns in `OBJECTS`. `line`: where each
-    row stands in the file. `begins`: rows with which a further file of the log begins. `format`: what kind of
-    file it was. `note`: what was left out of it, for people.
+    `format`: what kind of file it was. `names`: every column of it. `note`: what was left out, for people.
     """
 
     format: str
     names: tuple[str, ...]
-    numbers: Mapping[str, Floats]
-    objects: Mapping[str, Mapping[int, Any]]
-    line: Ints
-    begins: frozenset[int]
+    rows: Sequence[Row]
     note: str
-
-    def __len__(self) -> int:
-        return len(self.line)
 
 
 class TableBuilder:
     """Takes the records of a log, and makes the table of them.
+
+    Of a record only the cells are kept that `names` knows or `--map` names, and so many with further figures.
 
     Args:
         format_name: for the report.
@@ -65,10 +59,8 @@ class TableBuilder:
         self._format, self._where, self._overrides = format_name, where, frozenset(overrides)
         self._kinds: dict[str, str] = {}
         self._figures = 0
-        self._lines: list[int] = []
-        self._begins: set[int] = set()
-        self._cells: dict[str, tuple[list[int], list[float]]] = {}
-        self._objects: dict[str, dict[int, Any]] = {}
+        self._rows: list[Row] = []
+        self._begins = False
 
     def kind_of(self, column: str) -> str:
         """What becomes of a column: "judged", "figure", or "" where it is not kept."""
@@ -83,7 +75,7 @@ class TableBuilder:
 
     def begin_file(self) -> None:
         """What comes now is of another file."""
-        self._begins.add(len(self._lines))
+        self._begins = bool(self._rows)
 
     def add(self, line: int, record: Record) -> None:
         """Add a row.
@@ -91,36 +83,27 @@ class TableBuilder:
         Raises:
             CliError: a cell by which a run is judged is no number.
         """
-        row = len(self._lines)
-        self._lines.append(line)
+        cells: dict[str, Any] = {}
         for name, value in record.items():
             kind = self.kind_of(name)
             if not kind or value is None or value == "":
                 continue
             if name in OBJECTS:
-                self._objects.setdefault(name, {})[row] = _list_of(value) if name in OUTCOMES else value
+                cells[name] = _list_of(value) if name in OUTCOMES else value
                 continue
             try:
-                found = number(value)
+                cells[name] = number(value)
             except ValueError:
                 if kind == "judged":
                     raise CliError(
                         f"{self._where} {line}: `{name}` is {_short(value)}, which is not a number."
                     ) from None
-                continue
-            rows, values = self._cells.setdefault(name, ([], []))
-            rows.append(row)
-            values.append(math.nan if found is None else found)
+        self._rows.append(Row(line, cells, self._begins))
+        self._begins = False
 
     def table(self, note: str = "") -> Table:
         """The table of all rows."""
-        numbers = {}
-        for name, (rows, values) in self._cells.items():
-            numbers[name] = np.full(len(self._lines), np.nan)
-            numbers[name][rows] = values
-        line = np.array(self._lines, dtype=np.int64)
-        begins = frozenset(self._begins - {0})
-        return Table(self._format, tuple(self._kinds), numbers, self._objects, line, begins, note)
+        return Table(self._format, tuple(self._kinds), self._rows, note)
 
 
 def _list_of(value: Any) -> Any:
