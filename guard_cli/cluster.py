@@ -1,15 +1,10 @@
-"""A cluster as a command sees it: that of a kubeconfig, every failure one sentence.
-
-It is read, but for the one job that `rlguard resume` creates.
-"""
+"""A cluster as a command reads it: that of a kubeconfig, every failure one sentence."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +12,9 @@ import typer
 
 from guard_cli.errors import CliError
 from guard_core.extras import missing_extra
-from guard_core.terminal import plain
 
 REQUEST_SECONDS = 10.0
 UNREACHABLE = 1  # exit code
-MOST_SAID = 1_000  # characters
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace; that of the kubeconfig without it.")
@@ -47,40 +40,6 @@ class Cluster:
     def jobs(self) -> list[dict[str, Any]]:
         """All GuardedTrainingJobs."""
         return list(self._ask("list_namespaced_custom_object", self._no_jobs, *self._jobs)["items"])
-
-    def create_job(self, manifest: Mapping[str, Any]) -> None:
-        """Create a GuardedTrainingJob, with nothing left out that the cluster does not know."""
-        from kubernetes.client import ApiException, CustomObjectsApi
-
-        name = manifest["metadata"]["name"]
-        try:
-            CustomObjectsApi(self.client).create_namespaced_custom_object(
-                *self._jobs,
-                body=dict(manifest),
-                field_manager="rlguard",
-                field_validation="Strict",
-                _request_timeout=REQUEST_SECONDS,
-            )
-        except ApiException as error:
-            if error.status == HTTPStatus.CONFLICT:
-                said = f"namespace {self.namespace} has a GuardedTrainingJob {name!r}: choose another --name"
-                raise CliError(said, UNREACHABLE) from None
-            if error.status == HTTPStatus.NOT_FOUND:
-                raise CliError(self._no_jobs, UNREACHABLE) from None
-            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                said = _said(error.body) or str(error.status)
-                refused = f"the cluster refuses {name}, and nothing is created: {said}"
-                raise CliError(refused, UNREACHABLE) from None
-            why = f"{error.status} {_said(error.body)}".rstrip()  # such as no response of etcd in time
-        except Exception as error:  # urllib3's errors, which the client does not wrap
-            why = plain(str(error), MOST_SAID)
-        else:
-            return
-        raise CliError(
-            f"the cluster does not say whether it created {name}: look with `kubectl get gtj {name} "
-            f"-n {self.namespace}` before you try again ({why})",
-            UNREACHABLE,
-        )
 
     def _ask(self, how: str, absent: str, *what: str) -> dict[str, Any]:
         from kubernetes.client import CustomObjectsApi
@@ -109,15 +68,6 @@ class Cluster:
         return api.CoreV1Api(self.client)
 
 
-def _said(body: Any) -> str:
-    """The message of an API server, which may quote what strangers wrote; "" where there is none."""
-    try:
-        message = json.loads(body)["message"]
-    except (TypeError, ValueError, KeyError, RecursionError):
-        return ""
-    return plain(message, MOST_SAID) if isinstance(message, str) else ""
-
-
 def connect(
     namespace: str | None, kubeconfig: Path | None, instead: str, context: str | None = None
 ) -> Cluster:
@@ -129,7 +79,7 @@ def connect(
     Raises:
         CliError: the extra is not installed, or there is no kubeconfig that can be read.
     """
-    missing = missing_extra("asking a cluster", ["operator"])
+    missing = missing_extra("a job on a cluster", ["operator"])
     if missing is not None:
         raise CliError(missing)
     from kubernetes import client as api

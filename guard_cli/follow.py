@@ -14,6 +14,7 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
+from guard_follow.reading import ca_of_environment
 from guard_follow.source import framework_of
 from guard_follow.what import What
 
@@ -45,7 +46,7 @@ def follow(
     ] = None,
     format_: FormatOption = "auto",
     url: Annotated[
-        str | None, typer.Option(help="The guard; RLGUARD_URL without it. Tokens: RLGUARD_TOKEN.")
+        str | None, typer.Option(help="The guard; RLGUARD_URL without it. Token: RLGUARD_TOKEN.")
     ] = None,
     read_token_file: Annotated[
         Path | None, typer.Option(help="File with the guard's read token; RLGUARD_READ_TOKEN without it.")
@@ -79,14 +80,14 @@ def _run(what: What, address: str, read_token: str | None) -> int:
     from guard_follow.follower import Follower
     from guard_follow.history import ask_history
 
-    stopping = threading.Event()
+    stopping, ca = threading.Event(), ca_of_environment()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        client = GuardClient(address, os.environ.get("RLGUARD_TOKEN") or None)
+        client = GuardClient(address, os.environ.get("RLGUARD_TOKEN") or None, ca=ca)
     except GuardConfigError as error:
         raise CliError(str(error)) from None
-    follower = Follower(what, client, ask_history(address, read_token), _say, stopping)
+    follower = Follower(what, client, ask_history(address, read_token, ca), _say, stopping)
     while not stopping.is_set():
         follower.poll()
         if follower.verdict is not None and follower.verdict.stop:

@@ -25,7 +25,7 @@ from guard_cli.saved_run import find_report, read_run_file
 from guard_cli.summary import read_verdict, summary_lines
 from guard_core.codes import Level
 from guard_core.terminal import plain
-from guard_follow.reading import reader
+from guard_follow.reading import ca_of_environment, reader
 from guard_operator.api.reasons import ConditionType, Reason
 
 EXIT_CODES = {
@@ -136,7 +136,7 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
     try:
-        with reader(url, token, REQUEST_SECONDS) as client:
+        with reader(url, token, REQUEST_SECONDS, ca_of_environment()) as client:
             responses = [client.get(path) for path in ("/v1/run", "/v1/verdict")]
         for response in responses:
             if response.status_code in (401, 403):

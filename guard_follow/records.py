@@ -1,18 +1,19 @@
 """Bytes of a log into flat records, however they were cut: JSON lines, CSV, console lines, event files.
 
 What is fed here is hostile: a line may have no end, be no UTF-8, hold a number of a thousand digits. What
-cannot be read is left out and counted in `bad`, never quoted, and the next line is read. A line or a record
-whose end is not there yet is kept until it comes. No I/O, and no expression that a line can make slow: `re`
-lets no other thread run, not the one that ends the trainer.
+cannot be read is left out and counted in `bad`, never quoted, and the next line is read; `why` has the
+cause of the last one. A line or a record whose end is not there yet is kept until it comes. No I/O, and no
+expression that a line can make slow: `re` lets no other thread run, not the one that ends the trainer.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol, Self
@@ -55,6 +56,8 @@ _FIELDS = re.compile(r"\bStep (\d{1,15}) +\|")
 _FIELD = re.compile(r"([A-Za-z][A-Za-z ()/-]{0,40}?) +(-?\d{1,12}(?:\.\d{1,12})?)(%?)")
 _NAMES = {printed: logged for one in _FORMS["fields"] for printed, logged in one.names.items()}
 BOM = b"\xef\xbb\xbf"
+_TOO_LONG = f"longer than {MAX_LINE >> 20} MiB"
+_TWO_LINES = "it has the metrics of two lines: the first was cut short while it was written?"
 #: Where ms-swift has the step, as "12/500"; with Megatron it is the second.
 SWIFT_STEPS = ("global_step/max_steps", "iteration")
 _SWIFT_STEP = re.compile(r"(\d{1,15})/\d+")
@@ -64,6 +67,7 @@ class Decoder(Protocol):
     """Takes bytes as they come, and gives the records that are whole."""
 
     bad: int
+    why: str
 
     def feed(self, data: bytes) -> list[Record]:
         """The records that end in `data`."""
@@ -78,9 +82,7 @@ class Decoder(Protocol):
 def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     """A record with nested dictionaries joined by "/", without the wrapper of verl and ROLL."""
     flat: dict[str, Any] = {}
-    for name, value in _leaves(row, "", 0):
-        if len(flat) >= MAX_KEYS:
-            break
+    for name, value in islice(_leaves(row, "", 0), MAX_KEYS):
         flat.setdefault(name, value)
     for name in SWIFT_STEPS:
         if isinstance(fraction := flat.get(name), str) and (match := _SWIFT_STEP.fullmatch(fraction)):
@@ -118,7 +120,7 @@ def number(value: Any) -> float | None:
         return math.inf
 
 
-class _Lines:
+class Lines:
     """Whole lines out of bytes; one that is too long is passed over to its end.
 
     NULs before a line are a hole: whoever had the file open when it was cut goes on where it was.
@@ -126,6 +128,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.bad = 0
+        self.why = ""
         self._part = b""
         self._skipping = False
 
@@ -137,7 +140,7 @@ class _Lines:
         self._part = b"" if self._skipping else last.lstrip(b"\0")
         if len(self._part) > MAX_LINE:
             self._part, self._skipping = b"", True
-            self.bad += 1
+            self._leave_out(_TOO_LONG)
         return [record for line in whole for record in self._read(line)]
 
     def rest(self) -> list[Record]:
@@ -160,29 +163,41 @@ class _Lines:
             return
         try:
             if len(line) > MAX_LINE:
-                raise ValueError("too long")
-            record = self._record(line)
-        except (ValueError, csv.Error):  # UnicodeDecodeError is one
-            self.bad += 1
-            return
-        if record is not None:
-            yield record
+                raise ValueError(_TOO_LONG)
+            yield from self._records(line)
+        except UnicodeDecodeError:
+            self._leave_out("not UTF-8")
+        except (ValueError, csv.Error) as error:
+            self._leave_out(str(error))
 
-    def _record(self, line: bytes) -> Record | None:
+    def _leave_out(self, why: str) -> None:
+        self.bad += 1
+        self.why = why
+
+    def _records(self, line: bytes) -> Iterable[Record]:
+        """The records of a line.
+
+        Raises:
+            ValueError, csv.Error: why it cannot be read.
+        """
         raise NotImplementedError
 
 
-class JsonLines(_Lines):
+class JsonLines(Lines):
     """One JSON object a line."""
 
-    def _record(self, line: bytes) -> Record | None:
-        row = from_json(line)
+    def _records(self, line: bytes) -> Iterable[Record]:
+        try:
+            row = from_json(line)
+        except ValueError as error:
+            line.decode()  # which may be what is wrong
+            raise ValueError(f"not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise ValueError("no object")
-        return flatten(row)
+            raise ValueError(f"a JSON {type(row).__name__}, not an object")
+        return [flatten(row)]
 
 
-class CsvLines(_Lines):
+class CsvLines(Lines):
     """A header and one row a line; a header that comes again, as of a restarted writer, counts from there.
 
     A file that was cut and has no header goes on under the one before it.
@@ -192,6 +207,15 @@ class CsvLines(_Lines):
         super().__init__()
         self._header: list[str] = []
         self._begins = True
+        self._open = b""  # lines of a cell that is not closed yet
+
+    def rest(self) -> list[Record]:
+        """What the last line has, though it has no end."""
+        records = super().rest()
+        if self._open:
+            self._leave_out("a cell in quotation marks has no end")
+            self._open = b""
+        return records
 
     def anew(self) -> Self:
         """For a file that begins anew in the place of this one; counts the line whose end does not come."""
@@ -200,16 +224,25 @@ class CsvLines(_Lines):
         other._header = header
         return other
 
-    def _record(self, line: bytes) -> Record | None:
-        cells = next(csv.reader([line.decode("utf-8-sig").rstrip("\r")]), [])
+    def _records(self, line: bytes) -> Iterable[Record]:
+        if (self._open + line).count(b'"') % 2:  # a cell has a line end in it
+            self._open += line + b"\n"
+            if len(self._open) > MAX_LINE:
+                self._open = b""
+                raise ValueError(_TOO_LONG)
+            return []
+        text, self._open = (self._open + line).decode("utf-8-sig").rstrip("\r"), b""
+        cells = next(csv.reader(io.StringIO(text, newline="")), [])
         begins, self._begins = self._begins, False
         other = begins and not any(map(_is_number, cells))
         if other or not self._header or (cells and _cut(cells[0].strip()) == self._header[0]):
             self._header = [_cut(name.strip()) for name in cells]
-            return None
+            if twice := {name for name in self._header if self._header.count(name) > 1}:
+                raise ValueError(f"`{min(twice)}` occurs twice in the header")
+            return []
         if len(cells) != len(self._header):
-            raise ValueError("another number of cells than the header")
-        return dict(zip(self._header, cells, strict=True))
+            raise ValueError(f"{len(cells)} cells, but the header names {len(self._header)}")
+        return [dict(zip(self._header, cells, strict=True))]
 
 
 def _is_number(cell: str) -> bool:
@@ -219,35 +252,58 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-class ConsoleLines(_Lines):
+class ConsoleLines(Lines):
     """What trainers print, in the forms of `frameworks.Console`, and JSON objects.
 
     Every other line is none of its metrics, and no fault. Ray's prefix and colours are taken off.
     """
 
-    def _record(self, line: bytes) -> Record | None:
+    def _records(self, line: bytes) -> Iterable[Record]:
         text = _ANSI.sub("", line.decode("utf-8", "replace")).strip()
         if found := list(islice(_PAIRS.finditer(text), MAX_KEYS)):
-            self.bad += len(found) > 1  # lines that were cut off: the last one is whole
-            return _of_pairs(int(found[-1][1]), text[found[-1].end() :])
+            if len(found) > 1:  # the last one is whole
+                self._leave_out(_TWO_LINES)
+            return [_of_pairs(int(found[-1][1]), text[found[-1].end() :])]
         if step := _DICT.search(text):
-            return {"step": int(step[1])} | dict(_ITEM.findall(text[step.end() :])[:MAX_KEYS])
+            return [{"step": int(step[1])} | dict(_ITEM.findall(text[step.end() :])[:MAX_KEYS])]
         if step := _FIELDS.search(text):
-            return {"step": int(step[1])} | _of_fields(text[step.end() :])
+            return [{"step": int(step[1])} | _of_fields(text[step.end() :])]
         tag = next((tag for tag in _TAGS if tag + "{" in text), "")
-        return self._of_json(text, tag) if tag or text.startswith("{") else None
+        return self._of_json(text, tag) if tag or text.startswith("{") else []
 
-    def _of_json(self, text: str, tag: str) -> Record | None:
+    def _of_json(self, text: str, tag: str) -> Iterable[Record]:
         """An object after a tag, which must be whole; any other line in braces need not be JSON."""
         tagged = _after_tag(text, tag) if tag else ""
-        self.bad += bool(tag) and text.count(tag + "{") > 1  # lines that were cut off: the last one is whole
+        if tag and text.count(tag + "{") > 1:  # the last one is whole
+            self._leave_out(_TWO_LINES)
         try:
             row = from_json(tagged or text)
         except ValueError:
             if tagged:
-                raise
-            return None
-        return flatten(row) if isinstance(row, dict) else None
+                raise ValueError(f"what follows `{tag.strip()}` is not JSON") from None
+            return []
+        return [flatten(row)] if isinstance(row, dict) else []
+
+
+class PrintedLines(Lines):
+    """What Hugging Face's trainer prints when it logs: dictionaries without a step, which are counted.
+
+    `{'loss': 0.01, 'reward': 0.5, 'kl': 0.002, 'epoch': 0.1}`, since transformers 5 with the numbers in
+    quotation marks. A progress bar has no line end, so it stands in the same line. Its own figures stand
+    before TRL's; its summary at the end has no loss.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def _records(self, line: bytes) -> Iterable[Record]:
+        for part in line.decode("utf-8", "replace").split("{'loss': ")[1:]:
+            inside, end, _ = part.partition("}")
+            if not end:
+                raise ValueError("what its trainer logged has no end")
+            self.steps += 1
+            yield {"step": self.steps, **dict(_ITEM.findall(f"'loss': {inside}{end}")[:MAX_KEYS])}
 
 
 def _of_fields(text: str) -> dict[str, Any]:
@@ -268,7 +324,7 @@ def _of_pairs(step: int, metrics: str) -> Record:
         name = name.strip()
         if colon and name:
             if name in record and len(name) <= MAX_NAME:
-                raise ValueError("two lines in one")
+                raise ValueError(_TWO_LINES)
             record[_cut(name)] = _without_type(value.strip())
     return record
 
@@ -307,6 +363,7 @@ class Events:
 
     def __init__(self) -> None:
         self.bad = 0
+        self.why = "a record that is damaged"
         #: Records that were too long; they are in `bad`, too.
         self.too_long = 0
         self._part = b""

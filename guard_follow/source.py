@@ -91,13 +91,13 @@ def open_source(
         InputError: it holds several runs, or can be no log.
     """
     if path is None:
-        return StandardInput(_decoder(None, chosen)())
+        return StandardInput(decoder_of(None, chosen)())
     if path.exists() and not path.is_dir():
-        return FileSource(path, _decoder(path, chosen), before)
+        return FileSource(path, decoder_of(path, chosen), before)
     return LateSource(path, chosen, before, first=first)
 
 
-def _decoder(path: Path | None, chosen: str) -> Callable[[], Decoder]:
+def decoder_of(path: Path | None, chosen: str = "auto") -> type[Decoder]:
     """What reads it: as its name says, else as `chosen` does; None, standard input, has no name."""
     name = "" if path is None else path.name
     suffix = Path(name).suffix.lower()
@@ -207,7 +207,7 @@ class LateSource:
         """The log, once there is one."""
         path = self._path
         if not path.is_dir():
-            return FileSource(path, _decoder(path, self._chosen), self._before) if path.exists() else None
+            return FileSource(path, decoder_of(path, self._chosen), self._before) if path.exists() else None
         logs = [path / name for name in LOGS if (path / name).is_file()]
         if len(logs) > 1:
             several = listing([log.name for log in logs])

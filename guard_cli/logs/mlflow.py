@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from guard_cli.errors import CliError
 from guard_follow.names import listing
 
 #: Columns of the CSV that MLflow makes of a chart.
-CHART = ("Run ID", "metric", "step", "timestamp", "value")
+CHART = {"Run ID", "metric", "step", "timestamp", "value"}
 #: MLflow puts an apostrophe before what a spreadsheet would run: '-0.5.
 FORMULA = ("'=", "'+", "'-", "'@")
 REPAIR = "Nothing was judged: repair or remove it, or export again."
 
 
-def is_chart(header: Collection[str]) -> bool:
-    """Whether this is the header of a chart's CSV."""
-    return {*CHART} <= {*header}
-
-
 def is_history(document: Any) -> bool:
     """Whether a JSON document is an answer of `metrics/get-history`."""
     return isinstance(document, dict) and isinstance(document.get("metrics"), list)
+
+
+def is_export(path: Path) -> bool | None:
+    """Whether a file is one; None if it cannot be read."""
+    try:
+        if path.suffix.lower() == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                return {*next(csv.reader(file), [])} >= CHART
+        return path.suffix.lower() == ".json" and is_history(from_json(path.read_bytes()))
+    except (ValueError, csv.Error):
+        return None
 
 
 def exports_in(folder: Path) -> list[Path]:
@@ -36,22 +43,11 @@ def exports_in(folder: Path) -> list[Path]:
     Raises:
         CliError: beside an export there is a file that cannot be read, perhaps a page of it.
     """
-    kinds = {path: _is_export(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    exports = [path for path, is_export in kinds.items() if is_export]
-    if exports and (broken := [path for path, is_export in kinds.items() if is_export is None]):
+    kinds = {path: is_export(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    exports = [path for path, kind in kinds.items() if kind]
+    if exports and (broken := [path for path, kind in kinds.items() if kind is None]):
         raise CliError(f"{broken[0]}: cannot be read, and lies beside exports of MLflow. {REPAIR}")
     return exports
-
-
-def _is_export(path: Path) -> bool | None:
-    """Whether it is one; None if it cannot be read."""
-    try:
-        if path.suffix.lower() == ".csv":
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                return is_chart(next(csv.reader(file), []))
-        return path.suffix.lower() == ".json" and is_history(json.loads(path.read_bytes()))
-    except (ValueError, RecursionError, csv.Error):
-        return None
 
 
 def read_exports(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -96,22 +92,16 @@ def _value(entry: Mapping[str, Any]) -> tuple[float, int, str, float]:
 def _chart_entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        try:
-            for row in reader:
-                cells = {
-                    name: cell[1:] if cell.startswith(FORMULA) else cell
-                    for name, cell in row.items()
-                    if isinstance(cell, str)
-                }
-                named = {"run_id": cells.get("Run ID"), "key": cells.get("metric")}
-                yield f"line {reader.line_num}", cells | named
-        except csv.Error as error:
-            raise CliError(f"{path}: line {reader.line_num}: not CSV: {error}.") from None
+        for row in reader:
+            cells = {name: cell for name, cell in row.items() if isinstance(cell, str)}
+            cells |= {name: cell[1:] for name, cell in cells.items() if cell.startswith(FORMULA)}
+            named = {"run_id": cells.get("Run ID"), "key": cells.get("metric")}
+            yield f"line {reader.line_num}", cells | named
 
 
 def _history_entries(path: Path, unfinished: dict[str, bool]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The entries of a page; `unfinished`: which metrics have only pages that name a next one."""
-    page = json.loads(path.read_bytes())
+    page = from_json(path.read_bytes())
     for number, entry in enumerate(page["metrics"], start=1):
         if not isinstance(entry, dict):
             raise CliError(f"{path}: entry {number} of `metrics` is not an object. {REPAIR}")

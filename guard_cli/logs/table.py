@@ -1,21 +1,16 @@
-"""A log as a table: one row a line, numbers as arrays, per-item outcomes as tuples. No opinion on names.
-
-Built by the readers from chunks, so that a log of a million lines never lies in memory as dictionaries.
-"""
+"""A log as rows of cells, of the columns that may be judged. No opinion on which column is what."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from guard_cli.errors import CliError
-
-Floats = npt.NDArray[np.float64]
+from guard_core.frameworks import figure_of
+from guard_follow import names
+from guard_follow.records import Record, number
 
 #: Columns of outcomes of items: a list in each row of an evaluation.
 OUTCOMES = ("items", "proxy_items", "fooled_items")
@@ -25,118 +20,98 @@ OBJECTS = (*OUTCOMES, "kl_kind")
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some rows of a log: `lines[i]` is where row i stands, `columns[name][i]` its value or None."""
+class Row:
+    """Where a row stands in its file, and its cells by column; `begins`: a further file begins with it.
 
-    lines: Sequence[int]
-    columns: Mapping[str, Sequence[Any]]
+    A cell is a number, but of a column in `OBJECTS`. A cell that is empty is not there.
+    """
+
+    line: int
+    cells: Mapping[str, Any]
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """A whole log.
 
-    `names`: every column of the file. `numbers[name]`: shape (rows,), NaN where the cell is empty; only of
-    columns that were kept. `objects[name]`: row to value, of the columns in `OBJECTS`. `line`: where each
-    row stands in the file. `format`: what kind of file it was. `note`: what was left out of it, for people.
+    `format`: what kind of file it was. `names`: every column of it. `note`: what was left out, for people.
     """
 
     format: str
     names: tuple[str, ...]
-    numbers: Mapping[str, Floats]
-    objects: Mapping[str, Mapping[int, Any]]
-    line: npt.NDArray[np.int64]
-    note: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.line)
+    rows: Sequence[Row]
+    note: str
 
 
-def build(
-    format_name: str,
-    chunks: Iterable[Chunk],
-    is_object: Callable[[str], bool],
-    where: str,
-    names: Iterable[str] = (),
-    forgiving: Callable[[str], bool] = lambda _: False,
-) -> Table:
-    """Stack chunks into a table.
+class TableBuilder:
+    """Takes the records of a log, and makes the table of them.
+
+    Of a record only the cells are kept that `names` knows or `--map` names, and so many with further figures.
 
     Args:
         format_name: for the report.
-        chunks: each with the columns to keep, and `names` of all of them.
-        is_object: whether a column holds lists or words rather than numbers.
-        where: what the numbers in `Chunk.lines` count, such as "line".
-        names: columns of the file that no chunk keeps; read after the last chunk.
-        forgiving: whether a cell of a column that is no number is only not known.
-
-    Raises:
-        CliError: a cell is not a number.
+        where: what the number of a row counts, for messages, such as "log.jsonl: line".
+        overrides: columns to keep besides those that `names` knows.
     """
-    lines: list[npt.NDArray[np.int64]] = []
-    parts: dict[str, list[tuple[int, Floats]]] = {}
-    objects: dict[str, dict[int, Any]] = {}
-    rows = 0
-    for chunk in chunks:
-        for name, values in chunk.columns.items():
-            if is_object(name):
-                kept = objects.setdefault(name, {})
-                kept.update((rows + i, v) for i, v in enumerate(values) if v is not None)
+
+    def __init__(self, format_name: str, where: str, overrides: Collection[str] = ()) -> None:
+        self._format, self._where, self._overrides = format_name, where, frozenset(overrides)
+        self._kinds: dict[str, str] = {}
+        self._figures = 0
+        self._rows: list[Row] = []
+        self._begins = False
+
+    def kind_of(self, column: str) -> str:
+        """What becomes of a column: "judged", "figure", or "" where it is not kept."""
+        if column not in self._kinds:
+            if column in self._overrides or names.wanted(column):
+                kind = "judged"
             else:
-                found = _readable(values) if forgiving(name) else _floats(name, values, chunk.lines, where)
-                parts.setdefault(name, []).append((rows, found))
-        lines.append(np.asarray(chunk.lines, dtype=np.int64))
-        rows += len(chunk.lines)
-    numbers = {}
-    for name, pieces in parts.items():
-        numbers[name] = np.full(rows, np.nan)
-        for start, piece in pieces:
-            numbers[name][start : start + len(piece)] = piece
-    line = np.concatenate(lines) if lines else np.zeros(0, dtype=np.int64)
-    return Table(format_name, tuple(dict.fromkeys([*names, *parts, *objects])), numbers, objects, line)
+                kind = "figure" if figure_of(column) and self._figures < names.MOST_FIGURES else ""
+                self._figures += kind == "figure"
+            self._kinds[column] = kind
+        return self._kinds[column]
+
+    def begin_file(self) -> None:
+        """What comes now is of another file."""
+        self._begins = bool(self._rows)
+
+    def add(self, line: int, record: Record) -> None:
+        """Add a row.
+
+        Raises:
+            CliError: a cell by which a run is judged is no number.
+        """
+        cells: dict[str, Any] = {}
+        for name, value in record.items():
+            kind = self.kind_of(name)
+            if not kind or value is None or value == "":
+                continue
+            if name in OBJECTS:
+                cells[name] = _list_of(value) if name in OUTCOMES else value
+                continue
+            try:
+                cells[name] = number(value)
+            except ValueError:
+                if kind == "judged":
+                    raise CliError(
+                        f"{self._where} {line}: `{name}` is {_short(value)}, which is not a number."
+                    ) from None
+        self._rows.append(Row(line, cells, self._begins))
+        self._begins = False
+
+    def table(self, note: str = "") -> Table:
+        """The table of all rows."""
+        return Table(self._format, tuple(self._kinds), self._rows, note)
 
 
-def _floats(name: str, values: Sequence[Any], lines: Sequence[int], where: str) -> Floats:
+def _list_of(value: Any) -> Any:
+    """A list that is written as JSON, as in a cell of a CSV; anything else as it is."""
     try:
-        return _array(values)
-    except (ValueError, TypeError, OverflowError):
-        return np.array([_float(name, v, n, where) for v, n in zip(values, lines, strict=True)])
-
-
-def _array(values: Sequence[Any]) -> Floats:
-    """One number a value; None becomes NaN, "0.5" becomes 0.5.
-
-    Raises:
-        ValueError, TypeError, OverflowError: not all of them are numbers.
-    """
-    found = np.array(values, dtype=np.float64)
-    if found.ndim != 1:
-        raise ValueError("lists, all of one length")
-    return found
-
-
-def _readable(values: Sequence[Any]) -> Floats:
-    """NaN where a value is no number."""
-    try:
-        return _array(values)
-    except (ValueError, TypeError, OverflowError):
-        return np.array([_float_or_nan(value) for value in values])
-
-
-def _float_or_nan(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        return math.nan
-
-
-def _float(name: str, value: Any, line: int, where: str) -> float:
-    if value is None or value == "":
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        raise CliError(f"{where} {line}: `{name}` is {_short(value)}, which is not a number.") from None
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
 
 
 def _short(value: Any) -> str:

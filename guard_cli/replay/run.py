@@ -6,26 +6,30 @@ earlier one) is left out here too, and each time a note says how much and where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import groupby
+from math import inf, nan
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from guard_cli.errors import CliError
-from guard_cli.logs.table import OUTCOMES, Floats, Table
-from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
-from guard_core.wire import EvaluationSampling, KlKind, Sampling, SamplingSource
+from guard_cli.logs.table import Table
+from guard_cli.replay.rows import LogRow, RowReader
+from guard_client.samples import StepSample
+from guard_core.judge import TRAINER_LIMIT, Evaluation
+from guard_core.wire import KlKind, Sampling
 from guard_follow.names import Columns, resolve
-from guard_follow.starts import VALUES
+from guard_follow.starts import VALUES, Starts
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 KINDS = tuple(KlKind)
-
-MAX_STEP = 2**53
-MAX_ATTEMPT = 2**31
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +38,12 @@ class Run:
 
     Arrays have shape (steps,): `attempt`, `step`, `reward` (finite), `kl` (nats/token; NaN where unknown),
     `kl_kind` (index into `KINDS`). `entropy`, `reward_std` and `figures` (by column; NaN where unknown) are
-    judged by no rule. Steps and `evaluations`
-    are in the order in which a guard folded them, where the log is a guard's; else by attempt and step, and
-    by pass where a checkpoint was evaluated again. `ends`: how many steps come before each evaluation.
-    `passes`: of the starting policy, where the log has them apart. `has_items`: whether evaluations carry
-    per-item outcomes or only their mean. `means_of`: of how many items each mean is, which then stands for
-    the outcome of each. `samples`: how many are behind each outcome, and `trainer`: how the trainer samples;
-    None where the log does not say it.
+    judged by no rule. Steps and `evaluations` are in the order in which a guard folded them, where the log is
+    a guard's; else by attempt and step, and by pass where a checkpoint was evaluated again. `ends`: how many
+    steps come before each evaluation. `passes`: of the starting policy, where the log has them apart.
+    `has_items`: whether evaluations carry per-item outcomes or only their mean. `means_of`: of how many items
+    each mean is, which then stands for the outcome of each. `samples`: how many are behind each outcome, and
+    `trainer`: how the trainer samples; None where the log does not say it.
     """
 
     source: str
@@ -99,37 +102,57 @@ def load_run(
     Raises:
         CliError: columns are missing or ambiguous, or a value cannot be right.
     """
-    if len(table) == 0:
+    if not table.rows:
         raise CliError(f"{source}: there is not a single row in it.")
     columns = resolve(table.names, overrides, settings=settings)
-    rows = _Rows(table, source, columns)
-    notes = [*columns.notes, *([table.note] if table.note else [])]
-    baseline_rows = rows.baseline()
-    usable = rows.usable(baseline_rows, notes)
-    merged = _merge(rows, usable, notes)
-    if merged.scored:
-        means_of = None
-    scored = [*merged.evaluations(means_of), *rows.further_passes(baseline_rows)]
+    rows, about_values = RowReader(table, source, columns).read()
+    notes = [*columns.notes, *filter(None, [table.note]), *about_values]
+    baseline = _baseline(rows)
+    later = [row for row in rows if row.evaluation and row.whole.get("pass_index") and row not in baseline]
+    usable = [
+        row for row in rows if "step" in row.whole and not row.whole.get("pass_index") and row not in baseline
+    ]
+    merged = _merge(usable, notes, named="attempt" in columns.source)
+    has_items = any(one.evaluation for one in merged)
+    means_of = None if has_items else means_of
+    scored = [
+        *_scored(merged, means_of),
+        *(_Scored(one.evaluation, one.whole.get("heldout_event")) for one in later if one.evaluation),
+    ]
+    steps = [one for one in merged if "reward" in one.values]
+    if lost := sum(not (one.values.keys() & {"reward", "heldout"} or one.evaluation) for one in merged):
+        notes.append(f"{lost} of {len(merged)} steps have no reward: a guard would not get them.")
+    steps, scored, ends = _in_order(steps, scored)
+    kinds = [KINDS.index(one.kind) for one in steps]
     return Run(
         source=source,
         format=table.format,
         names=table.names,
         columns=columns,
-        **_in_order(merged.steps(notes), scored),
-        passes=rows.passes(baseline_rows),
-        has_items=bool(merged.scored) or means_of is not None,
+        attempt=np.array([one.attempt for one in steps], dtype=np.int64),
+        step=np.array([one.whole["step"] for one in steps], dtype=np.int64),
+        **{name: np.array([one.values.get(name, nan) for one in steps]) for name in VALUES},
+        kl_kind=np.array(kinds, dtype=np.uint8),
+        figures={
+            column: np.array([one.figures.get(column, nan) for one in steps])
+            for column in (*columns.figures.values(), *columns.components)
+        },
+        evaluations=tuple(one.evaluation for one in scored),
+        ends=tuple(ends),
+        passes=_passes(baseline, rows),
+        has_items=has_items or means_of is not None,
         means_of=means_of,
-        samples=rows.samples(),
-        trainer=rows.trainer(),
+        samples=_samples(rows),
+        trainer=_trainer(rows),
         notes=tuple(notes),
     )
 
 
 class _Scored(NamedTuple):
-    """An evaluation, and the number that the guard gave it; NaN where the log has none."""
+    """An evaluation, and the number that the guard gave it; None where the log has none."""
 
     evaluation: Evaluation
-    event: float
+    event: int | None
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -137,384 +160,156 @@ class _Scored(NamedTuple):
         return self.evaluation.attempt, self.evaluation.step, self.evaluation.pass_index
 
 
-def _in_order(steps: dict[str, Any], scored: list[_Scored]) -> dict[str, Any]:
-    """Steps (by attempt and step) and evaluations as `Run` has them.
+def _baseline(rows: Sequence[LogRow]) -> list[LogRow]:
+    """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
+    scored = [row for row in rows if row.evaluation]
+    first = min((row.attempt for row in scored), default=0)  # a restarted trainer does not start over
+    found = [
+        row
+        for row in scored
+        if row.whole.get("step") == 0 and row.attempt == first and not row.values.keys() & {*VALUES}
+    ]
+    others = (
+        row.whole["heldout_event"] for row in scored if row not in found and "heldout_event" in row.whole
+    )
+    earliest = min(others, default=inf)
+    found = [row for row in found if row.whole.get("heldout_event", -1) <= earliest]
+    return sorted(found, key=lambda row: row.whole.get("pass_index", 0))
+
+
+def _passes(baseline: Sequence[LogRow], rows: Sequence[LogRow]) -> tuple[Evaluation, ...]:
+    """Those of the starting policy, as a guard makes them one after the other.
+
+    They are of the attempt that they name; of the first one where they name none.
+    """
+    named = [[row.whole["attempt"] for row in some if "attempt" in row.whole] for some in (baseline, rows)]
+    attempt = min(named[0] or named[1], default=0)
+    evaluations = [row.evaluation for row in baseline if row.evaluation]
+    return tuple(
+        replace(one, attempt=attempt, step=0, pass_index=index) for index, one in enumerate(evaluations)
+    )
+
+
+def _samples(rows: Sequence[LogRow]) -> int | None:
+    """How many each outcome is the mean of, as the first evaluation says; a guard leaves 1 unsaid."""
+    said = (row.whole.get("samples_per_item", 0) for row in rows if row.evaluation)
+    return next((samples for samples in said if samples >= 1), None)
+
+
+def _trainer(rows: Sequence[LogRow]) -> Sampling | None:
+    """How the trainer samples, as far as a guard's history says it: its longest completion."""
+    for row in rows:
+        if row.evaluation and (longest := row.whole.get(TRAINER_LIMIT, 0)) >= 1:
+            used = row.evaluation.sampling
+            return None if used is None else Sampling(temperature=used.temperature, max_new_tokens=longest)
+    return None
+
+
+def _merge(rows: Sequence[LogRow], notes: list[str], *, named: bool) -> list[LogRow]:
+    """One row for each attempt and step, in order: trackers log one step in several rows.
+
+    Of two rows that contradict each other the first counts, as the guard refuses the second (409).
+    """
+    attempts = [row.attempt for row in rows] if named else list(_attempts(rows))
+    if not named and (several := len({*attempts})) > 1:
+        notes.append(f"the steps go back {several - 1} times: read as {several} attempts of the trainer.")
+    places: dict[tuple[int, int], list[LogRow]] = {}
+    for attempt, row in zip(attempts, rows, strict=True):
+        places.setdefault((attempt, row.whole["step"]), []).append(row)
+    clashing = [of_step for of_step in places.values() if len(of_step) > 1 and _contradict(of_step)]
+    if clashing:
+        first, second = clashing[0][:2]
+        notes.append(
+            f"{len(clashing)} steps are there several times with different values; the first counts, as in "
+            f"the guard (e.g. step {first.whole['step']}: lines {first.line} and {second.line})."
+        )
+    elif len(rows) > len(places):
+        notes.append(f"{len(rows) - len(places)} rows repeat a step and were merged with it.")
+    return [_one(places[place], attempt=place[0]) for place in sorted(places)]
+
+
+def _attempts(rows: Sequence[LogRow]) -> Iterator[int]:
+    """The attempt of each row, by the rule of a follower.
+
+    Rows of one step that stand together are one step, with the first value of each quantity.
+    """
+    starts = Starts[StepSample]({})
+    for step, together in groupby(rows, key=lambda row: row.whole["step"]):
+        of_step = list(together)
+        if any(row.begins for row in of_step):
+            starts.another_file()
+        values = _first(row.values for row in of_step)
+        if "reward" in values:
+            kl, entropy, spread = (values.get(name) for name in VALUES[1:])
+            starts.place(StepSample(step, values["reward"], kl, entropy=entropy, reward_std=spread))
+        yield from [starts.current or 0] * len(of_step)
+
+
+def _first(several: Iterable[Mapping[str, V]]) -> dict[str, V]:
+    """Of each name the first value that is there."""
+    found: dict[str, V] = {}
+    for one in several:
+        found = {**one, **found}
+    return found
+
+
+def _contradict(rows: Sequence[LogRow]) -> bool:
+    """Whether rows of one step have two values for one quantity."""
+    return any(
+        len({row.values[name] for row in rows if name in row.values}) > 1 for name in (*VALUES, "heldout")
+    )
+
+
+def _one(rows: Sequence[LogRow], attempt: int) -> LogRow:
+    """The rows of one step as one: the first of everything; a KL is of the kind that its own row says."""
+    of_kl = next((row for row in rows if "kl" in row.values), rows[0])
+    return LogRow(
+        rows[0].line,
+        rows[0].begins,
+        _first(row.values for row in rows),
+        {**_first(row.whole for row in rows), "attempt": attempt},
+        of_kl.kind,
+        _first(row.figures for row in rows),
+        next((row.evaluation for row in rows if row.evaluation), None),
+    )
+
+
+def _scored(merged: Sequence[LogRow], means_of: int | None) -> Iterator[_Scored]:
+    """The held-out evaluations; a mean of so many items is the outcome of each (see `guard_core.means`).
+
+    Once there are items, a mean without them cannot be compared with the others.
+
+    Raises:
+        CliError: a mean of outcomes is not in [0, 1].
+    """
+    has_items = any(one.evaluation for one in merged)
+    for one in merged:
+        attempt, step, event = one.attempt, one.whole["step"], one.whole.get("heldout_event")
+        if one.evaluation:
+            yield _Scored(replace(one.evaluation, attempt=attempt, step=step), event)
+        elif not has_items and (mean := one.values.get("heldout")) is not None:
+            if means_of is not None and not 0 <= mean <= 1:
+                raise CliError(
+                    f"--heldout-items {means_of}: the held-out score of step {step} is {mean:g}, "
+                    "and a mean of outcomes lies between 0 and 1. Leave the option out."
+                )
+            items = (mean,) * (means_of or 1)
+            yield _Scored(Evaluation(attempt, step, "", items, mean_only=means_of is None), event)
+
+
+def _in_order(steps: list[LogRow], scored: list[_Scored]) -> tuple[list[LogRow], list[_Scored], list[int]]:
+    """Steps (by attempt and step) and evaluations as `Run` has them, and how many steps are before each.
 
     What a round is depends on what had been reported when a checkpoint was scored, which a guard's own
     history says by the numbers of its events.
     """
-    events, figures = steps.pop("step_event"), steps.pop("figures")
-    if np.isnan(events).any() or any(np.isnan(one.event) for one in scored):
+    numbered = [one.whole.get("step_event") for one in steps]
+    events = [event for event in numbered if event is not None]
+    told = [one.event for one in scored if one.event is not None]
+    if len(events) < len(steps) or len(told) < len(scored):
+        places = [(one.attempt, one.whole["step"]) for one in steps]
         scored = sorted(scored, key=lambda one: one.place)
-        ends = [_steps_up_to(steps, one.evaluation) for one in scored]
-    else:
-        order = np.argsort(events, kind="stable")
-        steps = {name: column[order] for name, column in steps.items()}
-        figures = {name: column[order] for name, column in figures.items()}
-        scored = sorted(scored, key=lambda one: one.event)
-        ends = np.searchsorted(events[order], [one.event for one in scored]).tolist()
-    return {
-        **steps,
-        "figures": figures,
-        "evaluations": tuple(one.evaluation for one in scored),
-        "ends": tuple(ends),
-    }
-
-
-def _steps_up_to(steps: Mapping[str, Ints], evaluation: Evaluation) -> int:
-    """How many steps are of its attempt and up to its own, or of an earlier attempt."""
-    first = int(np.searchsorted(steps["attempt"], evaluation.attempt, side="left"))
-    last = int(np.searchsorted(steps["attempt"], evaluation.attempt, side="right"))
-    return first + int(np.searchsorted(steps["step"][first:last], evaluation.step, side="right"))
-
-
-class _Rows:
-    """The columns of a table under their canonical names, still one row a line."""
-
-    def __init__(self, table: Table, source: str, columns: Columns) -> None:
-        self.table, self.source, self.columns = table, source, columns
-        self.values: dict[str, Floats] = {name: self._number(name) for name in (*VALUES, "heldout")}
-        self.step = self._integer("step", MAX_STEP)
-        self.attempt = self._integer("attempt", MAX_ATTEMPT) if "attempt" in columns.source else None
-        self.pass_index = np.nan_to_num(self._integer("pass_index", MAX_ATTEMPT))
-        #: They decide nothing, not even which row of a step counts or where an attempt begins.
-        self.figures = {
-            column: table.numbers.get(column, np.full(len(table), np.nan))
-            for column in (*columns.figures.values(), *columns.components)
-        }
-        for name in ("step_event", "heldout_event"):
-            self.values[name] = self._integer(name, MAX_STEP)
-        self.kl_kind = self._kl_kind()
-        self.scored = self._scored()
-
-    def at(self, row: int) -> str:
-        """Where a row stands, for messages."""
-        return f"{self.source}: line {self.table.line[row]}"
-
-    def baseline(self) -> list[int]:
-        """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
-        bare = np.all([np.isnan(self.values[name]) for name in VALUES], axis=0)
-        rows = [row for row in self.scored if self.step[row] == 0 and bare[row]]
-        first = min(map(self._attempt_of, self.scored), default=0)  # a restarted trainer does not start over
-        rows = [row for row in rows if self._attempt_of(row) == first]
-        event = self.values["heldout_event"]
-        others = event[list(self.scored.keys() - {*rows})]
-        earliest = np.min(others, initial=np.inf, where=~np.isnan(others))
-        rows = [row for row in rows if not event[row] > earliest]  # NaN: not known
-        return sorted(rows, key=lambda row: (self.pass_index[row], row))
-
-    def samples(self) -> int | None:
-        """How many each outcome is the mean of, as the first evaluation says; a guard leaves 1 unsaid."""
-        said = self._integer("samples_per_item", MAX_STEP)
-        first = next((said[row] for row in sorted(self.scored) if said[row] >= 1), None)
-        return None if first is None else int(first)
-
-    def trainer(self) -> Sampling | None:
-        """How the trainer samples, as far as a guard's history says it: its longest completion."""
-        limit = self._integer(TRAINER_LIMIT, MAX_STEP)
-        known = ((limit[row], self.scored[row].sampling) for row in sorted(self.scored) if limit[row] >= 1)
-        longest, used = next(known, (0.0, None))
-        return None if used is None else Sampling(temperature=used.temperature, max_new_tokens=int(longest))
-
-    def further_passes(self, baseline: list[int]) -> list[_Scored]:
-        """Later evaluations of a checkpoint: rows with `pass_index` > 0 that are no baseline."""
-        return [
-            _Scored(one, float(self.values["heldout_event"][row]))
-            for row, one in self.scored.items()
-            if one.pass_index > 0 and row not in baseline
-        ]
-
-    def passes(self, baseline: list[int]) -> tuple[Evaluation, ...]:
-        """Those of the starting policy, as a guard makes them one after the other."""
-        attempt = self._attempt_of_baseline(baseline)
-        return tuple(
-            replace(self.scored[row], attempt=attempt, step=0, pass_index=i) for i, row in enumerate(baseline)
-        )
-
-    def _attempt_of_baseline(self, baseline: list[int]) -> int:
-        """The attempt that these passes say they are of; the first one where they say nothing."""
-        if self.attempt is None:
-            return 0
-        own = self.attempt[baseline]
-        said = own if not np.isnan(own).all() else self.attempt
-        return 0 if np.isnan(said).all() else int(np.nanmin(said))
-
-    def _attempt_of(self, row: int) -> int:
-        return 0 if self.attempt is None or np.isnan(self.attempt[row]) else int(self.attempt[row])
-
-    def usable(self, baseline: list[int], notes: list[str]) -> Ints:
-        """Rows that have a step, and are no baseline and no further pass."""
-        usable = ~np.isnan(self.step)
-        if lost := int(np.sum(~usable)):
-            notes.append(f"{lost} rows without a step were left out (the first: {self._first(~usable)}).")
-        usable &= self.pass_index == 0
-        usable[baseline] = False
-        for name in (*VALUES, "heldout"):
-            odd = np.isinf(self.values[name])
-            if odd.any():
-                notes.append(f"{int(odd.sum())} values of {name} are infinite: unknown ({self._first(odd)}).")
-                self.values[name][odd] = np.nan
-        negative = self.values["kl"] < 0
-        if negative.any():
-            notes.append(
-                f"{int(negative.sum())} values of kl are below 0 and count as unknown, as in the guard (the "
-                f"first: {self._first(negative)}): an estimator of the KL that can be negative (k1)?"
-            )
-            self.values["kl"][negative] = np.nan
-        return np.flatnonzero(usable)
-
-    def attempts(self, usable: Ints) -> Ints:
-        """The attempt of each of these rows: as the log names it, else one more where steps come again.
-
-        They do where they go back and measure something else.
-        """
-        if self.attempt is not None:
-            return np.nan_to_num(self.attempt[usable]).astype(np.int64)
-        step, reward = self.step[usable], self.values["reward"][usable]
-        begins, is_step = np.zeros(len(usable), dtype=np.int64), np.flatnonzero(~np.isnan(reward))
-        order = is_step[np.lexsort((reward[is_step], step[is_step]))]
-        again = (np.diff(step[order]) == 0) & (np.diff(reward[order]) != 0)
-        if again.any():  # else the lines are only out of order
-            begins[is_step[1:]] = np.diff(step[is_step]) < 0
-        found: Ints = np.cumsum(begins)
-        return found
-
-    def _first(self, where: Bools) -> str:
-        return f"line {self.table.line[int(np.argmax(where))]}"
-
-    def _number(self, name: str) -> Floats:
-        column = self.columns.source.get(name)
-        found = self.table.numbers.get(column) if column else None
-        return np.full(len(self.table), np.nan) if found is None else found.copy()
-
-    def _integer(self, name: str, limit: int) -> Floats:
-        """A whole number >= 0 in each row; NaN where there is none."""
-        values = self._number(name)
-        bad = ~np.isnan(values) & ~((values >= 0) & (values < limit) & (values == np.floor(values)))
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise CliError(f"{self.at(row)}: {name} is {values[row]:g}, not a whole number from 0 on.")
-        return values
-
-    def _kl_kind(self) -> npt.NDArray[np.uint8]:
-        """The kind the log states; a column that `names` took for the KL is a token mean."""
-        given = self.table.objects.get(self.columns.source.get("kl_kind", ""), {})
-        kinds = np.full(len(self.table), KINDS.index(KlKind.REF_TOKEN_MEAN), dtype=np.uint8)
-        known = {kind.value: i for i, kind in enumerate(KINDS)}
-        for row, word in given.items():
-            if word not in known:
-                raise CliError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
-            kinds[row] = known[word]
-        return kinds
-
-    def _scored(self) -> dict[int, Evaluation]:
-        """The evaluations with per-item outcomes, by row."""
-        outcomes = {name: self._outcomes_by_row(name) for name in OUTCOMES}
-        self._check_lengths([pair for found in outcomes.values() for pair in found.items()])
-        told = {name: self._number(column) for name, column in TOLD.items()}
-        samples = self._integer("samples_per_item", MAX_STEP)
-        scored = {}
-        for row, items in outcomes["items"].items():
-            known = {name: _known(column[row]) for name, column in told.items()}
-            scored[row] = Evaluation(
-                attempt=self._attempt_of(row),
-                step=int(np.nan_to_num(self.step[row])),
-                path="",
-                items=items,
-                pass_index=int(self.pass_index[row]),
-                truncated=known["truncated"],
-                proxy_items=outcomes["proxy_items"].get(row),
-                sampling=self._sampling(row, known["temperature"], known["max_new_tokens"], samples[row]),
-                unanswered=known["unanswered"],
-                unscored=known["unscored"],
-                timed_out=known["timed_out"],
-                fooled_items=outcomes["fooled_items"].get(row),
-            )
-        return scored
-
-    def _sampling(
-        self, row: int, temperature: float | None, longest: float | None, samples: float
-    ) -> EvaluationSampling | None:
-        if temperature is None or longest is None:
-            return None
-        try:
-            return EvaluationSampling(
-                temperature=temperature,
-                max_new_tokens=int(longest),
-                samples=int(samples) if samples >= 1 else 1,
-                source=SamplingSource.SETTINGS,
-            )
-        except (ValueError, OverflowError):
-            raise CliError(
-                f"{self.at(row)}: {TOLD['temperature']} {temperature:g} and {TOLD['max_new_tokens']} "
-                f"{longest:g} are no sampling of an evaluation."
-            ) from None
-
-    def _outcomes_by_row(self, name: str) -> dict[int, tuple[float, ...]]:
-        """Per-item outcomes by row."""
-        found = self.table.objects.get(self.columns.source.get(name, ""), {})
-        return {row: self._outcomes(row, name, value) for row, value in found.items()}
-
-    def _check_lengths(self, every: Sequence[tuple[int, tuple[float, ...]]]) -> None:
-        """Outcomes have one order and one number everywhere."""
-        lengths = {len(outcomes): row for row, outcomes in reversed(every) if outcomes}
-        if len(lengths) > 1:
-            (a, row_a), (b, row_b) = list(lengths.items())[:2]
-            raise CliError(
-                f"{self.at(row_a)} has {a} items and {self.at(row_b)} has {b}: every evaluation and baseline "
-                "pass must score the same items in the same order."
-            )
-
-    def _outcomes(self, row: int, name: str, value: Any) -> tuple[float, ...]:
-        failed = name == "proxy_items" and value == []  # the training grader did
-        good = isinstance(value, list) and (value or failed) and all(_is_outcome(x) for x in value)
-        if not good:
-            raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
-        return tuple(float(x) for x in value)
-
-
-def _known(cell: float) -> float | None:
-    return None if np.isnan(cell) else float(cell)
-
-
-def _is_outcome(x: Any) -> bool:
-    return isinstance(x, int | float) and 0.0 <= x <= 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    """One row for each (attempt, step), in order."""
-
-    attempt: Ints
-    step: Ints
-    values: Mapping[str, Floats]
-    kl_kind: npt.NDArray[np.uint8]
-    scored: Mapping[int, Evaluation]
-    figures: Mapping[str, Floats]
-
-    def evaluations(self, means_of: int | None) -> list[_Scored]:
-        """The held-out evaluations; a mean of so many items is the outcome of each (see `guard_core.means`).
-
-        Raises:
-            CliError: it is not in [0, 1].
-        """
-        heldout = self.values["heldout"]
-        # Once there are items, a mean without them cannot be compared with the others.
-        rows = sorted(self.scored) or np.flatnonzero(~np.isnan(heldout)).tolist()
-        return [
-            _Scored(
-                replace(self._evaluation(r, means_of), attempt=int(self.attempt[r]), step=int(self.step[r])),
-                float(self.values["heldout_event"][r]),
-            )
-            for r in rows
-        ]
-
-    def _evaluation(self, row: int, means_of: int | None) -> Evaluation:
-        mean = float(self.values["heldout"][row])
-        if row in self.scored:
-            return self.scored[row]
-        if means_of is None:
-            return Evaluation(0, 0, "", (mean,), mean_only=True)
-        if not 0 <= mean <= 1:
-            raise CliError(
-                f"--heldout-items {means_of}: the held-out score of step {self.step[row]} is {mean:g}, and "
-                "a mean of outcomes lies between 0 and 1. Leave the option out."
-            )
-        return Evaluation(0, 0, "", (mean,) * means_of)
-
-    def steps(self, notes: list[str]) -> dict[str, Any]:
-        """The arrays of `Run` and `step_event`: only rows with a reward are steps, as for the guard."""
-        is_step = ~np.isnan(self.values["reward"])
-        evaluated = ~np.isnan(self.values["heldout"])
-        evaluated[list(self.scored)] = True
-        lost = int(np.sum(~is_step & ~evaluated))
-        if lost:
-            notes.append(f"{lost} of {len(self.step)} steps have no reward: a guard would not get them.")
-        return {
-            "attempt": self.attempt[is_step],
-            "step": self.step[is_step],
-            "kl_kind": self.kl_kind[is_step],
-            **{name: self.values[name][is_step] for name in (*VALUES, "step_event")},
-            "figures": {name: values[is_step] for name, values in self.figures.items()},
-        }
-
-
-def _merge(rows: _Rows, usable: Ints, notes: list[str]) -> _Merged:
-    """Order rows by attempt and step and merge those of one step: trackers log one step in several rows.
-
-    Of two rows that contradict each other the first counts, as the guard refuses the second (409); unless
-    the steps start again from an earlier one, which is a restart of the trainer.
-    """
-    step, attempt = rows.step[usable].astype(np.int64), rows.attempts(usable)
-    several = len(np.unique(attempt))
-    if rows.attempt is None and several > 1:
-        notes.append(f"the steps go back {several - 1} times: read as {several} attempts of the trainer.")
-    count, first_row, second_row = _contradictions(rows, usable, attempt, step)
-    if count:
-        notes.append(
-            f"{count} steps are there several times with different values; the first counts, as in the "
-            f"guard (e.g. step {int(rows.step[first_row])}: lines {rows.table.line[first_row]} and "
-            f"{rows.table.line[second_row]})."
-        )
-    order, starts = _groups(attempt, step)
-    repeats = len(step) - len(starts)
-    if repeats and not count:
-        notes.append(f"{repeats} rows repeat a step and were merged with it.")
-    return _take_first(rows, usable, attempt, step, order, starts)
-
-
-def _groups(attempt: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """The order by (attempt, step, place in the file), and where in it each (attempt, step) begins."""
-    order = np.lexsort((step, attempt))  # stable
-    a, s = attempt[order], step[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (a[1:] != a[:-1]) | (s[1:] != s[:-1])
-    return order, np.flatnonzero(new)
-
-
-def _contradictions(rows: _Rows, usable: Ints, attempt: Ints, step: Ints) -> tuple[int, int, int]:
-    """How many (attempt, step) have two values for one quantity, and two rows of the first of them."""
-    order, starts = _groups(attempt, step)
-    if len(starts) == len(order):
-        return 0, -1, -1
-    clash = np.zeros(len(starts), dtype=bool)
-    for values in rows.values.values():
-        v = values[usable][order]
-        low, high = np.fmin.reduceat(v, starts), np.fmax.reduceat(v, starts)
-        clash |= high > low
-    if not clash.any():
-        return 0, -1, -1
-    group = int(np.argmax(clash))
-    members = usable[order[starts[group] : starts[group + 1] if group + 1 < len(starts) else None]]
-    return int(clash.sum()), int(members[0]), int(members[1])
-
-
-def _take_first(rows: _Rows, usable: Ints, attempt: Ints, step: Ints, order: Ints, starts: Ints) -> _Merged:
-    """For each (attempt, step) and quantity the first value that is there."""
-    place = np.arange(len(order))
-
-    def merged(column: Floats) -> tuple[Floats, Ints]:
-        v = column[usable][order]
-        first = np.minimum.reduceat(np.where(np.isnan(v), len(order), place), starts) if len(v) else place
-        return np.append(v, np.nan)[first], first
-
-    values = {}
-    for name, column in rows.values.items():
-        values[name], first = merged(column)
-        if name == "kl":
-            kl_from = np.where(first < len(order), first, starts)
-    group_of_row = np.empty(len(rows.table), dtype=np.int64)
-    group_of_row.fill(-1)
-    group_of_row[usable[order]] = np.cumsum(np.isin(place, starts)) - 1
-    scored: dict[int, Evaluation] = {}
-    for row in sorted(rows.scored):
-        if (group := int(group_of_row[row])) >= 0:
-            scored.setdefault(group, rows.scored[row])
-    return _Merged(
-        attempt[order][starts],
-        step[order][starts],
-        values,
-        rows.kl_kind[usable][order][kl_from],
-        scored,
-        {name: merged(column)[0] for name, column in rows.figures.items()},
-    )
+        return steps, scored, [bisect_right(places, one.place[:2]) for one in scored]
+    steps = sorted(steps, key=lambda one: one.whole["step_event"])
+    scored = sorted(scored, key=lambda one: one.event or 0)
+    return steps, scored, [bisect_left(sorted(events), event) for event in sorted(told)]

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from guard_cli.logs.table import Floats
-from guard_cli.replay.run import KINDS, Run
+from guard_cli.replay.run import KINDS, Floats, Run
 from guard_core.frameworks import FIGURES, bare
 from guard_core.guard_log import MAX_NAME, lineage
 from guard_core.symptoms import Examined, Logged, Unseen, examine

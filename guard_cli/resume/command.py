@@ -1,12 +1,10 @@
-"""`rlguard resume`: creates the job that goes on from the last good checkpoint of a run that is over."""
+"""`rlguard resume`: prints what goes on from the last good checkpoint of a run that is over."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,20 +19,18 @@ from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.extras import missing_extra
 from guard_core.terminal import plain
 from guard_follow.frameworks import BY_KEY
-from guard_operator.api.names import GROUP, KIND
 
 if TYPE_CHECKING:
     from guard_cli.resume.manifest import Resumed
 
 EXIT_CODES = {
-    0: "the job is created, or printed",
-    UNREACHABLE: "the cluster does not respond or refuses the new job, or there is no such job",
-    2: "the run has not ended, has no checkpoint to go on from, or the operator would refuse the new job, or "
-    "nothing tells a trainer that is followed where to start",
+    0: "the new job, or the command, is printed",
+    UNREACHABLE: "the cluster does not respond, or there is no such job",
+    2: "the run has not ended, has no checkpoint to go on from, or the operator would refuse the new job",
 }
 EPILOG = epilog(
-    "rlguard resume my-job -n training --set onFire=Report",
-    "rlguard resume my-job -n training -o yaml > again.yaml",
+    "rlguard resume my-job -n training > again.yaml",
+    "rlguard resume my-job -n training | kubectl create -f -",
     "rlguard resume rlguard-runs/my-run",
     codes=EXIT_CODES,
 )
@@ -42,12 +38,6 @@ EPILOG = epilog(
 UNCHANGED = "what you have not changed is as it was: a reward that was hacked will be again"
 
 app = typer.Typer(add_completion=False)
-
-
-class Output(StrEnum):
-    """What is printed in place of a job that is created."""
-
-    YAML = "yaml"
 
 
 @app.command(epilog=EPILOG)
@@ -69,28 +59,18 @@ def resume_run(
         str | None,
         typer.Option("--checkpoint", help="Directory to start from, other than the last good checkpoint."),
     ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="FIELD=VALUE", help="A field below spec that is to differ; repeatable."
-        ),
-    ] = None,
-    output: Annotated[
-        Output | None,
-        typer.Option("--output", "-o", help="Print the job in this form, and create nothing."),
-    ] = None,
 ) -> None:
-    """Go on from the last good checkpoint of a run that was stopped.
+    """Print what goes on from the last good checkpoint of a run that was stopped.
 
-    Of the folder of a local run, print the command. Of a job on the cluster, create a new job with the same
-    template and guard, and `spec.resumedFrom`; of a file with a job, print it. The containers get
-    RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image does that, and a script of
-    yours has to. What was decided is said on stderr.
+    Of the folder of a local run, that is a command. Of a job on the cluster, or in a file, it is a new job
+    with the same template and guard, and `spec.resumedFrom`: change what was hacked, and create it with
+    kubectl. The containers get RLGUARD_RESUME_FROM, the directory to load the weights from: the trainer image
+    does that, and a script of yours has to. What was decided is said on stderr.
     """
     if is_folder(job):
         _of_folder(Path(job))
         return
-    if missing := missing_extra("asking a cluster", ["operator"]):
+    if missing := missing_extra("checking a job as the operator does", ["operator"]):
         raise CliError(missing)
     from guard_cli.resume.manifest import resume_job
     from guard_cli.wrap.as_written import as_yaml
@@ -98,25 +78,18 @@ def resume_run(
     from guard_operator.reconcile.review import review_manifest
 
     cluster = None if is_file(job) else connect(namespace, kubeconfig, "a folder or a file", context)
-    created = cluster is not None and output is None
     found, taken = (
         (read_object(Path(job)), frozenset[str]())
         if cluster is None
         else _of_cluster(cluster, job, named=name is not None)
     )
-    resumed = resume_job(found, name, checkpoint, sets or (), taken)
+    resumed = resume_job(found, name, checkpoint, taken)
     said = review_manifest(resumed.manifest, OperatorConfig(guard_image=""))
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
-        done = "created" if created else "printed"
-        raise CliError(f"the operator would refuse it ({said.reason}), so nothing is {done}:{findings}")
-    if cluster is not None and created:
-        _refuse_where_it_would_start_anew(resumed)
-        cluster.create_job(resumed.manifest)
-        typer.echo(f"{KIND.lower()}.{GROUP}/{resumed.name} created")
-    else:
-        typer.echo(as_yaml(resumed.manifest), nl=False)
-    for line in _told(resumed, created=created):
+        raise CliError(f"the operator would refuse it ({said.reason}), so nothing is printed:{findings}")
+    typer.echo(as_yaml(resumed.manifest), nl=False)
+    for line in _told(resumed):
         print(plain(line), file=sys.stderr)
 
 
@@ -137,48 +110,6 @@ def _of_folder(folder: Path) -> None:
         print(line, file=sys.stderr)
 
 
-def _refuse_where_it_would_start_anew(resumed: Resumed) -> None:
-    """A trainer that is followed reads no variable of ours, as far as the template tells.
-
-    It would train from where the old run began, or go on from the newest checkpoint in the old run's folder,
-    which is the hacked one.
-
-    Raises:
-        CliError: nothing in the template names the checkpoint, or it would save where the old run did.
-    """
-    metrics = resumed.manifest["spec"]["guard"].get("metrics")
-    if not metrics:
-        return
-    template = _texts(resumed.manifest["spec"].get("template"))
-    why = []
-    if not any(_names(resumed.checkpoint, text) for text in template):
-        why.append(f"nothing in the template names {plain(resumed.checkpoint)}")
-    if resumed.saves_as_before:
-        where = plain(str((metrics.get("checkpoints") or {}).get("path") or "."))
-        why.append(f"guard.metrics.checkpoints.path is {where}, where the old run saved")
-    if not why:
-        return
-    lines = "".join(f"\n  {plain(line)}" for line in _of_a_followed_trainer(resumed))
-    raise CliError(
-        f"{'; '.join(why)}: so nothing is created:{lines}\n"
-        "  with -o yaml it is printed as it is, as for a script that reads the variable itself"
-    )
-
-
-def _names(path: str, text: str) -> bool:
-    """Whether a text names the checkpoint: the variable, or the path, and not only how another one begins."""
-    return re.search(rf"\bRLGUARD_RESUME_FROM\b|{re.escape(path)}(?![\w.-])", text) is not None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value of JSON that is no key."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
-
-
 def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset[str]]:
     """The job, and the names of all jobs beside it, which nobody needs where the new one is `named`.
 
@@ -190,12 +121,14 @@ def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset
     return found, frozenset(str(one["metadata"]["name"]) for one in beside)
 
 
-def _told(resumed: Resumed, *, created: bool) -> Iterator[str]:
+def _told(resumed: Resumed) -> Iterator[str]:
     step = "" if resumed.step is None else f" of step {resumed.step}"
     score = "" if resumed.score is None else f", held-out {resumed.score:.4f}"
     yield f"{resumed.name} starts from the checkpoint{step} of {resumed.old}{score}: {resumed.checkpoint}"
-    look = "see that it is still there" if created else "look before you create it"
-    yield f"{look}: the old run's trainer may have deleted that directory, or saved into it again"
+    yield (
+        "look before you create it: the old run's trainer may have deleted that directory, or saved into it "
+        "again"
+    )
     if resumed.copy:
         yield (
             f"then take the copy that the guard kept in {resumed.copy}: put it where the new trainer can "
@@ -211,8 +144,7 @@ def _told(resumed: Resumed, *, created: bool) -> Iterator[str]:
         )
     namespace = resumed.manifest["metadata"].get("namespace")
     where = f" -n {shlex.quote(namespace)}" if namespace else ""
-    when = "see what becomes of it" if created else "once it is created"
-    yield f"{when}: rlguard status {shlex.quote(resumed.name)}{where}"
+    yield f"once it is created: rlguard status {shlex.quote(resumed.name)}{where}"
 
 
 def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
@@ -223,14 +155,13 @@ def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     yield "its trainer is followed, and starts at that checkpoint only if its command says so"
     if how := _how_it_starts(resumed):
         yield how
-    yield "it must save into a new FOLDER: name that with --set guard.metrics.checkpoints.path=…, too"
+    yield "it must save into a new FOLDER: name that in guard.metrics.checkpoints.path, too"
     follow = metrics.get("follow") or {}
     saved = PurePosixPath(str((metrics.get("checkpoints") or {}).get("path") or "."))
     for field, what in (("path", "log"), ("runConfig", "configuration")):
         written = PurePosixPath(str(follow.get(field) or "/"))
         if saved != PurePosixPath(".") and written.is_relative_to(saved):
-            new = f"name the new one with --set guard.metrics.follow.{field}=…"
-            yield f"its {what} lies in the old folder, too: {new}"
+            yield f"its {what} lies in the old folder, too: name the new one in guard.metrics.follow.{field}"
 
 
 def _how_it_starts(resumed: Resumed) -> str:
@@ -245,8 +176,7 @@ def _how_it_starts(resumed: Resumed) -> str:
     ray = spec["template"].get("kind") == "RayJob"
     path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
     if how := settings_to_start(format_, path, "FOLDER"):
-        place = "template.spec.entrypoint=…" if ray else "template.…"
-        return f"{how}, which --set {place} adds"
+        return f"{how}: add that to {'template.spec.entrypoint' if ray else 'its command in the template'}"
     return why_no_settings(format_)
 
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from pathlib import PurePosixPath
 from typing import Any
 
 from guard_cli.errors import CliError
 from guard_core.terminal import plain
-from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND, MAX_JOB_NAME
 from guard_operator.api.types import Phase
-from guard_service.policy_file import NotYamlError, parse_yaml
 
 Json = dict[str, Any]
 
@@ -36,13 +33,6 @@ _OF_TOOLS = (
     "kustomize.toolkit.fluxcd.io/",
     "kueue.x-k8s.io/prebuilt-workload-name",
 )
-_NAME, _PLACE, _QUOTED = r"[^.\[\]=\"]+", r"\[\d{1,4}\]", r"\[\"[^\"=]+\"\]"
-_KEY = f"{_NAME}|{_PLACE}|{_QUOTED}"
-_FIELD = rf"{_NAME}(\.{_NAME}|{_PLACE}|{_QUOTED})*"
-_FORM = (
-    "must be FIELD=VALUE, a field below spec such as guard.policy.calibrated.maxDecline=0.06; a key with "
-    'dots is written nodeSelector["example.com/pool"]'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,6 @@ class Resumed:
         step: of the checkpoint, in that run; None: not known.
         score: its held-out score, in [0, 1]; None: not known.
         copy: where the guard has kept a copy of these weights, for people; "" where it has none.
-        saves_as_before: whether its trainer, which is followed, saves where the old run's did.
     """
 
     manifest: Json
@@ -63,7 +52,6 @@ class Resumed:
     step: int | None
     score: float | None
     copy: str = ""
-    saves_as_before: bool = False
 
     @property
     def name(self) -> str:
@@ -71,21 +59,17 @@ class Resumed:
         return str(self.manifest["metadata"]["name"])
 
 
-def resume_job(
-    job: Any, name: str | None, checkpoint: str | None, sets: Iterable[str], taken: Collection[str] = ()
-) -> Resumed:
+def resume_job(job: Any, name: str | None, checkpoint: str | None, taken: Collection[str] = ()) -> Resumed:
     """A job of the same template and guard that starts at a checkpoint of `job`.
 
     Args:
         job: a `GuardedTrainingJob` as the API server has it.
         name: of the new one; None: that of `job` with the next free number behind it.
         checkpoint: where it starts; None: at the last good one, that is the best-scored.
-        sets: `FIELD=VALUE`, fields of the new spec that differ.
         taken: names that other jobs have.
 
     Raises:
-        CliError: it is no such job, has not ended or has no checkpoint that was scored, `name` is taken, or a
-            `FIELD=VALUE` is none.
+        CliError: it is no such job, has not ended or has no checkpoint that was scored, or `name` is taken.
     """
     given = _object(_as_json(job, "the job"))
     metadata, spec, status = (_object(given.get(part)) for part in ("metadata", "spec", "status"))
@@ -113,10 +97,7 @@ def resume_job(
     if name in taken:
         raise CliError(f"--name {plain(str(name))}: a job of this name exists")
     name = name or next(one for one in names_after(old) if one not in taken)
-    new, saved = dict(spec), _saved_in(spec)
-    new["resumedFrom"] = {key: value for key, value in origin.items() if value is not None}
-    for one in sets:
-        _set(new, one)
+    new = {**spec, "resumedFrom": {key: value for key, value in origin.items() if value is not None}}
     return Resumed(
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(metadata, name), "spec": new},
         old,
@@ -124,14 +105,7 @@ def resume_job(
         step,
         score if isinstance(score, int | float) and 0 <= score <= 1 else None,
         "" if best == {"path": checkpoint} else copy,
-        saved == _saved_in(new),
     )
-
-
-def _saved_in(spec: Mapping[str, Any]) -> str:
-    """Where a trainer that is followed saves, below the root of the checkpoints."""
-    metrics = _object(_object(spec.get("guard")).get("metrics"))
-    return str(PurePosixPath(str(_object(metrics.get("checkpoints")).get("path") or ".")))
 
 
 def _kept_copy(spec: Mapping[str, Any], uid: Any) -> str:
@@ -196,64 +170,6 @@ def names_after(name: str) -> Iterator[str]:
     for number in count(first):
         tail = f"-{number}"
         yield stem[: MAX_JOB_NAME - len(tail)].rstrip("-") + tail
-
-
-def _set(spec: Json, text: str) -> None:
-    """Put one value where `FIELD=VALUE` says; objects on the way are made, items of lists must be there.
-
-    Raises:
-        CliError: it is none, or leads to no place.
-    """
-    field, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(_FIELD, field):
-        raise CliError(f"--set {plain(text[:200])}: {_FORM}")
-    *way, last = map(_key, re.findall(_KEY, field))
-    if field.startswith("resumedFrom"):
-        raise CliError(f"--set {plain(field)}: --checkpoint says where it starts")
-    node: Any = spec
-    for key in way:
-        if isinstance(node, dict) and isinstance(key, str):
-            if key not in node and node and all(isinstance(one, str) for one in node.values()):
-                raise CliError(
-                    f"--set {plain(field)}: beside texts {plain(key)} would be an object: it {_FORM}"
-                )
-            node = node.setdefault(key, {})
-        else:
-            node = at(node, key)
-    fits = isinstance(node, dict if isinstance(last, str) else list)
-    if not fits or (isinstance(last, int) and last >= len(node)):
-        raise CliError(f"--set {plain(field)}: there is no such place in the spec of this job")
-    read = _value(value, f"--set {plain(field)}")
-    was = node.get(last) if isinstance(node, dict) else node[last]
-    # A text stays one: the value of a variable, or an argument, may look like a number.
-    node[last] = value if isinstance(was, str) and isinstance(read, bool | int | float) else read
-
-
-def _key(text: str) -> str | int:
-    """A key of an object, or a place in a list."""
-    if text.startswith('["'):
-        return text[2:-2]
-    return int(text[1:-1]) if text.startswith("[") else text
-
-
-def _value(text: str, what: str) -> Any:
-    """A JSON value, a YAML list or object, or else the text as it stands; nothing is null.
-
-    No other YAML: of `####` it makes nothing, of `12:30` a number, and of `fix #4` a part.
-
-    Raises:
-        CliError: it is a list or an object that cannot be read.
-    """
-    if not text:
-        return None
-    try:
-        if text.startswith(("[", "{")):
-            return _as_json(parse_yaml(text), what)
-        return _as_json(json.loads(text), what)
-    except NotYamlError as error:
-        raise CliError(f"{what}: the value is {error}") from None
-    except (ValueError, RecursionError):
-        return text
 
 
 def _as_json(value: Any, what: str) -> Any:

@@ -166,6 +166,7 @@ COMMAND_LINES = [
     (["report", "job"], "kubernetes", "operator"),
     (["resume", "job"], "typer", "cli"),
     (["resume", "job"], "kubernetes", "operator"),
+    (["resume", "HELDOUT"], "kubernetes", "operator"),
     ([], "typer", "cli"),
     (["--version"], "typer", "cli"),
 ]
@@ -184,7 +185,14 @@ def test_a_command_that_lacks_an_extra_says_so_before_any_work(
     said = without(package, f"import os; os.chdir({str(tmp_path)!r})\n" + command(*words), code=2)
     assert said.endswith(f'needs the package {package}: pip install "rlguard[{extra}]"')
     name = "rlguard" if not words or words[0].startswith("-") else f"rlguard {words[0]}"
-    assert said.startswith((f"{name} needs", f"{name}: the evaluator 'hf' needs", f"{name}: asking"))
+    for_what = (
+        " needs",
+        ": the evaluator 'hf' needs",
+        ": a job on a cluster needs",
+        ": checking a job as the",
+    )
+    assert said.startswith(tuple(f"{name}{what}" for what in for_what))
+    assert not ("cluster" in said and str(heldout) in words), "a file is on none"
     assert {path.name for path in tmp_path.iterdir()} <= {"heldout.jsonl", "state"}, "nothing was begun"
 
 

@@ -21,24 +21,11 @@ def placed(attempts, steps, reward):
     return [(attempt, step) for attempt, step in found if attempt is not None]
 
 
-def test_a_new_run():
-    assert placed(Starts({}), [1, 2, 3], 0.5) == [(0, 1), (0, 2), (0, 3)]
-
-
-def test_what_the_guard_has_is_not_new():
-    assert placed(Starts(known(a0=(range(1, 4), 0.5))), range(1, 6), 0.5) == [(0, 4), (0, 5)]
-
-
 def test_other_values_are_another_start():
     attempts = Starts(known(a0=(range(1, 6), 0.5)))
     assert placed(attempts, range(1, 6), 0.5) == []
     assert placed(attempts, range(4, 8), 0.6) == [(1, 4), (1, 5), (1, 6), (1, 7)]
     assert placed(attempts, range(6, 9), 0.7) == [(2, 6), (2, 7), (2, 8)]
-
-
-def test_a_log_of_which_only_the_last_start_is_left():
-    attempts = Starts(known(a0=(range(1, 131), 0.5), a1=(range(101, 151), 0.6), a2=(range(131, 171), 0.7)))
-    assert placed(attempts, range(131, 173), 0.7) == [(2, 171), (2, 172)]
 
 
 def test_a_log_that_begins_where_the_one_before_it_ended():

@@ -49,7 +49,7 @@ class TestFoldersOfEventFiles:
         followed.poll()
         followed.finish()
         assert [row[1] for row in followed.rows()] == list(range(1, STEPS + 1))
-        assert len(read_log(tmp_path, [tag])) == STEPS
+        assert len(read_log(tmp_path, [tag]).rows) == STEPS
 
     def test_a_folder_without_a_scalar_is_no_run(self, tmp_path):
         data = b"".join(event(step, "mine", 0.5) for step in range(STEPS))
@@ -58,7 +58,7 @@ class TestFoldersOfEventFiles:
             (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(content)
         followed = Followed(tmp_path, "nemo-rl", overrides={"reward": "mine"})
         followed.finish()
-        assert len(followed.rows()) == STEPS == len(read_log(tmp_path, ["mine"]))
+        assert len(followed.rows()) == STEPS == len(read_log(tmp_path, ["mine"]).rows)
 
     def test_a_second_start_in_a_new_folder(self, tmp_path):
         followed = Followed(tmp_path, "nemo-rl")

@@ -76,7 +76,7 @@ class TestJsonLines:
     def test_a_cell_that_is_nested_too_deeply_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "log.csv"
         path.write_text("step,reward,items\n1,1,[1]\n2,1," + "[" * 100_000 + "\n")
-        with pytest.raises(CliError, match="line 3: `items` is not a JSON list"):
+        with pytest.raises(CliError, match="line 3: items must be a list of outcomes"):
             replayed(path)
 
     def test_many_bad_lines_are_counted(self, tmp_path: Path) -> None:
@@ -97,13 +97,6 @@ class TestJsonLines:
         with pytest.raises(CliError, match="not a single row"):
             replayed(path)
 
-    def test_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("guard_cli.logs.readers.CHUNK_BYTES", 30)
-        rows = [*ROWS, {"step": 8, "reward": 0.8, "kl": 0.008, "items": [1, 0]}]
-        run = replayed(write_lines(tmp_path / "log.jsonl", rows))
-        assert run.step.tolist() == list(range(1, 9))
-        assert [e.step for e in run.evaluations] == [8]
-
 
 class TestCsv:
     def test_wandb_table_export_with_empty_cells(self, tmp_path: Path) -> None:
@@ -120,6 +113,11 @@ class TestCsv:
         path.write_text('\ufeff"Step","run - train/reward"\n"1","0.5"\n')
         assert replayed(path).reward.tolist() == [0.5]
 
+    def test_a_cell_with_line_ends_in_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "samples.csv"
+        path.write_text('step,reward,completion\n1,0.5,"first\n\nsecond"\n2,0.25,third\n')
+        assert replayed(path).reward.tolist() == [0.5, 0.25]
+
     def test_items_as_a_json_cell(self, tmp_path: Path) -> None:
         path = tmp_path / "own.csv"
         path.write_text('step,reward,items\n1,0.5,"[1, 0]"\n')
@@ -131,9 +129,10 @@ class TestCsv:
             ("step,reward\n1,0.1\n2\n", "line 3: 1 cells, but the header names 2"),
             ("step,reward\n1,0.1\n2,high\n", "line 3: `reward` is 'high'"),
             ("step,step,reward\n1,1,0.1\n", "`step` occurs twice"),
-            ("", "expected a header line"),
+            ("", "not a single row"),
+            ('step,reward,note\n1,0.5,"open\n2,0.5,\n', "a cell in quotation marks has no end"),
             ("step,reward\n", "not a single row"),
-            ('step,reward,items\n1,0.5,"[1,"\n', "line 2: `items` is not a JSON list"),
+            ('step,reward,items\n1,0.5,"[1,"\n', "line 2: items must be a list of outcomes"),
         ],
     )
     def test_errors(self, tmp_path: Path, text: str, message: str) -> None:

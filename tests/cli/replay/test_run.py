@@ -13,6 +13,8 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import as_logged
 from guard_cli.replay.run import KINDS, Run, load_run
 from guard_core.policy import Policy
+from guard_follow.starts import Starts
+from guard_follow.steps import StepGatherer
 
 NAN = float("nan")
 
@@ -105,6 +107,26 @@ class TestOrder:
         assert len(run.step) == 40
         assert run.attempt.tolist() == [0] * 20 + [1] * 20
         assert any("read as 2 attempts" in note for note in run.notes)
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            [(s, 0.1) for s in range(1, 21)] + [(s, 0.2) for s in range(11, 31)],
+            # The first steps that come again measured the same: the trainer had the same seed.
+            [(s, 0.1) for s in range(1, 21)] + [(s, 0.1 if s < 15 else 0.2) for s in range(11, 31)],
+            [(s, 0.1) for s in (1, 2, 3, 2, 3)] + [(s, 0.3) for s in (2, 3, 4)] + [(2, 0.5), (5, 0.5)],
+            [(5, 0.1), (3, 0.1), (4, 0.1), (3, 0.2), (1, 0.2), (6, 0.2)],
+        ],
+    )
+    def test_attempts_are_those_that_a_follower_reports(
+        self, tmp_path: Path, rows: list[tuple[int, float]]
+    ) -> None:
+        records = [row(step, reward) for step, reward in rows]
+        follower = StepGatherer(Starts({}), {}, None, dict, lambda _: None)
+        reports = [report for record in records for report in follower.take(record)] + follower.rest()
+        run = run_of(tmp_path, records)
+        replayed = zip(run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), strict=True)
+        assert sorted((one.attempt, one.step, one.reward) for one in reports) == sorted(replayed)
 
     def test_attempts_that_the_log_states(self, tmp_path: Path) -> None:
         rows = [row(2, 0.2, attempt=1), row(1, 0.1, attempt=0), row(2, 0.3, attempt=0)]

@@ -140,7 +140,7 @@ class TestNothingDependsOnIt:
         code, text = replay(write(tmp_path / "log.jsonl", rows))
         assert code == 0 and "length at its cap: " in text and "groups without spread: " in text
 
-    @pytest.mark.parametrize("odd", [[1, 2], 10**400])
+    @pytest.mark.parametrize("odd", [[1, 2], "high"])
     def test_in_the_reward_it_is_an_error_with_its_line(
         self, replay: Replay, tmp_path: Path, odd: Any
     ) -> None:
@@ -181,7 +181,7 @@ class TestNothingDependsOnIt:
     ) -> None:
         rows = [row | {f"rewards/{row['step']}/mean": 1.0} for row in sick()]
         path = write(tmp_path / "log.jsonl", rows)
-        assert len(read_log(path).numbers) <= MOST_FIGURES + 6
+        assert len({name for row in read_log(path).rows for name in row.cells}) <= MOST_FIGURES + 6
         code, text = replay(path)
         assert code == 0 and "reward components that part" not in text and "length at its cap" not in text
         assert "Note: 104 columns look like figures for symptoms, and none is read of more than 32." in text

@@ -8,11 +8,9 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
-import guard_cli
 from guard_cli import colours
 from guard_cli.report.local import page
 from guard_cli.report.plot import draw
@@ -261,25 +259,11 @@ def test_a_run_without_kl_says_so():
     assert "no KL to the reference was reported" in draw([line(1, kl=3.0, kl_kind="behaviour")], None)
 
 
-def test_the_same_run_gives_the_same_picture():
-    assert draw(LINES, VERDICT) == draw(LINES, VERDICT)
-
-
 def test_the_colours_are_those_of_the_dashboard():
     style = asset("style.css").partition("}")[0]
     written = dict(re.findall(r"--([\w-]+): (#\w{6})", style))
     for name in ("IN_LOOP", "HELDOUT", "GAP", "KL", "LIMIT", "MUTED"):
         assert getattr(colours, name) == written[name.lower().replace("_", "-")], name
-
-
-def test_no_picture_has_colours_of_its_own():
-    package = Path(guard_cli.__file__).parent
-    with_colours = {
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if re.search(r'"#\w{6}"', path.read_text())
-    }
-    assert with_colours == {"colours.py"}
 
 
 def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_reported() -> None:

@@ -1,0 +1,202 @@
+"""The rows of a log under their canonical names. Pure.
+
+What the guard would have refused (an infinite value, a negative KL) is left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isinf, isnan
+from typing import Any
+
+from guard_cli.errors import CliError
+from guard_cli.logs.table import OUTCOMES, Row, Table
+from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
+from guard_core.wire import EvaluationSampling, KlKind, SamplingSource
+from guard_follow.names import Columns
+from guard_follow.starts import VALUES
+
+MAX_STEP = 2**53
+MAX_ATTEMPT = 2**31
+#: The numbers that a guard gave to a step and to an evaluation.
+EVENTS = ("step_event", "heldout_event")
+
+
+@dataclass(slots=True, eq=False)
+class LogRow:
+    """One row; `values` and `whole` have what is there, by canonical name, `figures` by column.
+
+    `line`: where it stands. `begins`: with it a further file begins. `whole`: whole numbers. `kind`: of the
+    KL. `evaluation`: one with per-item outcomes.
+    """
+
+    line: int
+    begins: bool
+    values: dict[str, float]
+    whole: dict[str, int]
+    kind: KlKind
+    figures: dict[str, float]
+    evaluation: Evaluation | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that it names, or 0."""
+        return self.whole.get("attempt", 0)
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Reads the rows of a table.
+
+    Fields:
+        table: the log.
+        source: its name, for messages.
+        columns: which column is what.
+    """
+
+    table: Table
+    source: str
+    columns: Columns
+    _odd: dict[str, list[int]] = field(default_factory=dict)
+    _length: tuple[int, int] | None = None  # of the first outcomes, and where they stand
+
+    def read(self) -> tuple[list[LogRow], Sequence[str]]:
+        """The rows, and what is said of values that do not count.
+
+        Raises:
+            CliError: a value cannot be right.
+        """
+        return list(map(self._read, self.table.rows)), tuple(self._about_odd())
+
+    def _about_odd(self) -> Iterator[str]:
+        for name in ("step", *VALUES, "heldout", "below"):
+            lines = self._odd.get(name, ())
+            if not lines:
+                continue
+            if name == "step":
+                yield f"{len(lines)} rows without a step were left out (the first: line {lines[0]})."
+            elif name == "below":
+                yield (
+                    f"{len(lines)} values of kl are below 0 and count as unknown, as in the guard (the "
+                    f"first: line {lines[0]}): an estimator of the KL that can be negative (k1)?"
+                )
+            else:
+                yield f"{len(lines)} values of {name} are infinite: unknown (line {lines[0]})."
+
+    def _read(self, row: Row) -> LogRow:
+        whole: dict[str, int] = {}
+        for name, limit in (("step", MAX_STEP), ("attempt", MAX_ATTEMPT), ("pass_index", MAX_ATTEMPT)):
+            whole |= self._whole(row, name, limit)
+        for name in (*EVENTS, "samples_per_item", TRAINER_LIMIT):
+            whole |= self._whole(row, name, MAX_STEP)
+        if "step" not in whole:
+            self._odd.setdefault("step", []).append(row.line)
+        values = {
+            name: value for name in (*VALUES, "heldout") if (value := self._value(row, name)) is not None
+        }
+        figures = {
+            column: row.cells[column]
+            for column in (*self.columns.figures.values(), *self.columns.components)
+            if column in row.cells and not isnan(row.cells[column])
+        }
+        found = LogRow(row.line, row.begins, values, whole, self._kind(row), figures)
+        found.evaluation = self._evaluation(row, found)
+        return found
+
+    def at(self, row: Row) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.source}: line {row.line}"
+
+    def _cell(self, row: Row, name: str) -> Any:
+        return row.cells.get(self.columns.source.get(name, ""))
+
+    def _value(self, row: Row, name: str) -> float | None:
+        value: float | None = self._cell(row, name)
+        if value is None or isnan(value):
+            return None
+        odd = name if isinf(value) else "below" if name == "kl" and value < 0 else ""
+        if odd:
+            self._odd.setdefault(odd, []).append(row.line)
+        return None if odd else value
+
+    def _whole(self, row: Row, name: str, limit: int) -> dict[str, int]:
+        """A whole number from 0 on by its name; {} where there is none."""
+        value = self._cell(row, name)
+        if value is None or isnan(value):
+            return {}
+        if not (0 <= value < limit and value == int(value)):
+            raise CliError(f"{self.at(row)}: {name} is {value:g}, not a whole number from 0 on.")
+        return {name: int(value)}
+
+    def _kind(self, row: Row) -> KlKind:
+        """The kind that the row states; a column that `names` took for the KL is a token mean."""
+        word = self._cell(row, "kl_kind")
+        if word is None:
+            return KlKind.REF_TOKEN_MEAN
+        known = {kind.value: kind for kind in KlKind}
+        if not isinstance(word, str) or word not in known:
+            raise CliError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
+        return known[word]
+
+    def _evaluation(self, row: Row, read: LogRow) -> Evaluation | None:
+        """The evaluation in a row with per-item outcomes."""
+        outcomes = {name: self._outcomes(row, name) for name in OUTCOMES}
+        items = outcomes["items"]
+        if items is None:
+            return None
+        told = {name: cell for name, column in TOLD.items() if (cell := self._cell(row, column)) is not None}
+        told = {name: cell for name, cell in told.items() if not isnan(cell)}
+        return Evaluation(
+            attempt=read.attempt,
+            step=read.whole.get("step", 0),
+            path="",
+            items=items,
+            pass_index=read.whole.get("pass_index", 0),
+            truncated=told.get("truncated"),
+            proxy_items=outcomes["proxy_items"],
+            sampling=self._sampling(row, told, read.whole.get("samples_per_item", 1)),
+            unanswered=told.get("unanswered"),
+            unscored=told.get("unscored"),
+            timed_out=told.get("timed_out"),
+            fooled_items=outcomes["fooled_items"],
+        )
+
+    def _sampling(self, row: Row, told: Mapping[str, float], samples: int) -> EvaluationSampling | None:
+        temperature, longest = told.get("temperature"), told.get("max_new_tokens")
+        if temperature is None or longest is None:
+            return None
+        try:
+            return EvaluationSampling(
+                temperature=temperature,
+                max_new_tokens=int(longest),
+                samples=max(samples, 1),
+                source=SamplingSource.SETTINGS,
+            )
+        except (ValueError, OverflowError):
+            raise CliError(
+                f"{self.at(row)}: {TOLD['temperature']} {temperature:g} and {TOLD['max_new_tokens']} "
+                f"{longest:g} are no sampling of an evaluation."
+            ) from None
+
+    def _outcomes(self, row: Row, name: str) -> tuple[float, ...] | None:
+        """Outcomes of items; None where there are none. They have one order and one number everywhere."""
+        value = self._cell(row, name)
+        if value is None:
+            return None
+        failed = name == "proxy_items" and value == []  # the training grader did
+        good = isinstance(value, list) and (value or failed) and all(map(_is_outcome, value))
+        if not good:
+            raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
+        self._length = self._length or (len(value), row.line) if value else self._length
+        first, line = self._length or (0, 0)
+        if value and first != len(value):
+            raise CliError(
+                f"{self.at(row)} has {len(value)} items and {self.source}: line {line} has {first}: every "
+                "evaluation and baseline pass must score the same items in the same order."
+            )
+        return tuple(map(float, value))
+
+
+def _is_outcome(x: Any) -> bool:
+    return isinstance(x, int | float) and 0.0 <= x <= 1.0
