@@ -1,9 +1,9 @@
-"""Markdown tables, and one table for any JSON schema: a pydantic model, the CRD, the HTTP API's bodies."""
+"""Markdown tables, and one table for any JSON schema: a pydantic model, or the CRD."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -12,14 +12,12 @@ FIELD_COLUMNS = ("Name", "Type", "Default", "Meaning")
 _TYPES = {"path": "path", "password": "secret"}
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A Markdown table, and a blank line."""
-    columns = [*head]
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
+def table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table, with a line break at its end."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
-        yield "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |"
-    yield ""
+        lines.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def first_sentence(text: object) -> str:
@@ -29,43 +27,42 @@ def first_sentence(text: object) -> str:
     return found.group() if found else whole
 
 
-def metric_table(families: Iterable[Any]) -> Iterator[str]:
+def metric_table(families: Iterable[Any]) -> str:
     """Prometheus metrics by name."""
     rows = [
         (f"`{family.name}{'_total' * (family.type == 'counter')}`", family.type, family.documentation)
         for family in sorted(families, key=lambda family: family.name)
     ]
-    yield from table(("Metric", "Type", "Meaning"), rows)
+    return table(("Metric", "Type", "Meaning"), rows)
 
 
-def field_table(schema: Schema, prefix: str = "", *, env: bool = False, depth: int = 9) -> Iterator[str]:
+def field_table(schema: Schema, prefix: str = "", *, depth: int = 9) -> str:
     """A row for each field of a schema, and for those of the objects in it; see `field_rows`."""
-    yield from table(FIELD_COLUMNS, field_rows(schema, prefix, env=env, depth=depth))
+    return table(FIELD_COLUMNS, field_rows(schema, prefix, depth=depth))
 
 
 def field_rows(
-    schema: Schema, prefix: str = "", *, env: bool = False, depth: int = 9, defs: Schema | None = None
+    schema: Schema, prefix: str = "", *, depth: int = 9, defs: Schema | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Name, type, default and the first sentence of the description.
 
     Args:
         schema: of an object.
         prefix: before each name.
-        env: whether the names are those of environment variables, as pydantic-settings reads them.
         depth: how many levels of objects are shown.
         defs: what references mean; by default the schema's own `$defs`.
     """
     known = schema.get("$defs", {}) if defs is None else defs
     for name, field in schema.get("properties", {}).items():
-        path = prefix + (name.upper() if env else name)
+        path = prefix + name
         inner, is_list = _object_in(field, known)
+        if inner is not None and depth > 1:
+            yield from field_rows(inner, path + "[]" * is_list + ".", depth=depth - 1, defs=known)
+            continue
         kind = "object" if inner and not is_list else type_of(field)
         is_required = name in schema.get("required", ()) and "default" not in field
         meaning = first_sentence(field.get("description") or (inner or {}).get("description")) or "See below."
         yield f"`{path}`", kind, "required" if is_required else _default(field), meaning
-        if inner is not None and depth > 1:
-            below = path + "[]" * is_list + ("__" if env else ".")
-            yield from field_rows(inner, below, env=env, depth=depth - 1, defs=known)
 
 
 def _object_in(field: Schema, defs: Schema) -> tuple[Schema | None, bool]:

@@ -1,4 +1,4 @@
-"""Writes docs/real-runs.md, and what each detector says of each recorded run as CSV."""
+"""Writes docs/evidence/recorded-runs.md, and what each detector says of each recorded run as CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from guard_core.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
-PAGE = ROOT / "docs" / "real-runs.md"
+PAGE = ROOT / "docs" / "evidence" / "recorded-runs.md"
 RESULTS, UNSEEN_RESULTS = (ROOT / "tests" / "data" / f"{name}_results.csv" for name in ("recorded", "unseen"))
 
 COLUMNS = ("run", "use", "became", "start", "lowest", "end", "at its end", "half lost", "calibrated", "HOG")
