@@ -45,52 +45,23 @@ REFERENCE = Path("docs/reference")
 
 #: The environment of the trainer. `trainer_environment` compares it with the names that the code reads.
 TRAINER_ENVIRONMENT = {
-    "RLGUARD_URL": ("URL", "required", "Address of the guard, http or https."),
-    "RLGUARD_TOKEN": ("text", "-", "The guard's ingest token."),
-    "RLGUARD_CA": (
-        "PEM",
-        "the system's",
-        "One of these certificates must have signed that of an https guard.",
-    ),
-    "RLGUARD_ATTEMPT": ("integer ≥ 0", "asked of the guard", "Start of the trainer, 0 for the first."),
-    "RLGUARD_STRICT": (
-        "`1` or `0`",
-        "`1`",
-        "`1` raises an error when training must stop, `0` ends the loop.",
-    ),
-    "RLGUARD_ON_UNREACHABLE": (
-        "`stop` or `continue`",
-        "`stop`",
-        "What follows when the guard is unreachable.",
-    ),
-    "RLGUARD_UNREACHABLE_SECONDS": ("number > 0", "`300`", "After how many seconds that holds."),
+    "RLGUARD_URL": ("required", "Address of the guard, http or https."),
+    "RLGUARD_TOKEN": ("-", "The guard's ingest token."),
+    "RLGUARD_CA": ("the system's", "PEM; one of these certificates must have signed that of an https guard."),
+    "RLGUARD_ATTEMPT": ("asked of the guard", "Start of the trainer, 0 for the first."),
+    "RLGUARD_STRICT": ("`1`", "`1` raises an error when training must stop, `0` ends the loop."),
+    "RLGUARD_ON_UNREACHABLE": ("`stop` (`continue`)", "What follows when the guard is unreachable."),
+    "RLGUARD_UNREACHABLE_SECONDS": ("`300`", "After how many seconds that holds."),
     "RLGUARD_DRAIN_SECONDS": (
-        "number ≥ 0",
         "`0`; the operator sets `300`",
         "How long the end of training may wait until every checkpoint is evaluated, seconds.",
     ),
-    "RLGUARD_MAX_LAG": (
-        "integer ≥ 0, or off",
-        "`1`",
-        "How many checkpoints may be unscored while training goes on; `off` never waits.",
-    ),
-    "RLGUARD_KEEP_BEST": ("0 or 1", "`0`", "Whether `save_total_limit` spares the best checkpoint so far."),
-    "RLGUARD_SAVE_SOONER": (
-        "0 or 1",
-        "`0`",
-        "Whether a checkpoint is saved sooner where the guard wants it.",
-    ),
-    "RLGUARD_RESUME_FROM": (
-        "path",
-        "-",
-        "Checkpoint of another run to start from, as `rlguard resume` sets it.",
-    ),
-    "RLGUARD_RUN": ("text", "-", "Name of a directory in `output_dir` that the trainer image saves into."),
-    "RLGUARD_ROLLOUTS": (
-        "0 or 1",
-        "`1`",
-        "Whether dashboard and report show completions on training prompts.",
-    ),
+    "RLGUARD_MAX_LAG": ("`1`", "How many checkpoints may be unscored meanwhile; `off` never waits."),
+    "RLGUARD_KEEP_BEST": ("`0`", "Whether `save_total_limit` spares the best checkpoint so far."),
+    "RLGUARD_SAVE_SOONER": ("`0`", "Whether a checkpoint is saved sooner where the guard wants it."),
+    "RLGUARD_RESUME_FROM": ("-", "Checkpoint of another run to start from, as `rlguard resume` sets it."),
+    "RLGUARD_RUN": ("-", "Name of a directory in `output_dir` that the trainer image saves into."),
+    "RLGUARD_ROLLOUTS": ("`1`", "Whether dashboard and report show completions on training prompts."),
 }
 
 
@@ -250,7 +221,7 @@ def settings() -> str:
         for row in field_rows(model.model_json_schema()):
             if row[0] != "`kind`":
                 evaluators.setdefault(row, []).append(str(model.model_fields["kind"].default))
-    alone = [(*row[:3], row[3] if len(of) > 1 else f"{of[0]}: {row[3]}") for row, of in evaluators.items()]
+    own = [(*row[:2], row[2] if len(of) > 1 else f"{of[0]}: {row[2]}") for row, of in evaluators.items()]
     trainer = [(f"`{name}`", *rest) for name, rest in sorted(TRAINER_ENVIRONMENT.items())]
     return f"""# Settings
 
@@ -273,7 +244,7 @@ YAML, for `--config`. Each is also an environment variable: `heldout.scorer` is
 
 Below `heldout.evaluator`, whose `kind` is `hf` or `vllm`.
 
-{table(FIELD_COLUMNS, alone)}
+{table(FIELD_COLUMNS, own)}
 ## The trainer
 
 `GuardCallback.from_env(trainer)` reads these; `rlguard run` sets URL and token.
