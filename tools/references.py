@@ -23,7 +23,7 @@ from guard_follow.frameworks import FRAMEWORKS, Framework, Layout, Setting
 from guard_operator import __main__ as operator_process
 from guard_operator.api.names import API_VERSION, KIND
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.schema import PRINTER_COLUMNS, WIDE_COLUMNS, root_schema
+from guard_operator.api.schema import root_schema
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
 from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.isolation import TABLE, On, Row
@@ -305,8 +305,7 @@ def exit_codes(docstring: str) -> list[tuple[str, str]]:
 
 
 def guarded_training_job() -> str:
-    """The job: its spec, its conditions with their reasons, and its columns."""
-    columns = [(n, f"`{path}`", text) for n, path, _, text in (*PRINTER_COLUMNS, *WIDE_COLUMNS)]
+    """The job: its spec, and its conditions with their reasons."""
     return f"""# {KIND}
 
 `{API_VERSION}`, namespaced, short name `gtj`. `kubectl explain gtj.spec --recursive` prints every
@@ -318,10 +317,7 @@ field of spec and status. Fields of `heldout` and `policy` are [the settings](se
 ## Conditions
 
 {table(("Type", "True means"), [(f"`{one}`", one.meaning) for one in ConditionType])}
-{table(("Reason", "Meaning"), [(f"`{one}`", one.meaning) for one in Reason])}
-## Columns of `kubectl get gtj`
-
-{table(("Column", "From", "Meaning"), columns)}"""
+{table(("Reason", "Meaning"), [(f"`{one}`", one.meaning) for one in Reason])}"""
 
 
 # -- sources ---------------------------------------------------------------------------------------------
