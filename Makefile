@@ -160,7 +160,7 @@ test-gpu bench-gpu: PYTHON ?= python3
 test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -s --durations=0 tests/gpu
 
-bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/cost.md and against plain `LLM.generate`.
+bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/evidence/benchmarks.md and against plain `LLM.generate`.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m tests.bench.bench_gpu
 
 # KINDS='kuberay jobset' puts these controllers in it, too.

@@ -27,7 +27,7 @@ USES = ("tuning", "validation", "testing")
 #: Named before they were recorded; no rule was chosen or changed with them.
 UNSEEN = "unseen"
 
-INTRO = """# Real runs
+INTRO = """# Recorded runs
 
 How many recorded hacks the guard stops, how soon, and how many good runs it stops by mistake. The runs are of
 TRL's GRPO on a tiny Llama, with 256 held-out items and 16 passes of the starting policy.
