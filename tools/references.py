@@ -7,14 +7,11 @@ route, metric, setting or code has no description.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI
-
-from guard_client.settings import variable_of
 from guard_core.codes import Code, Level
 from guard_core.frameworks import FIGURES
 from guard_core.policy import Policy
@@ -29,21 +26,17 @@ from guard_operator.reconcile.gauges import JobGauges
 from guard_operator.reconcile.isolation import TABLE, On, Row
 from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from guard_service import __main__ as guard_process
-from guard_service.app import create_app
-from guard_service.auth import Tokens
-from guard_service.engine import Engine
 from guard_service.errors import MEDIA_TYPE, ProblemType
 from guard_service.heldout.config import HfEvaluatorSettings, VllmEvaluatorSettings
 from guard_service.metrics import GuardMetrics
 from guard_service.settings import ENV_PREFIX, GuardSettings
-from tools import ROOT
 from tools.tables import FIELD_COLUMNS, NOTE, field_rows, field_table, metric_table, table
 from trainer_image import train as trainer_process
-from trainer_image.config import CallbackSettings, TrainConfig
+from trainer_image.config import TrainConfig
 
 REFERENCE = Path("docs/reference")
 
-#: The environment of the trainer. `trainer_environment` compares it with the names that the code reads.
+#: The environment of the trainer; `tests/docs` compares it with the names that the code reads.
 TRAINER_ENVIRONMENT = {
     "RLGUARD_URL": ("required", "Address of the guard, http or https."),
     "RLGUARD_TOKEN": ("-", "The guard's ingest token."),
@@ -323,25 +316,6 @@ field of spec and status. Fields of `heldout` and `policy` are [the settings](se
 # -- sources ---------------------------------------------------------------------------------------------
 
 
-def guard_app() -> FastAPI:
-    """A guard's app. Its engine is not started, so nothing is read or written."""
-    nowhere = Path("/nonexistent")
-    engine = Engine(state_dir=nowhere, checkpoint_root=nowhere, policy=Policy())
-    return create_app(engine, Tokens(None, None))
-
-
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of the guard."""
-    return guard_app().openapi()
-
-
-def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(method, path, operation) of every documented route."""
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            yield method, path, operation
-
-
 def metric_families() -> list[Any]:
     """The metric families that a guard exposes when every value is known."""
     summary = EvaluationSummary(
@@ -370,13 +344,3 @@ def metric_families() -> list[Any]:
     exposed = GuardMetrics()
     exposed.observe(engine)
     return [*exposed.registry.collect()]
-
-
-def trainer_environment() -> set[str]:
-    """The `RLGUARD_*` variables that the trainer's code reads."""
-    sources = (
-        path for package in ("guard_client", "trainer_image") for path in (ROOT / package).rglob("*.py")
-    )
-    found = re.compile(r'environ\.get\(\s*"(RLGUARD_\w+)"')
-    names = {name for source in sources for name in found.findall(source.read_text("utf-8"))}
-    return names | {variable_of((name,)) for name in CallbackSettings.model_fields}
