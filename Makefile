@@ -128,11 +128,11 @@ test-kinds: install test-tools ## RayJob, JobSet, TrainJob and a Kueue queue aga
 	$(TIMED) $(VENV)/bin/pytest -q tests/kinds
 
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
-chaos: install test-tools ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/reliability.md.
-	$(TIMED) $(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability.md)
+chaos: install test-tools ## Kills, partitions, full disks and clock jumps around 100 fires and 100 healthy runs; writes docs/evidence/reliability.md.
+	$(TIMED) $(PY) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/evidence/reliability.md)
 
-chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training-operator; writes docs/reliability-on-kind.md.
-	$(TIMED) env RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/reliability-on-kind.md)
+chaos-kind: kind-up ## The same on a kind cluster, with its kubelet and training-operator; writes docs/evidence/reliability-on-kind.md.
+	$(TIMED) env RLGUARD_E2E=build/e2e/cluster.json $(PY) -m tests.chaos.on_kind $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(if $(ONLY),--only '$(ONLY)',--page docs/evidence/reliability-on-kind.md)
 
 e2e: install ## All end-to-end tests on a kind cluster, which is made first and deleted after; RLGUARD_E2E uses an existing one.
 	$(TIMED) env CACHE=$(CACHE) tests/e2e/run.sh --ignore=tests/e2e/kinds --ignore=tests/e2e/vllm tests/e2e
@@ -146,7 +146,7 @@ e2e-vllm: install ## A guard with vLLM in a pod of its own on such a cluster; ne
 # In an environment of its own, so that mutmut is in no lock that an image is made of.
 MUTMUT = build/mutmut
 
-mutation: | $(UV) ## Breaks the code that decides in small ways and counts what its tests notice; writes docs/mutation.md. ONLY=decide runs one row.
+mutation: | $(UV) ## Breaks the code that decides in small ways and counts what its tests notice; writes docs/evidence/mutation.md. ONLY=decide runs one row.
 	$(UV) venv --quiet --clear --python "$$(command -v python3)" $(MUTMUT)
 	$(UV) pip sync --quiet --python $(MUTMUT)/bin/python --require-hashes requirements.lock
 	$(UV) pip install --quiet --python $(MUTMUT)/bin/python --editable . mutmut==3.8.1
@@ -160,7 +160,7 @@ test-gpu bench-gpu: PYTHON ?= python3
 test-gpu: ## The tests of the evaluator `vllm` on an NVIDIA GPU, in an environment that you name by PYTHON.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -s --durations=0 tests/gpu
 
-bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/cost.md and against plain `LLM.generate`.
+bench-gpu: ## There, too: what an evaluation takes, against the formula of docs/evidence/benchmarks.md and against plain `LLM.generate`.
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m tests.bench.bench_gpu
 
 # KINDS='kuberay jobset' puts these controllers in it, too.
@@ -183,10 +183,10 @@ browser:
 	    echo "make test needs Chromium for the dashboard's tests: install the package 'chromium'" >&2; exit 1; \
 	  fi; }
 
-bench-detection: install ## Print false stops and delays of the detector; replay the recorded runs into docs/real-runs.md.
+bench-detection: install ## Print false stops and delays of the detector; replay the recorded runs into docs/evidence/recorded-runs.md.
 	$(PY) tests/bench/bench_detection.py
 
-bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/benchmarks.md).
+bench: install $(VLLM)/.installed ## Every benchmark, each as a ratio in one run (see docs/evidence/benchmarks.md).
 	@for bench in ack startup trainer evaluation replay; do $(PY) tests/bench/bench_$$bench.py || exit 1; done
 	@PYTHONPATH=$(CURDIR) $(VLLM)/bin/python tests/bench/bench_vllm.py 2>/dev/null
 

@@ -1,7 +1,7 @@
 """HeldOutGuard: the classic rule on reward, held-out score and KL to the reference.
 
 Pure: no clock, no I/O, no threads. One call of `update` is one evaluation round. The rules and their
-order are part of the public contract; `docs/detection.md` states them in prose. Detectors with a
+order are part of the public contract; `docs/concepts/detectors.md` states them in prose. Detectors with a
 false-stop guarantee live in `guard_core.detectors`; this rule stays as it is, because users know it.
 """
 

@@ -76,7 +76,7 @@ class ProblemDetails(BaseModel):
 
 
 class ProblemType(Enum):
-    """The kinds of problem. A name does not change between releases; `docs/reference/problems.md` lists them.
+    """The kinds of problem. A name does not change between releases; `docs/reference/codes.md` lists them.
 
     Each is the HTTP status, what it means, and what to do.
     """

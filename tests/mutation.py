@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "mutation.md"
+PAGE = ROOT / "docs" / "evidence" / "mutation.md"
 WORK = ROOT / "build" / "mutation"
 #: What is broken, and the tests that should notice; paths, patterns and folders, separated by spaces.
 TARGETS = {

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools import ROOT, chart, cluster_demo, cost, operator_api, references, release
+from tools import ROOT, chart, cluster_demo, references
 
 
 def outputs() -> dict[Path, str]:
     """Every generated file, relative to the root of the project, with its text."""
-    makers = (operator_api, chart, cluster_demo, cost, references, release)
+    makers = (chart, cluster_demo, references)
     return {path: text for maker in makers for path, text in maker.outputs().items()}
 
 

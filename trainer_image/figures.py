@@ -2,7 +2,7 @@
 
 The same key means different things in different trainers: `kl` is a token mean against the reference in
 GRPO, the drift between policy and rollouts in async GRPO, and another estimate in KTO. So a KL counts only
-where this table says what it is. `docs/training.md` has the table for people.
+where this table says what it is. `docs/concepts/trainer.md` has the table for people.
 """
 
 from __future__ import annotations

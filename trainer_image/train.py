@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--config",
         type=Path,
         required=True,
-        help="YAML file; docs/reference/trainer-config.md lists its keys",
+        help="YAML file; docs/reference/settings.md lists its keys",
     )
     parser.add_argument(
         "--resume-from",

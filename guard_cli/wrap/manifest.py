@@ -170,7 +170,7 @@ def _no_job(contents: list[Any]) -> str:
             other = "" if find_adapter(version, kind) else f" of {version}"
             return (
                 f"{wanted}, and a {kind}{other}, which is guarded where it exists: a {KIND} names it in "
-                "spec.targetRef (docs/attach.md)"
+                "spec.targetRef (docs/tasks/attach.md)"
             )
     named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
     return f"{wanted}: it has {', '.join([*named][:5]) or 'no object of Kubernetes'}"

@@ -72,7 +72,7 @@ def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
     namespace = wrapped.manifest["metadata"].get("namespace")
     yield "still yours:"
     if (feed := guard.metrics) is None:
-        yield "  report reward and checkpoints from the trainer: docs/guard-a-script.md"
+        yield "  report reward and checkpoints from the trainer: docs/tasks/guard-a-script.md"
         yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
     else:
         log, folder = feed.follow.path, feed.checkpoints.path
@@ -80,7 +80,7 @@ def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
         layout = "" if feed.layout is None else f", as {feed.layout} does"
         yield (
             f"  let the trainer write its log to {log} in the volume {guard.checkpoints.volume}, and save "
-            f"{where}{layout}: docs/follow.md"
+            f"{where}{layout}: docs/tasks/follow-a-log.md"
         )
         yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
     if guard.heldout.evaluator.vllm is not None:

@@ -1,6 +1,6 @@
 """The operator's metrics: controller-runtime's names where it has them, `rlguard_` for what is ours.
 
-`docs/reference/operator-metrics.md` is generated from the registry.
+`docs/reference/metrics.md` is generated from the registry.
 """
 
 from __future__ import annotations

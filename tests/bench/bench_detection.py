@@ -1,4 +1,4 @@
-"""`make bench-detection`: print false stops and delays of the default detector, and write docs/real-runs.md.
+"""`make bench-detection`: print false stops and delays of the default detector, and write its page.
 
 Every run is live: a fresh evaluation of the same checkpoint follows wherever the detector asks for one. Seeds
 are fixed. Two processes take about a quarter of an hour; `--quick` runs a small part to see that it works.
@@ -30,7 +30,7 @@ def measure_delay(number: int, runs: int) -> Delay:
 
 
 def replay_recorded_runs() -> str:
-    """Write docs/real-runs.md; its summary."""
+    """Write docs/evidence/recorded-runs.md; its summary."""
     sys.path.insert(0, str(ROOT / "tests" / "data"))
     import table_runs
 

@@ -1,4 +1,4 @@
-"""What an evaluation takes on a GPU, against the formula of docs/cost.md and against plain `LLM.generate`.
+"""What an evaluation takes on a GPU: the formula of `cost.py`, and plain `LLM.generate` beside it.
 
     python -m tests.bench.bench_gpu [--policies 1.5B 7B] [--items 256] [--tokens 512]
 
@@ -25,8 +25,8 @@ from typing import Any
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests.bench.bench_evaluation import make_prompts
+from tests.bench.cost import GPUS, TRANSFORMERS, Demand, Gpu, Transformer, cost
 from tests.heldout.models import make_tokenizer
-from tools.cost import GPUS, TRANSFORMERS, Demand, Gpu, Transformer, cost
 
 PROMPT = 256  # tokens
 PARTS = ("stage", "load", "generate", "score")
@@ -138,9 +138,7 @@ def sheet_of_the_gpu() -> tuple[str, Gpu]:
         named = re.search(rf"\b{known.split()[0]}\b", name) is not None
         if named and 0.9 < int(memory) / gpu.memory < 1.1:
             return name, gpu
-    sys.exit(
-        f"tools/cost.py has no data sheet of this GPU, {name} with {int(memory) / 1e9:.0f} GB: add it to GPUS"
-    )
+    sys.exit(f"cost.py has no data sheet of this GPU, {name} with {int(memory) / 1e9:.0f} GB: add it to GPUS")
 
 
 def own(code: str) -> str:

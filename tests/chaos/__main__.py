@@ -1,6 +1,6 @@
 """Everything breaks, at random moments, around runs that hack and runs that do not.
 
-python -m tests.chaos [--seed 1] [--runs 100] [--only 'etcd killed'] [--page docs/reliability.md]
+python -m tests.chaos [--seed 1] [--runs 100] [--only 'etcd killed'] [--page docs/evidence/reliability.md]
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def commit() -> str:
     """The commit that is tried, and whether something was changed since."""
     return (_git("rev-parse", "--short=12", "HEAD") or "unknown") + (
         " with changes"
-        if _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/reliability*.md")
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ":!docs/evidence/reliability*.md")
         else ""
     )
 

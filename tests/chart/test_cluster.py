@@ -291,7 +291,7 @@ def test_install_upgrade_and_uninstall_keep_the_crd_and_the_jobs(
             raise
         return True
 
-    # A CRD that was applied by hand is not Helm's; docs/install.md says how it becomes so.
+    # A CRD that was applied by hand is not Helm's; docs/tasks/run-on-kubernetes.md says how it becomes so.
     done = run("install", "rlguard", CHART)
     assert done.returncode != 0 and "cannot be imported into the current release" in done.stderr
     crd_path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/guardedtrainingjobs.rlguard.dev"

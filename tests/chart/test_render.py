@@ -282,7 +282,7 @@ class TestContent:
         objects = render({f"metrics.prometheusRule.{key}": value for key, value in values.items()})
         for rule in find(objects, "PrometheusRule")["spec"]["groups"][0]["rules"]:
             section = rule["alert"].lower()
-            assert rule["annotations"]["runbook"] == f"docs/troubleshooting.md#{section}"
+            assert rule["annotations"]["runbook"] == f"docs/tasks/troubleshooting.md#{section}"
             assert rule["annotations"].get("runbook_url", "") == (f"{site}#{section}" if site else "")
 
 
@@ -294,7 +294,7 @@ class TestContent:
         ("metrics.serviceMonitor.enable=true", ["/metrics/serviceMonitor", "enable", "not allowed"]),
         ("replicas=0", ["/replicas", "minimum"]),
         (
-            "metrics.prometheusRule.runbooks=docs/troubleshooting.md",
+            "metrics.prometheusRule.runbooks=docs/tasks/troubleshooting.md",
             ["/prometheusRule/runbooks", "https?://"],
         ),
         ("replicas=two", ["/replicas", "integer"]),

@@ -1,4 +1,4 @@
-"""Writes docs/real-runs.md, and what each detector says of each recorded run as CSV."""
+"""Writes docs/evidence/recorded-runs.md, and what each detector says of each recorded run as CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from guard_core.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"
-PAGE = ROOT / "docs" / "real-runs.md"
+PAGE = ROOT / "docs" / "evidence" / "recorded-runs.md"
 RESULTS, UNSEEN_RESULTS = (ROOT / "tests" / "data" / f"{name}_results.csv" for name in ("recorded", "unseen"))
 
 COLUMNS = ("run", "use", "became", "start", "lowest", "end", "at its end", "half lost", "calibrated", "HOG")
@@ -27,7 +27,7 @@ USES = ("tuning", "validation", "testing")
 #: Named before they were recorded; no rule was chosen or changed with them.
 UNSEEN = "unseen"
 
-INTRO = """# Real runs
+INTRO = """# Recorded runs
 
 How many recorded hacks the guard stops, how soon, and how many good runs it stops by mistake. The runs are of
 TRL's GRPO on a tiny Llama, with 256 held-out items and 16 passes of the starting policy.

@@ -100,7 +100,7 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
 
 @pytest.mark.nightly
 def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
-    """docs/detection.md has this number, and that all of them were when nothing was forgotten."""
+    """docs/concepts/detectors.md has this number, and that all of them were when nothing was forgotten."""
     stopped = 0
     for seed in range(20):
         run = Run(seed=seed)
@@ -113,7 +113,7 @@ def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
 
 @pytest.mark.parametrize("score_of_the_start", ["before the first step", "between the two", "after it"])
 def test_a_loop_may_announce_its_start_again_before_its_first_step(score_of_the_start: str) -> None:
-    """As the loops of docs/training.md do; the score of that checkpoint is there when it is there."""
+    """As the loops of docs/concepts/trainer.md do; the score of that checkpoint is there when it is there."""
     run = Run()
     run.learn()
     run.start_again()

@@ -46,8 +46,8 @@ def is_run(block: Block) -> bool:
     return block.runs and block.not_run is None and not is_make(block)
 
 
-#: The script of the page about scripts, shortened as there.
-TRAINER = next(b.in_the_test for b in blocks(ROOT / "docs/guard-a-script.md") if b.title == "train.py")
+#: The script of the quickstart, shortened as there.
+TRAINER = next(b.in_the_test for b in blocks(ROOT / "docs/quickstart.md") if b.title == "train.py")
 
 
 # -- the sandbox in which a page is run ------------------------------------------------------------------

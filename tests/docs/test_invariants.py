@@ -1,4 +1,4 @@
-"""The invariants are numbered once, in docs/architecture.md, and each is held by tests that exist."""
+"""The invariants are numbered once, in concepts/architecture.md, and each is held by tests that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "concepts" / "architecture.md").read_text("utf-8")
 SECTION = PAGE.split("## What must always hold")[1].split("\n## ")[0]
 ROWS = [row.strip("| ").split(" | ") for row in SECTION.splitlines() if re.match(r"\| ?(\d|[A-Z])", row)]
 #: Number -> the tests that hold it.
@@ -86,7 +86,7 @@ def test_every_number_of_a_mention_is_read() -> None:
 
 @pytest.mark.parametrize("test", NAMED)
 def test_what_is_named_exists(test: str) -> None:
-    assert exists(test), f"{test} is named in docs/architecture.md and is not there"
+    assert exists(test), f"{test} is named in docs/concepts/architecture.md and is not there"
 
 
 def test_what_does_not_exist_would_be_seen() -> None:

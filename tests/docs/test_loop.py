@@ -15,7 +15,7 @@ from tests.docs.blocks import blocks
 from tests.docs.test_blocks import ROOT, environment, materials, sandbox
 
 __all__ = ["materials", "sandbox"]
-PAGE = ROOT / "docs" / "guard-a-script.md"
+PAGE = ROOT / "docs" / "tasks" / "guard-a-script.md"
 [LOOP] = [block for block in blocks(PAGE) if block.title == "loop.py"]
 [COMMAND] = [line for block in blocks(PAGE) if block.is_shell for line in block.commands if "loop.py" in line]
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]

@@ -52,7 +52,7 @@ def is_said(message: str, said: list[str]) -> bool:
     return any(wanted.search(text) for text in said)
 
 
-MESSAGES = [block for block in blocks(DOCS / "troubleshooting.md") if block.language == "text"]
+MESSAGES = [block for block in blocks(DOCS / "tasks" / "troubleshooting.md") if block.language == "text"]
 
 
 def test_there_are_messages() -> None:
@@ -76,7 +76,7 @@ def test_what_a_message_fills_in_is_any_text() -> None:
 
 
 def test_reasons_of_the_cluster_exist() -> None:
-    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    page = (DOCS / "tasks" / "troubleshooting.md").read_text("utf-8")
     table = page.partition("## On a cluster")[2].partition("## ")[0]
     named = {
         name
@@ -89,12 +89,12 @@ def test_reasons_of_the_cluster_exist() -> None:
 
 
 def test_every_code_that_can_fire_is_in_the_page_about_fires() -> None:
-    page = (DOCS / "it-fired.md").read_text("utf-8")
+    page = (DOCS / "tasks" / "it-fired.md").read_text("utf-8")
     assert [code.value for code in Code if code.finding is not None and f"`{code.value}`" not in page] == []
 
 
 def test_every_problem_type_is_listed() -> None:
-    page = (DOCS / "reference" / "problems.md").read_text("utf-8")
+    page = (DOCS / "reference" / "codes.md").read_text("utf-8")
     assert [kind.urn for kind in ProblemType if f"| `{kind.urn}` | {kind.status} |" not in page] == []
 
 
@@ -128,7 +128,7 @@ def test_every_exit_code_that_a_process_returns_is_listed(module: str) -> None:
 
 def test_every_alert_links_to_a_section_that_exists() -> None:
     chart = (ROOT / "charts/rlguard/templates/monitoring.yaml").read_text("utf-8")
-    page = ROOT / "docs" / "troubleshooting.md"
+    page = DOCS / "tasks" / "troubleshooting.md"
     alerts = re.split(r"^    - alert: ", chart, flags=re.MULTILINE)[1:]
     assert len(alerts) >= 6
     for alert in alerts:
@@ -143,7 +143,7 @@ def test_every_alert_links_to_a_section_that_exists() -> None:
 
 MANIFESTS = [
     (block, manifest)
-    for page in sorted(DOCS.glob("*.md"))
+    for page in sorted(DOCS.rglob("*.md"))
     for block in blocks(page)
     if block.language == "yaml"
     for manifest in yaml.safe_load_all(block.text)

@@ -126,8 +126,8 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "charts/rlguard").mkdir(parents=True)
     shutil.copy(ROOT / "charts/rlguard/README.md", tmp_path / "charts/rlguard")
-    with (tmp_path / "docs/demo.md").open("a") as page:
-        page.write("\n[nowhere](run.md#no-such-heading)\n")
+    with (tmp_path / "docs/quickstart.md").open("a") as page:
+        page.write("\n[nowhere](index.md#no-such-heading)\n")
     built = build(tmp_path / "site", "--config-file", str(tmp_path / "mkdocs.yml"))
     assert built.returncode != 0
     assert "#no-such-heading" in built.stderr
@@ -138,7 +138,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     [
         ("index.md", "../README.md", "repository/readme.md"),
         ("install.md", "../charts/rlguard/README.md#values", "repository/chart.md#values"),
-        ("repository/readme.md", "docs/run.md#exit-codes", "../run.md#exit-codes"),
+        ("repository/readme.md", "docs/tasks/run.md#exit-codes", "../tasks/run.md#exit-codes"),
         ("repository/readme.md", "CHANGELOG.md", "changelog.md"),
         ("reference/metrics.md", "../../charts/rlguard/README.md", "../repository/chart.md"),
         ("run.md", "training.md", "training.md"),

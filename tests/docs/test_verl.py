@@ -19,7 +19,7 @@ from tests.docs.test_blocks import ROOT
 
 pytestmark = pytest.mark.nightly
 
-[SCRIPT] = [b for b in blocks(ROOT / "docs/guard-a-script.md") if b.title == "guarded_ppo.py"]
+[SCRIPT] = [b for b in blocks(ROOT / "docs/tasks/guard-a-script.md") if b.title == "guarded_ppo.py"]
 
 
 class Actor:

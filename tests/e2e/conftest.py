@@ -47,7 +47,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster) -> Cluster:
-    """The cluster with the operator in it, installed as docs/install.md says for kind.
+    """The cluster with the operator in it, installed as docs/tasks/run-on-kubernetes.md says for kind.
 
     By one process after the other: Helm refuses a release that another one is changing.
     """

@@ -218,6 +218,6 @@ class Job:
 
 
 def install(cluster: Cluster, *values: str) -> None:
-    """Install or upgrade the chart as docs/install.md says for kind; `values` go to helm."""
+    """Install or upgrade the chart as docs/tasks/run-on-kubernetes.md says for kind; `values` go to helm."""
     command = ("upgrade", RELEASE, str(CHART), "--install", "--namespace", SYSTEM, "--create-namespace")
     cluster.helm(*command, "--values", str(KIND_VALUES), "--wait", f"--timeout={timeouts.INSTALL}s", *values)

@@ -1,4 +1,4 @@
-"""The life of the release, as docs/install.md tells it: test, upgrade, uninstall, reinstall, a scope."""
+"""The life of a release, as run-on-kubernetes.md tells it: test, upgrade, uninstall, reinstall, a scope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def restored(installation: Cluster) -> Iterator[None]:
 
 
 def test_what_a_user_asks_after_the_installation(installation: Cluster) -> None:
-    """The commands of docs/install.md: the release tests itself, and the API explains itself."""
+    """The commands of run-on-kubernetes.md: the release tests itself, and the API explains itself."""
     said = installation.helm("test", RELEASE, "--namespace", SYSTEM, f"--timeout={timeouts.INSTALL}s")
     assert "The workload to run, verbatim" in installation.kubectl("explain", "gtj.spec")
     assert re.search(r"TEST SUITE: +rlguard-test\n(.*\n)*Phase: +Succeeded", said), said

@@ -1,4 +1,4 @@
-"""The script of docs/guard-a-script.md on a real Ray cluster of two nodes, with a real guard.
+"""The script of docs/tasks/guard-a-script.md on a real Ray cluster of two nodes, with a real guard.
 
 The head has no CPU, so that the actor is on another node than the driver.
 """
@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from guard_service.store import export_history
 from tests.docs.blocks import blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "guard-a-script.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "guard-a-script.md"
 NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
 
 

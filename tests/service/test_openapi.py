@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -40,9 +41,14 @@ def api(running_guard: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory: Any) -> dict[str, Any]:
+def app() -> FastAPI:
     engine = Engine(state_dir=Path("unused"), checkpoint_root=Path("unused"), policy=Policy())
-    return create_app(engine, Tokens("a", "b")).openapi()
+    return create_app(engine, Tokens("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def document(app: FastAPI) -> dict[str, Any]:
+    return app.openapi()
 
 
 OPERATIONS = [
@@ -82,6 +88,21 @@ def test_the_guard_does_what_its_document_says(api: Any, method: str, path: str)
 def test_every_operation_is_driven(document: dict[str, Any]) -> None:
     documented = [(m, path) for path, operations in document["paths"].items() for m in operations]
     assert sorted(documented) == sorted(OPERATIONS)
+
+
+def test_every_operation_has_a_description(document: dict[str, Any]) -> None:
+    assert all(document["paths"][path][method]["description"] for method, path in OPERATIONS)
+
+
+def test_every_route_is_in_the_document_or_is_the_page(app: FastAPI) -> None:
+    served = {
+        (method.lower(), route.path)
+        for route in app.routes
+        for method in (getattr(route, "methods", None) or ())
+        if method != "HEAD"
+    }
+    page = {("get", path) for _, path in served if path == "/" or path.startswith("/dashboard/")}
+    assert served - page - {("get", "/openapi.json")} == set(OPERATIONS)
 
 
 JSON_VALUES = st.recursive(

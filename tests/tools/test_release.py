@@ -103,13 +103,14 @@ def test_an_empty_folder_is_an_error_in_one_sentence(
 def test_the_images_are_those_of_make_and_their_targets_exist() -> None:
     made = re.search(r"^IMAGES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     bake = json.loads((ROOT / "docker-bake.json").read_text())
+    assert bake["variable"]["VERSION"]["default"] == __version__
     assert made and set(made[1].split()) == bake["target"].keys() == set(bake["group"]["default"]["targets"])
     for name, target in bake["target"].items():
         stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / target["dockerfile"]).read_text(), re.MULTILINE)
         assert target["target"] == name and name in stages
         extra = re.search(rf"^FROM \S+ AS {name}-packages\n.*?layer.sh [^\n]* --extra (\S+)$",
                           (ROOT / target["dockerfile"]).read_text(), re.MULTILINE | re.DOTALL)  # fmt: skip
-        assert extra and extra[1] == release.IMAGES[name][1]
+        assert extra and extra[1] == release.IMAGES[name]
         assert target["platforms"] == ["linux/amd64", "linux/arm64"] and "type=sbom" in target["attest"]
 
 

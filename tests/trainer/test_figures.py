@@ -1,7 +1,7 @@
 """What the guard learns from TRL's trainers: every one is real, trained on a tiny model with the callback.
 
 A trainer that this release of TRL does not have is left out: the newest, which the lock names, has all but
-those that TRL gave up, and `make test-trl` has these. The matrix is the one of `docs/training.md`; a trainer
+those that TRL gave up, and `make test-trl` has these. The matrix is that of `concepts/trainer.md`; a trainer
 that reports something else, a page that says something else, and a trainer that neither has, fail. Async GRPO
 needs a vLLM server, so only its arguments are read.
 """
@@ -31,7 +31,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow]
 
 STEPS = 3
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "trainer.md"
 
 
 def common(output: Path) -> dict[str, Any]:

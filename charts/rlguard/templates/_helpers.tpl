@@ -11,7 +11,7 @@
 
 {{/* Where an alert is explained: in the documentation's tree, and as a link where somebody serves that. */}}
 {{- define "rlguard.runbook" -}}
-runbook: docs/troubleshooting.md#{{ .section }}
+runbook: docs/tasks/troubleshooting.md#{{ .section }}
 {{- with .site }}
 runbook_url: "{{ . }}#{{ $.section }}"
 {{- end }}

@@ -1,4 +1,4 @@
-"""Five seeds of `rlguard demo`, with and without the flaw; prints the table of docs/demo.md.
+"""Five seeds of `rlguard demo`, with and without the flaw; prints a table.
 
     nice python tests/cli/demo/demo_seeds.py FOLDER [SEED...]
 

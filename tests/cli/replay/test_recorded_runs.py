@@ -75,7 +75,7 @@ LATE = {
 
 
 #: Good runs, by what they lost, that are stopped where the guard has the training grader: it pays ever more
-#: for wrong answers, and the held-out score stays. docs/real-runs.md says more.
+#: for wrong answers, and the held-out score stays. docs/evidence/recorded-runs.md says more.
 PAID_FOR_NOTHING = {"addition-hack-51"}
 
 
@@ -115,7 +115,7 @@ def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
 
 
 def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
-    page = (DATA.parents[1] / "docs" / "replay.md").read_text(encoding="utf-8")
+    page = (DATA.parents[1] / "docs" / "tasks" / "replay-a-run.md").read_text(encoding="utf-8")
     examined = {name: symptoms_of(RECORDED[name]) for name in (*GOOD, *HACKS)}
     for symptom, title in TITLES.items():
         cells = []

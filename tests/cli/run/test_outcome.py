@@ -227,6 +227,6 @@ def test_every_exit_code_is_explained():
 
 
 def test_the_documentation_has_the_same_exit_codes():
-    rows = (Path(__file__).parents[3] / "docs" / "run.md").read_text().splitlines()
+    rows = (Path(__file__).parents[3] / "docs" / "tasks" / "run-on-one-machine.md").read_text().splitlines()
     documented = {tuple(c.strip() for c in r.strip("|").split("|")) for r in rows if r.startswith("| ")}
     assert {(str(code.value), code.meaning) for code in ExitCode} <= documented

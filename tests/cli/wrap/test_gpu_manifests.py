@@ -1,4 +1,4 @@
-"""Manifests like the public ones for GPU training are guarded as they are (docs/public-manifests.md).
+"""Manifests like the public ones (docs/evidence/public-manifests.md) are guarded as they are.
 
 They are ours: nothing of a public one is in this repository. Each has the features of several.
 """

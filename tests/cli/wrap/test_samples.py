@@ -78,7 +78,7 @@ def test_wrapped_again_it_means_the_same(
 def test_the_page_shows_what_is_printed(
     rlguard: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    page = list(blocks(ROOT / "docs" / "guard-a-script.md"))
+    page = list(blocks(ROOT / "docs" / "quickstart-kubernetes.md"))
     [given] = [one for one in page if one.title == "job.yaml"]
     [shown] = [one for one in page if "kind: GuardedTrainingJob" in one.text]
     [command] = [line for one in page for line in one.commands if line.startswith("rlguard wrap")]

@@ -529,7 +529,7 @@ def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
     said = wrap(JOB).stderr
     assert "GuardedTrainingJob my-run in namespace team;" in said
     assert "the guard: in its pods, beside the container x" in said
-    assert "docs/guard-a-script.md" in said and "user 64532" in said
+    assert "docs/tasks/guard-a-script.md" in said and "user 64532" in said
     assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in wrap(SHORT).stderr
 
 

@@ -31,7 +31,7 @@ from guard_service.heldout.config import (
     HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
-from tools import operator_api
+from tools import references
 
 
 def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,7 +104,7 @@ def test_printer_columns() -> None:
 
 
 def test_the_reference_names_everything() -> None:
-    page = operator_api.reference()
+    page = references.guarded_training_job()
     for name in (*ConditionType, *Reason):
         assert f"| `{name}` | {name.meaning} |" in page
 
