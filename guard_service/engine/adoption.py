@@ -48,8 +48,9 @@ class RunState(BaseModel):
         cls, sequence: int, state: CompactState, latches: Sequence[Latch], pins: Mapping[str, str] | None
     ) -> Self:
         """What is known of a run, without words that may quote an item or a file."""
-        if state.failure in TOLD_BY_KIND:
-            state = state.model_copy(update={"last_failure": state.failure.words})
+        if state.notes.failure in TOLD_BY_KIND:
+            notes = replace(state.notes, last_failure=state.notes.failure.words)
+            state = state.model_copy(update={"notes": notes})
         told = (
             replace(latch, message=for_the_status(Code(latch.code), latch.message, None)) for latch in latches
         )
