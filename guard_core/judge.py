@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from guard_core.attempts import AttemptStarts, EvaluationSeries
+from guard_core.attempts import EvaluationSeries
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
 from guard_core.compact import CompactState, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
-from guard_core.rounds import Round, StepWindow
-from guard_core.step_count import StepCount
+from guard_core.rounds import Round
+from guard_core.steps import AttemptStarts, StepCount, StepWindow
 from guard_core.unscored import Unscored
 from guard_core.wire import (
     DOUBTS,

@@ -53,7 +53,7 @@ from guard_service.handover import RunState
 from guard_service.metrics import CONTENT_TYPE
 from guard_service.openapi import JSON, NDJSON, Adopted, Health, History, RunInfo
 from guard_service.problems import add_problem_handlers, wrong_body
-from guard_service.verdicts import Kind
+from guard_service.run import Kind
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_POINTS = 10_000

@@ -108,12 +108,6 @@ def open_log(path: Path) -> sqlite3.Connection:
     return db
 
 
-def size_of(db: sqlite3.Connection) -> int:
-    """Bytes of the database; what the write-ahead log has twice, SQLite bounds to some MiB."""
-    (pages,), (size,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-    return int(pages * size)
-
-
 def open_ended(path: Path) -> sqlite3.Connection:
     """The log of a guard that has ended, for reading."""
     if not path.is_file():

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,20 +20,19 @@ from guard_core.policy import Policy
 from guard_core.rollouts import side_by_side
 from guard_core.terminal import is_unicode
 from guard_core.wire import CheckpointReport, EndReport, EvaluationReport, MomentRollouts
-from guard_service.allowance import MAX_BYTES
 from guard_service.display_data import DisplayData
 from guard_service.errors import FieldError, GuardError, Problem, StoreError, conflict, invalid
 from guard_service.evaluations import Evaluations, GateClosed
-from guard_service.event_log import EventLog
+from guard_service.event_log import MAX_BYTES, EventLog
 from guard_service.events import Conflict, Note, NoteKind, RefusedCheckpoint
 from guard_service.evidence import evidence_files
 from guard_service.handover import RunState
 from guard_service.heldout.identity import manifest
 from guard_service.history import BEFORE_ALL, STAYS_HERE
 from guard_service.outcomes import evaluation_of, items_of, refuse_late, repeats, wanted_pass
-from guard_service.run import Run, Unavailable
+from guard_service.run import Kind, Run, Unavailable
 from guard_service.scoring import ScoringWorker
-from guard_service.verdicts import Kind, halted
+from guard_service.verdicts import halted
 
 log = logging.getLogger("rlguard.guard")
 
@@ -301,7 +301,7 @@ class Engine:
                 before = [] if announced else [checkpoint]
                 notes = [Note(NoteKind.ITEMS, items)] if note is None else []
                 await run.append(store, *before, *notes, evaluation)
-                run.drop_from_queue(key)
+                run.queue = deque(one for one in run.queue if CheckpointKey.of(one) != key)
                 run.publish()
             return known is None, wanted_pass(run.judge, checkpoint)
 

@@ -210,7 +210,7 @@ class Evaluations:
             fooled_items=result.fooled_items,
         )
         before = self._run.verdict.best_evaluation
-        await self._run.persist(partial(self._run.settle, evaluation))
+        await self._run.persist(partial(self._settle, evaluation))
         _log_score(evaluation.summary(), request.pass_index, result.seconds)
         best = self._run.verdict.best_evaluation
         new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(request)
@@ -221,7 +221,13 @@ class Evaluations:
         log.warning("checkpoint %d of attempt %d: %s", failure.step, failure.attempt, failure.message)
         if not failure.gone:
             self._run.metrics.evaluation_failures.inc()
-        await self._run.persist(partial(self._run.settle, failure))
+        await self._run.persist(partial(self._settle, failure))
+
+    async def _settle(self, what: Evaluation | Failure, store: EventLog) -> None:
+        """Append what became of an evaluation, if it is not on disk."""
+        # A flush that reported an error may have reached the disk after all.
+        if not await self._run.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
+            await self._run.append(store, what)
 
     async def _pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
         """Those of the first checkpoint, on disk before its template is given a prompt.

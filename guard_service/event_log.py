@@ -9,6 +9,7 @@ What an open log holds is in `history`; its file is opened, locked and checked b
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -23,8 +24,17 @@ from guard_core.judge import Evaluation, Judge, Latch
 from guard_core.policy import Policy
 from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, EndReport, StepReport
-from guard_service.database import FILE_NAME, READING_FAILS, open_ended, open_log, size_of, store_error
-from guard_service.errors import ChangedRunError, GuardError, NotAdoptedError, StoreCorruptError, StoreError
+from guard_service.database import FILE_NAME, READING_FAILS, open_ended, open_log, store_error
+from guard_service.errors import (
+    ChangedRunError,
+    GuardError,
+    NotAdoptedError,
+    Problem,
+    StoreCorruptError,
+    StoreError,
+    store_full,
+    too_many_requests,
+)
 from guard_service.events import (
     Appended,
     Conflict,
@@ -66,8 +76,9 @@ class EventLog(StoredHistory):
         try:
             about = path.stat()
             self._file = (about.st_dev, about.st_ino)
+            (self._page_size,) = self._db.execute("PRAGMA page_size").fetchone()
             #: Bytes on disk after the newest transaction.
-            self.size = size_of(self._db)
+            self.size = self._measured()
             if changes := self._changes(NoteKind.POLICY, policy.model_dump(mode="json")):
                 raise ChangedRunError(
                     f"the policy is not the one that {self.path} was written under ({changes}): a changed "
@@ -82,6 +93,11 @@ class EventLog(StoredHistory):
     def close(self) -> None:
         """Close the file. Nothing is flushed here: what was acknowledged is on disk already."""
         self._db.close()
+
+    def _measured(self) -> int:
+        """Bytes of the database; what the write-ahead log has twice, SQLite bounds to some MiB."""
+        (pages,) = self._db.execute("PRAGMA page_count").fetchone()
+        return int(pages * self._page_size)
 
     def check_evaluation(self, split_digest: str, measure: Mapping[str, Any]) -> None:
         """Remember how the run is evaluated, or compare it with what is remembered.
@@ -143,7 +159,7 @@ class EventLog(StoredHistory):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-        self.size = size_of(self._db)
+        self.size = self._measured()
         return int(seq)
 
     def sort_out(self, batches: Sequence[Sequence[StepReport]]) -> list[Appended | Conflict]:
@@ -190,6 +206,51 @@ def _insert(
         steps.clear()
         db.execute(_INSERT, EventRow.of(event, round_, now))
     db.executemany(_INSERT_STEP, steps)
+
+
+#: What a store may have without a setting.
+MAX_BYTES = 1 << 30
+#: Steps a second in the long run.
+RATE = 1_000
+#: Steps at once: a trainer that was cut off sends what waits, and a log that is followed anew is read from
+#: its beginning. They take some 20 MB; what is longer takes a second for each thousand more.
+BURST = 100_000
+#: Of the bytes that a store may have: for steps, then for announcements of checkpoints.
+STEPS_SHARE = 0.8
+ANNOUNCED_SHARE = 0.9
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How much a trainer may still write into a store of `max_bytes`: steps a second, bytes in all. Pure.
+
+    The guard's own writes (evaluations, latches) are not bounded by it: the rest of the room is theirs, so
+    that a run whose trainer has filled its share can still be judged and still fires.
+    """
+
+    max_bytes: int
+    _steps: float = math.inf
+    _at: float = 0.0
+
+    def is_full(self, size: int) -> bool:
+        """Whether a store of this size takes no further steps."""
+        return size >= STEPS_SHARE * self.max_bytes
+
+    def refuses_steps(self, count: int, size: int, now: float) -> Problem | None:
+        """Why these steps are not taken into a store of this size, if they are not; else they are counted."""
+        if self.is_full(size):
+            return store_full("steps", self.max_bytes)
+        self._steps, self._at = min(BURST, self._steps + RATE * (now - self._at)), now
+        if count > self._steps:
+            return too_many_requests(RATE, math.ceil((count - self._steps) / RATE))
+        self._steps -= count
+        return None
+
+    def refuses_announcement(self, size: int) -> Problem | None:
+        """The same of a checkpoint; files of checkpoints are no part of the store."""
+        if size >= ANNOUNCED_SHARE * self.max_bytes:
+            return store_full("checkpoints", self.max_bytes)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

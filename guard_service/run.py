@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation, Judge, Latch
-from guard_core.policy import Policy
-from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.allowance import MAX_BYTES, Allowance
+from guard_core.codes import Code
+from guard_core.judge import Judge, Latch
+from guard_core.policy import Policy, RefusedPolicy
+from guard_core.trainer_view import for_trainer
+from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
 from guard_service.errors import (
     GuardError,
     NotAdoptedError,
@@ -34,24 +37,127 @@ from guard_service.errors import (
     conflict,
     store_unavailable,
 )
-from guard_service.event_log import EventLog, Folded, append, append_steps, fold, restore
-from guard_service.events import (
-    Appended,
-    Conflict,
-    Failure,
-    NoteKind,
-    StoredEvent,
+from guard_service.event_log import (
+    MAX_BYTES,
+    Allowance,
+    EventLog,
+    Folded,
+    append,
+    append_steps,
+    fold,
+    restore,
 )
+from guard_service.events import Appended, Conflict, NoteKind, StoredEvent
 from guard_service.feed import FollowerHealth
 from guard_service.metrics import GuardMetrics
 from guard_service.scoring import ScoringWorker
 from guard_service.termination import TerminationMessage
-from guard_service.verdicts import Kind, Published, Refusals, beside, verdict_now, without_store
+from guard_service.verdicts import beside, refusal_in_one_line, without_store
 
 log = logging.getLogger("rlguard.guard")
 
+#: What most steps change, and sentences. The rest is worth waking a client for.
+_CHANGES_WITH_STEPS = {
+    *("step", "steps", "steps_since_evaluation", "longest_round", "latched_at"),
+    *("kl_ema", "in_loop_ema", "proxy_real_gap", "reason", "conditions"),
+}
 GROUP_STEPS = 4_000  # steps of one transaction: more would make the first of them wait too long
 T = TypeVar("T")
+
+
+class Published:
+    """The newest verdict, for whoever asks and whoever waits."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.revision = ""
+        self.put(verdict)
+
+    def put(self, verdict: Verdict) -> None:
+        """Give out this verdict from now on, and wake who waits if its revision is another."""
+        self.verdict, self._reader_json = verdict, b""
+        told = for_trainer(verdict)
+        #: What a trainer is told of it.
+        self.trainer_json = told.model_dump_json().encode()
+        if (revision := _revision(told)) != self.revision:
+            self.revision = revision
+            self._wake()
+
+    @property
+    def reader_json(self) -> bytes:
+        """All of it."""
+        if not self._reader_json:
+            self._reader_json = self.verdict.model_dump_json().encode()
+        return self._reader_json
+
+    async def wait(self, since: str, seconds: float) -> None:
+        """Return once the revision differs from `since`, or after so many seconds.
+
+        How many wait is bounded by the connections that the guard takes.
+        """
+        if self.revision != since or self._closed:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _revision(told: Verdict) -> str:
+    """Digest what a trainer is told: a digest of more would confirm what it guesses.
+
+    It is the same after a restart of the guard.
+    """
+    conditions = [(one.code, one.action) for one in told.conditions]
+    lasting = told.model_dump_json(exclude=_CHANGES_WITH_STEPS)
+    return hashlib.sha256(f"{lasting}{conditions}".encode()).hexdigest()[:16]
+
+
+class Kind(StrEnum):
+    """What is reported; a refused checkpoint is not made good by an accepted step."""
+
+    STEPS = "steps"
+    CHECKPOINTS = "checkpoints"
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What was refused since the last report of its kind was accepted."""
+
+    policy: RefusedPolicy
+    _in_a_row: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+    _newest: dict[Kind, str] = field(default_factory=dict)
+
+    def refused(self, kind: Kind, problem: Problem) -> None:
+        """Count a report that was refused for what it says."""
+        self._in_a_row[kind] += 1
+        self._newest[kind] = refusal_in_one_line(problem)
+
+    def accepted(self, kind: Kind) -> None:
+        """A report of this kind is fine again."""
+        self._in_a_row[kind] = 0
+
+    def condition(self) -> Condition | None:
+        """`reports_refused`, if it holds; with its action from as many refusals as the policy asks for."""
+        kind = max(Kind, key=lambda kind: self._in_a_row[kind])
+        count = self._in_a_row[kind]
+        if not count:
+            return None
+        what = "1 report" if count == 1 else f"{count} reports in a row"
+        return Condition.of(
+            Code.REPORTS_REFUSED,
+            f"{what} of {kind} refused, the newest: {self._newest[kind]}",
+            action=self.policy.action if count >= self.policy.after else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +183,7 @@ class Run:
         policy: the thresholds of the run.
         worker: scores checkpoints; None leaves them waiting, which becomes `stale`.
         takes_outcomes: somebody else evaluates checkpoints, and reports the outcomes.
-        max_store_bytes: size of the store from which on reports are refused; see `allowance`.
+        max_store_bytes: size of the store from which on reports are refused; see `Allowance`.
         has_supervisor: an empty log waits until `adopted` says what it begins with.
         termination_message: file that says how the run is judged, for whoever finds the guard ended.
     """
@@ -307,13 +413,13 @@ class Run:
         while self._waiting and size < GROUP_STEPS:
             group.append(self._waiting.popleft())
             size += len(group[-1].reports)
-        results: Sequence[Appended | Problem] = [self.unavailable()] * len(group)
+        results: Sequence[Appended | Problem] = ()
         try:
             results = await self._commit([waiting.reports for waiting in group])
         finally:
-            for waiting, result in zip(group, results, strict=True):
+            for waiting, result in zip_longest(group, results):  # none, where this was cancelled
                 if not waiting.result.done():
-                    waiting.result.set_result(result)
+                    waiting.result.set_result(result or self.unavailable())
 
     async def _commit(self, batches: list[Sequence[StepReport]]) -> Sequence[Appended | Problem]:
         """Append and fold one group; one result for each request of it."""
@@ -364,25 +470,17 @@ class Run:
                 self.fail(error)
             self.publish()
 
-    async def settle(self, what: Evaluation | Failure, store: EventLog) -> None:
-        """Append what became of an evaluation, if it is not on disk; whoever calls has the lock."""
-        # A flush that reported an error may have reached the disk after all.
-        if not await self.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
-            await self.append(store, what)
-
-    def drop_from_queue(self, key: CheckpointKey) -> None:
-        """Let this checkpoint wait no longer; whoever calls has the lock."""
-        self.queue = deque(one for one in self.queue if CheckpointKey.of(one) != key)
-
     # -- the verdict ---------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         """Make the verdict that every response carries from now on."""
         verdict = self.verdict
         if self._folded is not None:
-            verdict = verdict_now(self._folded.judge, self.silent_for, self.refusals.condition())
-            if self.following is not None:
-                verdict = beside(verdict, self.following.condition())
+            verdict = self._folded.judge.verdict(self.silent_for)
+            health = None if self.following is None else self.following.condition()
+            for condition in (self.refusals.condition(), health):
+                if condition is not None:
+                    verdict = beside(verdict, condition)
         if isinstance(self._store, Unavailable):
             verdict = without_store(verdict, self._store.reason)
         at = None if self._folded is None or not verdict.stop else self._folded.latched_at.get(verdict.fire)

@@ -27,7 +27,8 @@ from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import FieldError, Problem, StoreError, invalid
 from guard_service.event_log import EventLog
-from guard_service.verdicts import MAX_SHOWN, Kind, Refusals, beside
+from guard_service.run import Kind, Refusals
+from guard_service.verdicts import MAX_SHOWN, beside
 
 STOP = Policy(refused=RefusedPolicy(after=2, action="stop"))
 
@@ -285,7 +286,9 @@ def test_a_refusal_speaks_for_the_verdict_unless_something_is_worse(
         stop=False,
         conditions=(known, advice),
     )
-    told = beside(verdict, refusals(steps=3).condition())
+    refused = refusals(steps=3).condition()
+    assert refused is not None
+    told = beside(verdict, refused)
     assert (told.code is Code.REPORTS_REFUSED) is speaks
     assert {c.code for c in told.conditions} == {Code(code), Code.HACKING_GAP, Code.REPORTS_REFUSED}
     assert told.conditions[-1] == advice

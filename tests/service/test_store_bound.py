@@ -12,9 +12,9 @@ import pytest
 from guard_core.codes import Code, Level
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport
-from guard_service.allowance import BURST
 from guard_service.engine import Engine
 from guard_service.errors import Problem
+from guard_service.event_log import BURST
 
 MIB = 1 << 20
 
