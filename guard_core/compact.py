@@ -13,12 +13,10 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from guard_core.attempts import AttemptStarts, EvaluationSeries
+from guard_core.attempts import EvaluationSeries
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.policy import Policy
-from guard_core.rounds import KlGate
-from guard_core.step_count import StepCount
-from guard_core.step_monitor import KlMemory
+from guard_core.steps import AttemptStarts, KlGate, KlMemory, StepCount
 from guard_core.unscored import Unscored
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind, KlKind, Sampling
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from guard_core.compact import CompactState, RunNotes, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
-from guard_core.rounds import Round, StepWindow
+from guard_core.rounds import Round
+from guard_core.steps import StepWindow
 from guard_core.wire import KlKind, Sampling
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from guard_operator import __main__ as operator_process
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
 from guard_operator.reconcile.isolation import TABLE, On, Row
 from guard_service import __main__ as guard_process
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import MEDIA_TYPE, ProblemType
 from guard_service.heldout.config import (
