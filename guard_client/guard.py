@@ -341,7 +341,7 @@ class Guard:
         try:
             fit, wrong = fit_figures(figures or {})
             found["figures"] = fit or sample.figures
-            if self._settings.rollouts:
+            if self._settings.rollouts and rollouts:
                 found["rollouts"] = selected([Candidate(*one) for one in rollouts], sample.step)
         except Exception as error:
             wrong = f"figures are numbers by names, rollouts are (prompt, completion, reward): {error!r}"

@@ -5,7 +5,7 @@ Pure: no clock, no I/O, no threads; nothing here imports another package of the 
 
 from guard_core._version import __version__
 from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
-from guard_core.step_monitor import StepMonitor, StepStatus
+from guard_core.steps import StepMonitor, StepStatus
 from guard_core.trust import kl_token_trust_filter
 
 __all__ = [

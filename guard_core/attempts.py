@@ -16,40 +16,6 @@ MOST_STARTS = 3
 
 
 @dataclass(slots=True)
-class AttemptStarts:
-    """Which attempt was the newest that began where the first one did.
-
-    `began`: first step that the first attempt reported; `base`: step of the first evaluated checkpoint; None
-    before there is one. `heard`: newest attempt that was heard of. `newest`: the newest start.
-    """
-
-    began: int | None = None
-    base: int | None = None
-    heard: int = -1
-    newest: int | None = None
-
-    def fold_step(self, attempt: int, step: int) -> None:
-        """Fold a reported step."""
-        if attempt > self.heard:
-            self._hear(attempt, step, self.base if self.began is None else self.began + 1)
-        if self.began is None and attempt == self.newest:
-            self.began = step
-
-    def fold_checkpoint(self, attempt: int, step: int) -> None:
-        """Fold a checkpoint that was evaluated."""
-        if self.base is None:
-            self.base = step
-        if attempt > self.heard:
-            self._hear(attempt, step, self.base)
-
-    def _hear(self, attempt: int, step: int, limit: int | None) -> None:
-        """Note an attempt of which nothing was heard before: its first word says where it began."""
-        if self.newest is None or limit is None or step <= limit:
-            self.newest = attempt
-        self.heard = attempt
-
-
-@dataclass(slots=True)
 class EvaluationSeries:
     """The evaluations that are judged together: those since one start.
 

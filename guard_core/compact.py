@@ -6,16 +6,17 @@ evaluation are not in it: their trainer has died with its pod. Latches travel be
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from guard_core.attempts import AttemptStarts, EvaluationSeries
+from guard_core.attempts import EvaluationSeries
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.policy import Policy
-from guard_core.rounds import KlGate
-from guard_core.step_count import StepCount
-from guard_core.step_monitor import KlMemory
+from guard_core.steps import AttemptStarts, KlGate, KlMemory, StepCount
 from guard_core.unscored import Unscored
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind, KlKind, Sampling
 
@@ -97,12 +98,27 @@ class CompactDetector(_Compact):
     sampled: bool | None
 
 
-class CompactState(_Compact):
-    """What is known of a run. The fields without a description are those of the judge."""
+@dataclass(slots=True)
+class RunNotes:
+    """What a judge counted and noted of a run, beside its detectors.
 
-    version: Literal[1] = 1
-    #: `policy_digest` of the policy that the run is judged by.
-    policy: str
+    Fields:
+        steps: that were reported.
+        announced, evaluated, failed, skipped: checkpoints; `skipped_in_a_row`: of the newest ones.
+        gone: checkpoints that were deleted before they could be announced.
+        refused: checkpoints that were not taken.
+        failures: evaluations that failed in a row; `last_failure`: why the newest did, `failure`: of which
+            kind the newest evaluation is.
+        sampling: what the first checkpoint said; `other_sampling`: the newest checkpoint that says another.
+        waits: whether the trainer waits for the guard, by its newest checkpoint.
+        short_baseline: passes of the baseline, if one that was wanted could not be made.
+        unconfirmed: whether the fresh pass that an alarm waited for could not be made.
+        last_kl: kind and value of the newest step; `kl_lost`: steps in a row without one that counts.
+        reward_lost: steps in a row without a finite reward.
+        last, best: the newest and the best evaluation; `best_since`: since the trainer started from scratch.
+        lost: why nobody knows what was folded before; "" if nothing is lost.
+    """
+
     steps: int = 0
     announced: int = 0
     evaluated: int = 0
@@ -110,39 +126,56 @@ class CompactState(_Compact):
     skipped: int = 0
     skipped_in_a_row: int = 0
     gone: int = 0
-    refused: tuple[tuple[int, int], ...] = ()
+    refused: frozenset[CheckpointKey] = frozenset()
     failures: int = 0
     last_failure: str = ""
     failure: FailureKind | None = None
-    unconfirmed: bool = False
     sampling: Sampling | None = None
-    #: The newest checkpoint that says another sampling.
     other_sampling: CheckpointReport | None = None
     waits: bool | None = None
+    short_baseline: int | None = None
+    unconfirmed: bool = False
     last_kl: tuple[KlKind, float | None] | None = None
     kl_lost: int = 0
     reward_lost: int = 0
-    kl_gate: KlGate = KlGate()
-    kl: KlMemory = KlMemory()
-    early_kl: KlMemory = KlMemory()
-    count: StepCount = StepCount()
-    starts: AttemptStarts = AttemptStarts()
-    series: EvaluationSeries = EvaluationSeries()
-    unscored: Unscored = Unscored()
-    #: `HeldOutGuard.to_state`, and that of the one without a warm-up.
-    guard: dict[str, object] | None = None
-    early: dict[str, object] | None = None
+    count: StepCount = field(default_factory=StepCount)
+    starts: AttemptStarts = field(default_factory=AttemptStarts)
+    series: EvaluationSeries = field(default_factory=EvaluationSeries)
+    unscored: Unscored = field(default_factory=Unscored)
     last: EvaluationSummary | None = None
     best: EvaluationSummary | None = None
     best_since: EvaluationSummary | None = None
-    detector: CompactDetector | None = None
-    #: Why nobody knows what was folded before; "" if nothing is lost.
     lost: str = ""
+
+    def __copy__(self) -> Self:
+        return replace(
+            self,
+            count=copy.copy(self.count),
+            starts=replace(self.starts),
+            series=replace(self.series),
+            unscored=replace(self.unscored),
+        )
+
+
+class CompactState(_Compact):
+    """What is known of a run."""
+
+    version: Literal[1] = 1
+    #: `policy_digest` of the policy that the run is judged by.
+    policy: str
+    notes: RunNotes = Field(default_factory=RunNotes)
+    kl_gate: KlGate = KlGate()
+    kl: KlMemory = KlMemory()
+    early_kl: KlMemory = KlMemory()
+    #: `HeldOutGuard.to_state`, and that of the one without a warm-up.
+    guard: dict[str, object] | None = None
+    early: dict[str, object] | None = None
+    detector: CompactDetector | None = None
 
     @classmethod
     def unknown(cls, policy: Policy, why: str) -> Self:
         """Of a run of which nothing is known but that there was one."""
-        return cls(policy=policy_digest(policy), lost=why)
+        return cls(policy=policy_digest(policy), notes=RunNotes(lost=why))
 
 
 def policy_digest(policy: Policy) -> str:

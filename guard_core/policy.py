@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from guard_core.heldout_guard import HeldOutGuard
-from guard_core.step_monitor import StepMonitor
+from guard_core.steps import StepMonitor
 from guard_core.wire import Finite
 
 #: What may fire on held-out evaluations; see `Policy.detector`.

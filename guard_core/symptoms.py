@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from guard_core.step_monitor import MEDIAN_WINDOW, STARTS_NEAR_ZERO, starts_away
+from guard_core.steps import MEDIAN_WINDOW, STARTS_NEAR_ZERO, starts_away
 from guard_core.unscored import MAX_TRUNCATED
 
 #: Windows of a run. Of fewer steps there are fewer windows, each of at least `MEDIAN_WINDOW` steps.

@@ -71,7 +71,7 @@ def main() -> int:
 
 def _serve(settings: GuardSettings) -> None:
     """Serve; an error is left in the termination message, too."""
-    from guard_service.engine.termination import leave_error
+    from guard_service.termination import leave_error
 
     try:
         serve_guard(settings)
@@ -92,9 +92,8 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     Raises:
         SettingsError: it cannot start, or its held-out split is not fit.
     """
-    from guard_service.app import create_app
-    from guard_service.auth import Tokens
-    from guard_service.engine import Adoption, Engine
+    from guard_service.app import Tokens, create_app
+    from guard_service.engine import Engine
     from guard_service.server import GuardServer, tls_options, url_here, url_of
 
     tokens = Tokens(*settings.tokens(), *settings.further_tokens())
@@ -112,7 +111,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
-        resume=Adoption() if settings.has_supervisor else None,
+        has_supervisor=settings.has_supervisor,
         termination_message=settings.termination_message,
     )
     url = url_of(listener, bool(tls))
@@ -122,7 +121,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         """Answer what a client waits for, while the guard still listens."""
         if follower is not None:
             await follower.finish()
-        engine.published.close()
+        engine.run.published.close()
         await engine.hand_over(HANDOVER_SECONDS)
 
     config = _config(create_app(engine, tokens, settings.name), tls)
@@ -205,7 +204,7 @@ def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProc
     if settings.metrics is None or _elsewhere(settings):
         return None
     from guard_core.feed import FollowOrder
-    from guard_service.feed import FollowerProcess
+    from guard_service.feed import FollowerHealth, FollowerProcess
 
     ingest, read = settings.tokens()
     order = FollowOrder(
@@ -217,7 +216,8 @@ def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProc
         read_token=read,
         ca=None if settings.tls_certificate is None else settings.tls_certificate.read_text("ascii"),
     )
-    return FollowerProcess(order, engine.following)
+    engine.run.following = FollowerHealth()
+    return FollowerProcess(order, engine.run.following)
 
 
 def _elsewhere(settings: GuardSettings) -> str:

@@ -184,6 +184,13 @@ class Problem(GuardError):
         """The HTTP status."""
         return self.kind.status
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether sending it again will not help: what nobody keeps, nobody judges."""
+        full = self.kind is ProblemType.INSUFFICIENT_STORAGE
+        later = self.kind is ProblemType.TOO_MANY_REQUESTS
+        return full or (self.status < ProblemType.INTERNAL_SERVER_ERROR.status and not later)
+
     def body(self, instance: str) -> bytes:
         """The problem as JSON; `instance` is the path that was asked for."""
         content: dict[str, Any] = {

@@ -49,23 +49,19 @@ class FollowerState(BaseModel):
     trouble: str = Field("", max_length=4096)
 
 
-class Standing:
-    """How it stands with what is followed; nothing is said where nothing is.
+class FollowerHealth:
+    """Health of the follower process, from its start on.
 
     Args:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._heard: float | None = None  # None: nothing is followed
+        self._heard = clock()
         self._lost = ""
         self._bad_before = 0  # of followers that have ended
         self._state = FollowerState()
-
-    def start(self) -> None:
-        """From now on a follower is expected."""
-        self._heard = self._clock()
 
     def hear(self, state: FollowerState) -> None:
         """The follower says how it is."""
@@ -77,19 +73,17 @@ class Standing:
         self._state = FollowerState()
 
     @property
-    def trouble(self) -> str | None:
-        """Why nothing is read; "" if it is, None where nothing is followed."""
-        if self._heard is None:
-            return None
+    def trouble(self) -> str:
+        """Why nothing is read; "" if it is."""
         if self._lost or self._state.trouble:
             return self._lost or self._state.trouble
         quiet = self._clock() - self._heard
         return f"the follower has said nothing for {quiet:.0f} s" if quiet > SILENT_SECONDS else ""
 
     @property
-    def bad(self) -> int | None:
-        """Lines, records and values that could not be read, since the guard started; None: not followed."""
-        return None if self._heard is None else self._bad_before + self._state.bad
+    def bad(self) -> int:
+        """Lines, records and values that could not be read, since the guard started."""
+        return self._bad_before + self._state.bad
 
     def condition(self) -> Condition | None:
         """`not_followed`, if it holds: what is not read is not judged."""
@@ -104,10 +98,10 @@ class FollowerProcess:
 
     Args:
         order: what it is told.
-        following: where it is noted how it stands.
+        following: where its health is noted.
     """
 
-    def __init__(self, order: FollowOrder, following: Standing) -> None:
+    def __init__(self, order: FollowOrder, following: FollowerHealth) -> None:
         self._order, self._following = order, following
         self._process: Process | None = None
         self._began = asyncio.Event()
@@ -116,7 +110,6 @@ class FollowerProcess:
 
     async def start(self) -> None:
         """Start it, and wait until it knows what lay there before the run, or that it cannot."""
-        self._following.start()
         self._task = asyncio.create_task(self._run())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):

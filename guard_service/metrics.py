@@ -23,19 +23,19 @@ _EVALUATION_BUCKETS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 36
 
 
 class ObservedFollowing(Protocol):
-    """What the page tells of a log that is followed; None where none is."""
+    """What the page tells of a log that is followed."""
 
     @property
-    def trouble(self) -> str | None:
+    def trouble(self) -> str:
         """Why nothing is read; "" if it is."""
 
     @property
-    def bad(self) -> int | None:
+    def bad(self) -> int:
         """Lines, records and values that could not be read."""
 
 
-class ObservedEngine(Protocol):
-    """What the page tells of an engine."""
+class ObservedRun(Protocol):
+    """What the page tells of a run."""
 
     @property
     def verdict(self) -> Verdict:
@@ -58,8 +58,8 @@ class ObservedEngine(Protocol):
         """Checkpoints that wait for their evaluation."""
 
     @property
-    def following(self) -> ObservedFollowing:
-        """How it stands with what is followed."""
+    def following(self) -> ObservedFollowing | None:
+        """The follower's health; None where nothing is followed."""
 
     @property
     def silent_for(self) -> float:
@@ -114,7 +114,7 @@ class GuardMetrics:
         for part in ("stage", "load", "generate", "score"):
             self.evaluation_part_seconds.labels(part)
 
-    def observe(self, engine: ObservedEngine) -> None:
+    def observe(self, engine: ObservedRun) -> None:
         """Report this engine's state with everything else."""
         self.registry.register(_EngineCollector(engine))
 
@@ -124,7 +124,7 @@ class GuardMetrics:
 
 
 class _EngineCollector(Collector):
-    def __init__(self, engine: ObservedEngine) -> None:
+    def __init__(self, engine: ObservedRun) -> None:
         self._engine = engine
 
     def describe(self) -> Iterable[Metric]:
@@ -161,14 +161,12 @@ class _EngineCollector(Collector):
             "Time since the last new step, the start, or the last wait for an evaluation.",
             engine.silent_for,
         )
-        if (bad := engine.following.bad) is not None:
-            yield _gauge(
-                "follow_up", "1 if what the trainer writes can be read.", not engine.following.trouble
-            )
+        if (following := engine.following) is not None:
+            yield _gauge("follow_up", "1 if what the trainer writes can be read.", not following.trouble)
             yield CounterMetricFamily(
                 "rlguard_guard_follow_unreadable",
                 "What could not be read of the followed log since the guard started: lines, records, values.",
-                value=bad,
+                value=following.bad,
             )
         yield from _known_numbers(verdict)
         yield _states("verdict_level", "level", "1 for the level of the verdict.", Level, {verdict.level})

@@ -96,7 +96,7 @@ class GuardCallback(TrainerCallback):
         self._guard: Guard | None = None
         self._begin(0)
 
-    def _begin(self, step: int, args: Any = None) -> None:
+    def _begin(self, step: int, args: Any = None, state: Any = None) -> None:
         """Forget an earlier run of the same trainer; this one begins after `step`."""
         self.stop = None
         self._reader = StepReader(figures_of(args) or UNKNOWN)
@@ -107,6 +107,7 @@ class GuardCallback(TrainerCallback):
         self._warn_once = WarnOnce()
         self._last_step: int | None = None  # that was reported
         self._began = step
+        self._every = steps_per_save(args, state)  # steps between two checkpoints
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
         self._saved = step  # step of the newest checkpoint
         self._sooner = False  # whether the guard wants the next one sooner
@@ -148,7 +149,7 @@ class GuardCallback(TrainerCallback):
                 "GuardCallback was given another trainer than the one that it was added to"
             )
         self._guard = self._make_guard(args) if state.is_world_process_zero else None
-        self._begin(state.global_step, args)
+        self._begin(state.global_step, args, state)
         run = self._outset(args, state, kwargs)
         self._refuse_unscorable(run, args)
         if self._guard is not None:
@@ -171,7 +172,7 @@ class GuardCallback(TrainerCallback):
         if self._read_lists():
             sample = self._reader.take(state.global_step)
             self._take_rollouts()
-            every = steps_per_save(args, state)
+            every = self._every
             saves = control.should_save or (every is not None and state.global_step % every == 0)
             self._report(sample, saves)
         elif self._trainer is None:
@@ -345,9 +346,8 @@ class GuardCallback(TrainerCallback):
 
     def _save_between(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         """Have every rank save a checkpoint between two regular ones, if the guard wants one sooner."""
-        since, every = state.global_step - self._saved, steps_per_save(args, state)
-        wanted = self._sooner and self.stop is None
-        if wanted and not control.should_save and save_sooner(every, since, args):
+        wanted, since = self._sooner and self.stop is None, state.global_step - self._saved
+        if wanted and not control.should_save and save_sooner(self._every, since, args):
             control.should_save = True
             if self._guard is not None:
                 log.info("the guard wants a checkpoint sooner: one is saved at step %d", state.global_step)

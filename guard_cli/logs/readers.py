@@ -101,8 +101,9 @@ def _noting(left_out: str, table: Table) -> Table:
 
 def _read_state_dir(path: Path) -> Table | None:
     """The history of a guard's state directory, or None if it is none."""
+    from guard_service.database import FILE_NAME
     from guard_service.errors import StoreError
-    from guard_service.store import FILE_NAME, export_history
+    from guard_service.history import export_history
 
     if not (path / FILE_NAME).is_file():
         return None

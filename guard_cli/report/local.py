@@ -36,8 +36,10 @@ def render(folder: Path) -> str:
     """
     from guard_core.guard_log import symptoms_of_history
     from guard_core.rollouts import side_by_side
+    from guard_service.display_data import FIGURES, ROLLOUTS
     from guard_service.errors import GuardError
-    from guard_service.store import FIGURES, ROLLOUTS, stored_policy, thinned_history
+    from guard_service.event_log import stored_policy
+    from guard_service.history import thinned_history
 
     state_dir, facts, verdict = folder / "guard", read_run_file(folder / "run.json"), verdict_at_end(folder)
     lines = read_history(folder / "history.jsonl")

@@ -61,7 +61,7 @@ def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
 
 
 def _write_history(state_dir: Path, path: Path) -> None:
-    from guard_service.store import export_history
+    from guard_service.history import export_history
 
     # Per-item outcomes are in it: for this user only.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -73,7 +73,7 @@ def _write_history(state_dir: Path, path: Path) -> None:
 def _write_policy(state_dir: Path, path: Path) -> None:
     import yaml
 
-    from guard_service.store import stored_policy
+    from guard_service.event_log import stored_policy
 
     _write(path, yaml.safe_dump(stored_policy(state_dir).model_dump(mode="json"), sort_keys=False))
 

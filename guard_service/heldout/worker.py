@@ -4,7 +4,7 @@ The child (`guard_service.heldout.child`) gets requests as JSON lines on its std
 It is the only process that imports torch or a user's scorer, or reads a tokenizer, so ingest waits for none
 of them, and a crash, an out-of-memory kill or a time-out costs one evaluation and not the guard. A fresh
 child is started for the next request. Where the kernel ends the whole container instead (cgroup v2), the next
-guard begins that evaluation again, a few times (`guard_service.engine.evaluations`).
+guard begins that evaluation again, a few times (`guard_service.evaluations`).
 
 The child's stderr goes to `worker.log` in the scratch directory, readable by the guard only, and not to the
 guard's log: what a library or a scorer prints may quote a prompt (invariant 8).

@@ -23,7 +23,9 @@ from guard_core.kept_steps import written_steps
 from guard_core.rollouts import side_by_side
 from guard_core.symptoms import TITLES, Examined, Symptom
 from guard_core.wire import FiguresReport, Verdict
-from guard_service.store import FIGURES, ROLLOUTS, export_history, stored_policy, thinned_history
+from guard_service.display_data import FIGURES, ROLLOUTS
+from guard_service.event_log import stored_policy
+from guard_service.history import export_history, thinned_history
 
 from .conftest import Guard
 from .test_dashboard import HOSTILE as WRITTEN

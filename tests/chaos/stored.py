@@ -8,7 +8,8 @@ from typing import Any
 
 from guard_core.judge import Latch
 from guard_service.errors import StoreError
-from guard_service.store import EventLog, export_history, stored_policy
+from guard_service.event_log import EventLog, stored_policy
+from guard_service.history import export_history
 
 
 def stored(state: Path, copy: Path) -> tuple[dict[int, dict[str, Any]], bool]:

@@ -12,7 +12,7 @@ from guard_client.rollouts import BEST, Candidate, selected, shortened, shown_te
 from guard_client.samples import fit_figures
 from guard_client.settings import ClientSettings
 from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_ROLLOUT_TEXT, MAX_ROLLOUTS
-from guard_service.requests import MAX_BODY_BYTES
+from guard_service.app import MAX_BODY_BYTES
 from tests.trainer.faulty_guard import FaultyGuard
 
 FIGURES = {"rewards/format/mean": 0.5, "completions/mean_length": 12.0}

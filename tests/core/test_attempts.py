@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guard_core.attempts import MOST_STARTS, AttemptStarts, EvaluationSeries
+from guard_core.attempts import MOST_STARTS, EvaluationSeries
+from guard_core.steps import AttemptStarts
 
 
 def reported(*steps: tuple[int, int], base: int | None = 0) -> AttemptStarts:

@@ -264,7 +264,7 @@ class TestStepsAfterTheLastEvaluation:
 
     def test_steps_that_are_numbered_without_any_order_take_no_memory(self) -> None:
         j = self.trained(*(n * (n + 1) // 2 for n in range(200)), evaluated=0)
-        assert len(j.compact().count.apart) == 64
+        assert len(j.compact().notes.count.apart) == 64
 
     def test_such_a_round_is_as_long_as_it_was(self) -> None:
         """Else an ordinary end would have more steps than any round."""

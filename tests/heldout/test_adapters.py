@@ -18,6 +18,7 @@ from guard_cli.check.gather import look_at_model
 from guard_core.policy import Policy
 from guard_core.wire import Adapters, FailureKind
 from guard_service.errors import ChangedRunError
+from guard_service.event_log import EventLog
 from guard_service.heldout.adapter_files import MAX_CONFIG_BYTES, MAX_TENSORS, read_adapter
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
@@ -30,7 +31,6 @@ from guard_service.heldout.scorable import why_unscorable
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
-from guard_service.store import EventLog
 from tests.heldout.models import make_tokenizer, save_tiny_model
 from tests.heldout.test_base_model import rewrite
 

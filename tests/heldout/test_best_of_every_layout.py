@@ -75,9 +75,9 @@ def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Pat
 
     async def score(folder: Path, key: str, step: int, model: Path) -> None:
         await engine.add_checkpoint(a_checkpoint(folder, key, step, model))
-        await until(lambda: engine.queue_length == 0)
-        last = engine.verdict.last_evaluation
-        assert last is not None and (last.step, engine.verdict.failed) == (step, 0)
+        await until(lambda: engine.run.queue_length == 0)
+        last = engine.run.verdict.last_evaluation
+        assert last is not None and (last.step, engine.run.verdict.failed) == (step, 0)
 
     async def act() -> None:
         await engine.start()
@@ -88,7 +88,7 @@ def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Pat
                 await score(folder, key, 10 * number + 1, better)
                 await score(folder, key, 10 * number + 2, worse)
                 shutil.rmtree(folder)
-                best = engine.verdict.best_evaluation
+                best = engine.run.verdict.best_evaluation
                 assert best is not None and best.step == 10 * number + 1, key
                 for file in better.iterdir():
                     if file.suffix in (".safetensors", ".json"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from guard_service.store import export_history
+from guard_service.history import export_history
 from tests.docs.blocks import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "guard-a-script.md"

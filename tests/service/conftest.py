@@ -36,8 +36,7 @@ import json, os, sys
 import uvicorn.lifespan.off
 import guard_service.__main__ as guard
 import guard_service.heldout.worker, guard_service.server, guard_service.settings
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from pathlib import Path
 from guard_core.policy import Policy

@@ -9,8 +9,7 @@ from typing import Any
 from guard_core.judge import Evaluation, Latch
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.engine import restored_judge
-from guard_service.store import EventLog
+from guard_service.event_log import EventLog, restored_judge
 
 POLICY = Policy()
 FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_service.engine.allowance import BURST, MAX_BYTES, RATE, Allowance
+from guard_service.event_log import BURST, MAX_BYTES, RATE, Allowance
 
 MIB = 1 << 20
 

@@ -63,19 +63,19 @@ def test_it_is_no_way_to_fill_the_disk(one: Path, tmp_path: Path) -> None:
         number = 0
         while not await refused(engine, report(one, number)):
             number += 1
-        before = engine.store_bytes
+        before = engine.run.store_bytes
         assert number > 10 and not await engine.add_checkpoint(report(one, 0)), (
             "as it was: nothing is written"
         )
         (one / "vocab0").write_text("other")
         assert all([await refused(engine, report(one, again)) for again in range(number)])
-        assert engine.store_bytes == before
+        assert engine.run.store_bytes == before
 
     async def with_room(engine: Engine) -> None:
-        sizes = [engine.store_bytes]
+        sizes = [engine.run.store_bytes]
         for _ in range(2):
             assert not await engine.add_checkpoint(report(one, 0)), "known, and taken"
-            sizes.append(engine.store_bytes)
+            sizes.append(engine.run.store_bytes)
         assert sizes[0] < sizes[1] == sizes[2]
 
     with_engine(tmp_path, 1 * MIB, flood)

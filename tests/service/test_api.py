@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from guard_core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
+from guard_service.app import MAX_BODY_BYTES
 from guard_service.errors import ProblemDetails
-from guard_service.requests import MAX_BODY_BYTES
 
 Step = Callable[..., dict[str, Any]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from guard_core.wire import CheckpointReport, EvaluationSummary
-from guard_service.engine.evaluations import is_passed_over
+from guard_service.evaluations import is_passed_over
 from guard_service.heldout.worker import EvaluationRequest
 
 QUEUE = [CheckpointReport(attempt=0, step=step, path=f"/c/{step}") for step in (1, 2)]

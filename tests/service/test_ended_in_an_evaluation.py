@@ -17,10 +17,10 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy
 from guard_core.wire import FailureKind
-from guard_service.engine.evaluations import MOST_BEGUN, begun_before, refuse_once_more
+from guard_service.evaluations import MOST_BEGUN, begun_before, refuse_once_more
+from guard_service.events import Begun
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest
-from guard_service.store import Begun
 from tests.service.test_engine import QUICK, FakeEvaluator, Run, calibrated, run, step, stored, until
 
 __all__ = ["run"]

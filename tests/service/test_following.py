@@ -9,8 +9,8 @@ from guard_core.codes import Level
 from guard_core.feed import Feed
 from guard_core.judge import Judge
 from guard_core.policy import Policy
-from guard_service.engine.verdicts import beside
-from guard_service.feed import SILENT_SECONDS, FollowerState, Standing
+from guard_service.feed import SILENT_SECONDS, FollowerHealth, FollowerState
+from guard_service.verdicts import beside
 
 
 @pytest.fixture
@@ -19,19 +19,11 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def following(now: list[float]) -> Standing:
-    following = Standing(lambda: now[0])
-    following.start()
-    return following
+def following(now: list[float]) -> FollowerHealth:
+    return FollowerHealth(lambda: now[0])
 
 
-def test_where_nothing_is_followed_nothing_is_said(now: list[float]) -> None:
-    nothing = Standing(lambda: now[0])
-    now[0] += 10 * SILENT_SECONDS
-    assert nothing.condition() is None and nothing.trouble is None and nothing.bad is None
-
-
-def test_a_follower_without_a_word_reads_nothing(following: Standing, now: list[float]) -> None:
+def test_a_follower_without_a_word_reads_nothing(following: FollowerHealth, now: list[float]) -> None:
     now[0] += SILENT_SECONDS
     assert following.condition() is None
     now[0] += 1
@@ -40,7 +32,7 @@ def test_a_follower_without_a_word_reads_nothing(following: Standing, now: list[
     assert following.condition() is None and following.trouble == ""
 
 
-def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Standing) -> None:
+def test_trouble_is_unknown_and_stops_nothing_by_itself(following: FollowerHealth) -> None:
     following.hear(FollowerState(trouble="no record has a reward"))
     condition = following.condition()
     assert condition is not None
@@ -49,7 +41,7 @@ def test_trouble_is_unknown_and_stops_nothing_by_itself(following: Standing) -> 
     assert verdict.level is Level.UNKNOWN and "no record has a reward" in verdict.reason and not verdict.stop
 
 
-def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Standing) -> None:
+def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: FollowerHealth) -> None:
     following.hear(FollowerState(bad=2))
     following.lose("m.jsonl is a symbolic link")
     assert "m.jsonl is a symbolic link" in str(following.condition())
@@ -57,7 +49,7 @@ def test_a_follower_that_ended_is_trouble_until_another_one_reads(following: Sta
     assert following.condition() is None
 
 
-def test_what_could_not_be_read_is_counted_over_all_followers(following: Standing) -> None:
+def test_what_could_not_be_read_is_counted_over_all_followers(following: FollowerHealth) -> None:
     following.hear(FollowerState(bad=2))
     following.hear(FollowerState(bad=4))
     following.lose("x")

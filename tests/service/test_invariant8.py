@@ -25,13 +25,12 @@ from guard_core import trainer_view
 from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
 from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, FailureKind, StepReport
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.store import export_history
+from guard_service.history import export_history
 
 ITEMS = 50
 ROUNDS = 12
@@ -108,7 +107,7 @@ async def test_nothing_of_an_item_leaves_the_guard(
             path = {"attempt": 0, "step": number, "path": str(root / str(number))}
             await ask(client, "POST", "/v1/checkpoints", path)
             async with asyncio.timeout(60):
-                while engine.queue_length:  # noqa: ASYNC110
+                while engine.run.queue_length:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
             for route in (
                 "/v1/verdict",
@@ -120,7 +119,7 @@ async def test_nothing_of_an_item_leaves_the_guard(
                 "/readyz",
             ):
                 await ask(client, "GET", route)
-        assert engine.verdict.fire, "a fire's reason must be among what is said"
+        assert engine.run.verdict.fire, "a fire's reason must be among what is said"
     await engine.close()
     assert len(worker.canaries) > ITEMS
     output = capfd.readouterr()
@@ -210,14 +209,14 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
             path = {"attempt": 0, "step": number, "path": str(root / str(number))}
             told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
             async with asyncio.timeout(60):
-                while engine.queue_length or engine.verdict.waiting:  # noqa: ASYNC110
+                while engine.run.queue_length or engine.run.verdict.waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
             told.append(await ask("trainer", "POST", "/v1/steps", step))
             told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
             told.append(await ask("trainer", "GET", "/v1/verdict"))
             full.append(await ask("reader", "GET", "/v1/verdict"))
-    engine._ledger.fail(StoreError("disk full"))
-    told.append(json.loads(engine._ledger.unavailable().body("/v1/steps"))["verdict"])
+    engine.run.fail(StoreError("disk full"))
+    told.append(json.loads(engine.run.unavailable().body("/v1/steps"))["verdict"])
     await engine.close()
 
     for verdict in told:
@@ -273,14 +272,14 @@ async def test_what_outlives_a_guard_names_no_item(tmp_path: Path, action: str) 
     await engine.start()
     for number in (1, 2):
         (root / str(number)).mkdir(parents=True)
-        await engine.add_steps([StepReport(attempt=0, step=number, reward=0.5)])
+        await engine.run.add_steps([StepReport(attempt=0, step=number, reward=0.5)])
         await engine.add_checkpoint(CheckpointReport(attempt=0, step=number, path=str(root / str(number))))
     async with asyncio.timeout(60):
-        while engine.verdict.code is not Code.EVALUATION_FAILING:  # noqa: ASYNC110
+        while engine.run.verdict.code is not Code.EVALUATION_FAILING:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-    assert "canary" in engine.verdict.reason, "the verdict of the read token has it"
-    assert engine.verdict.halt is (action == "stop")
-    shown = trainer_view.status_view(engine.verdict)
+    assert "canary" in engine.run.verdict.reason, "the verdict of the read token has it"
+    assert engine.run.verdict.halt is (action == "stop")
+    shown = trainer_view.status_view(engine.run.verdict)
     assert Code.EVALUATION_FAILING.meaning in shown.reason
     for told in (engine.run_state().model_dump_json(), message.read_text(), shown.model_dump_json()):
         assert "evaluation_failing" in told or "underway" in told

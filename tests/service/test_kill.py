@@ -25,8 +25,8 @@ from typing import Any
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.wire import Verdict
-from guard_service.engine import restored_judge
-from guard_service.store import export_history
+from guard_service.event_log import restored_judge
+from guard_service.history import export_history
 
 RUNS, LIVES = 4, 51
 CLIENTS = 3

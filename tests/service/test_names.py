@@ -12,8 +12,7 @@ import pytest
 
 from guard_core.policy import Policy
 from guard_core.wire import StepReport
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.worker import EvaluationWorker
@@ -32,7 +31,7 @@ def announced(tmp_path: Path, path: str) -> list[httpx.Response]:
 
     async def act() -> list[httpx.Response]:
         await engine.start()
-        await engine.add_steps([StepReport(attempt=0, step=1, reward=0.5)])
+        await engine.run.add_steps([StepReport(attempt=0, step=1, reward=0.5)])
         transport = httpx.ASGITransport(create_app(engine, Tokens(INGEST, READ)))
         async with httpx.AsyncClient(transport=transport, base_url="http://guard") as client:
 

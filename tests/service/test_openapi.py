@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from guard_core.policy import Policy
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 
 

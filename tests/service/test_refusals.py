@@ -22,14 +22,13 @@ from guard_core.codes import Code, Level
 from guard_core.judge import MAX_REFUSED, Judge
 from guard_core.policy import Policy, RefusedPolicy
 from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
-from guard_service.app import create_app
-from guard_service.auth import Tokens
+from guard_service import engine as engine_module
+from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
-from guard_service.engine import engine as engine_module
-from guard_service.engine.verdicts import beside
 from guard_service.errors import FieldError, Problem, StoreError, invalid
-from guard_service.refusals import MAX_SHOWN, Kind, Refusals
-from guard_service.store import EventLog
+from guard_service.event_log import EventLog
+from guard_service.run import Kind, Refusals
+from guard_service.verdicts import MAX_SHOWN, beside
 
 STOP = Policy(refused=RefusedPolicy(after=2, action="stop"))
 
@@ -57,12 +56,12 @@ async def refuse_checkpoint(engine: Engine, number: int, path: str = "/elsewhere
 async def refuse_step(engine: Engine, number: int) -> None:
     """The same step with another reward, as a resumed trainer with its old attempt number sends it."""
     with pytest.raises(Problem) as caught:
-        await engine.add_steps([step(number, reward=0.9)])
+        await engine.run.add_steps([step(number, reward=0.9)])
     assert caught.value.status == 409
 
 
 def held(engine: Engine) -> Condition | None:
-    return next((c for c in engine.verdict.conditions if c.code is Code.REPORTS_REFUSED), None)
+    return next((c for c in engine.run.verdict.conditions if c.code is Code.REPORTS_REFUSED), None)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -77,21 +76,21 @@ async def test_a_refused_checkpoint_is_in_the_verdict_until_one_is_accepted(
 ) -> None:
     engine = engine_on()
     await engine.start()
-    await engine.add_steps([step(1)])
+    await engine.run.add_steps([step(1)])
     assert held(engine) is None
     for number in (1, 2, 3, 4):
         await refuse_checkpoint(engine, number, f"/elsewhere/{number}")
-    assert (engine.verdict.level, engine.verdict.code) == (Level.UNKNOWN, Code.REPORTS_REFUSED)
-    assert engine.verdict.reason.startswith(
+    assert (engine.run.verdict.level, engine.run.verdict.code) == (Level.UNKNOWN, Code.REPORTS_REFUSED)
+    assert engine.run.verdict.reason.startswith(
         "4 reports in a row of checkpoints refused, the newest: '/elsewhere/4'"
     )
-    assert "is not below the checkpoint root" in engine.verdict.reason
-    await engine.add_steps([step(2)])
-    assert engine.verdict.code is Code.REPORTS_REFUSED, "a step does not make a checkpoint good"
+    assert "is not below the checkpoint root" in engine.run.verdict.reason
+    await engine.run.add_steps([step(2)])
+    assert engine.run.verdict.code is Code.REPORTS_REFUSED, "a step does not make a checkpoint good"
     (tmp_path / "checkpoints" / "5").mkdir()
     await engine.add_checkpoint(CheckpointReport(attempt=0, step=5, path="5"))
     assert held(engine) is None
-    assert b"reports_refused" not in engine.trainer_json
+    assert b"reports_refused" not in engine.run.trainer_json
     await engine.close()
 
 
@@ -103,12 +102,12 @@ async def test_a_refused_checkpoint_stays_counted_until_it_is_taken_itself(
     await engine.start()
     for number in (1, 1, 2, 3):
         await refuse_checkpoint(engine, number, f"/elsewhere/{number}")
-    assert engine.verdict.refused == 3, "the same one twice is one"
+    assert engine.run.verdict.refused == 3, "the same one twice is one"
     for number, left in ((4, 3), (2, 2)):
         (tmp_path / "checkpoints" / str(number)).mkdir()
         await engine.add_checkpoint(CheckpointReport(attempt=0, step=number, path=str(number)))
-        assert engine.verdict.refused == left
-    assert engine.verdict.announced == 2
+        assert engine.run.verdict.refused == left
+    assert engine.run.verdict.announced == 2
     await engine.close()
 
 
@@ -118,7 +117,7 @@ async def test_a_restarted_guard_still_counts_what_was_refused(
 ) -> None:
     engine = engine_on()
     await engine.start()
-    await engine.add_steps([step(1)])
+    await engine.run.add_steps([step(1)])
     for number in (1, 2):
         (tmp_path / "checkpoints" / str(number)).mkdir()
         await refuse_checkpoint(engine, number)
@@ -127,12 +126,12 @@ async def test_a_restarted_guard_still_counts_what_was_refused(
     with pytest.raises(Problem) as caught:  # taken, and now announced with another path: nobody judges that
         await engine.add_checkpoint(CheckpointReport(attempt=0, step=1, path="2"))
     assert caught.value.status == 409
-    before = engine.verdict
+    before = engine.run.verdict
     assert (before.refused, before.announced) == (3, 1)
     await engine.close()
     again = engine_on()
     await again.start()
-    assert (again.verdict.refused, again.verdict.announced) == (3, 1)
+    assert (again.run.verdict.refused, again.run.verdict.announced) == (3, 1)
     await again.close()
 
 
@@ -150,7 +149,7 @@ async def test_a_refusal_that_cannot_be_stored_is_not_acknowledged(
     with pytest.raises(Problem) as caught:
         await engine.add_checkpoint(CheckpointReport(attempt=0, step=1, path="/elsewhere"))
     assert caught.value.status == 503, "so that the trainer sends it again"
-    assert engine.verdict.refused == 0
+    assert engine.run.verdict.refused == 0
     monkeypatch.undo()
     await engine.close()
 
@@ -167,14 +166,14 @@ def test_no_trainer_makes_the_guard_remember_without_end() -> None:
 async def test_refused_steps_count_for_themselves(engine_on: Callable[..., Engine]) -> None:
     engine = engine_on()
     await engine.start()
-    await engine.add_steps([step(1), step(2)])
+    await engine.run.add_steps([step(1), step(2)])
     for _ in range(3):
         await refuse_step(engine, 1)
     condition = held(engine)
     assert condition is not None and condition.action == "warn"
     assert "3 reports in a row of steps refused" in condition.message
     assert "A restarted trainer needs a new attempt" in condition.message
-    await engine.add_steps([step(2)])  # known already, and so acknowledged
+    await engine.run.add_steps([step(2)])  # known already, and so acknowledged
     assert held(engine) is None
     await engine.close()
 
@@ -185,21 +184,21 @@ async def test_a_stop_comes_from_the_number_of_refusals_that_the_policy_asks_for
 ) -> None:
     engine = engine_on(STOP)
     await engine.start()
-    await engine.add_steps([step(1)])
+    await engine.run.add_steps([step(1)])
     await refuse_checkpoint(engine, 1)
     condition = held(engine)
     assert condition is not None and condition.action is None
-    assert not engine.verdict.stop
+    assert not engine.run.verdict.stop
     await refuse_checkpoint(engine, 2)
-    await until(lambda: engine.verdict.halt)
-    assert not engine.verdict.fire
-    assert engine.verdict.code is Code.REPORTS_REFUSED
-    assert [latch.code for latch in engine.latches] == ["reports_refused"]
-    assert [c.code for c in engine.verdict.conditions].count(Code.REPORTS_REFUSED) == 1
+    await until(lambda: engine.run.verdict.halt)
+    assert not engine.run.verdict.fire
+    assert engine.run.verdict.code is Code.REPORTS_REFUSED
+    assert [latch.code for latch in engine.run.latches] == ["reports_refused"]
+    assert [c.code for c in engine.run.verdict.conditions].count(Code.REPORTS_REFUSED) == 1
     await engine.close()
     again = engine_on(STOP)
     await again.start()
-    assert again.verdict.halt and "'/elsewhere' is not below" in again.latches[0].message
+    assert again.run.verdict.halt and "'/elsewhere' is not below" in again.run.latches[0].message
     await again.close()
 
 
@@ -223,7 +222,7 @@ async def test_only_what_a_trainer_says_counts(engine_on: Callable[..., Engine])
     """Not a stranger's token; but a body that no release of the guard understands."""
     engine = engine_on()
     await engine.start()
-    await engine.add_steps([step(1)])
+    await engine.run.add_steps([step(1)])
     transport = httpx.ASGITransport(create_app(engine, Tokens("i" * 20, "r" * 20)))
     async with httpx.AsyncClient(transport=transport, base_url="http://guard") as client:
 
@@ -287,7 +286,9 @@ def test_a_refusal_speaks_for_the_verdict_unless_something_is_worse(
         stop=False,
         conditions=(known, advice),
     )
-    told = beside(verdict, refusals(steps=3).condition())
+    refused = refusals(steps=3).condition()
+    assert refused is not None
+    told = beside(verdict, refused)
     assert (told.code is Code.REPORTS_REFUSED) is speaks
     assert {c.code for c in told.conditions} == {Code(code), Code.HACKING_GAP, Code.REPORTS_REFUSED}
     assert told.conditions[-1] == advice

@@ -18,19 +18,12 @@ from guard_core.judge import Evaluation, Judge, Latch, StepTuple
 from guard_core.policy import Policy
 from guard_core.rounds import Round
 from guard_core.wire import CheckpointReport, KlKind, StepReport
+from guard_service import database
+from guard_service.database import journal_mode
 from guard_service.errors import ChangedRunError, StoreError
-from guard_service.store import (
-    Appended,
-    Conflict,
-    EventLog,
-    Failure,
-    Note,
-    StepRun,
-    StoredEvent,
-    database,
-    export_history,
-)
-from guard_service.store.database import journal_mode
+from guard_service.event_log import EventLog
+from guard_service.events import Appended, Conflict, Failure, Note, StepRun, StoredEvent
+from guard_service.history import export_history
 
 ROUND = Round(0.5, 0.01, 1, 0.1, 0.2, 0.3, None)
 

@@ -13,8 +13,8 @@ from guard_core.codes import Code, Level
 from guard_core.policy import Policy
 from guard_core.wire import CheckpointReport, StepReport
 from guard_service.engine import Engine
-from guard_service.engine.allowance import BURST
 from guard_service.errors import Problem
+from guard_service.event_log import BURST
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ async def fill(engine: Engine, first: int = 1) -> tuple[int, Problem]:
     taken = 0
     while True:
         try:
-            taken += len((await engine.add_steps(steps(first + taken))).new)
+            taken += len((await engine.run.add_steps(steps(first + taken))).new)
         except Problem as problem:
             return taken, problem
 

@@ -13,7 +13,8 @@ import pytest
 
 from guard_core.wire import CheckpointReport
 from guard_service.errors import StoreCorruptError
-from guard_service.store import EventLog, Note, NoteKind
+from guard_service.event_log import EventLog
+from guard_service.events import Note, NoteKind
 from tests.service.filled_store import FIRE, POLICY, content, fill, steps
 
 

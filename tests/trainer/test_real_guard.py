@@ -148,7 +148,7 @@ def test_the_guard_evaluates_as_the_trainer_samples(
     from guard_service.heldout.evaluators.hf import HfEvaluator
     from guard_service.heldout.split import HeldoutSplit
     from guard_service.heldout.worker import EvaluationRequest
-    from guard_service.store import export_history
+    from guard_service.history import export_history
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     split = tmp_path / "split.jsonl"

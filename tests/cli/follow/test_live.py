@@ -116,7 +116,7 @@ def served(workplace, state):
 
 
 def reported(state):
-    from guard_service.store import export_history
+    from guard_service.history import export_history
 
     return [row for row in export_history(state) if row.get("reward") is not None]
 

@@ -20,7 +20,8 @@ from guard_cli.replay.run import Run, load_run
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import KlKind, StepReport, Verdict
-from guard_service.store import EventLog, export_history
+from guard_service.event_log import EventLog
+from guard_service.history import export_history
 
 ITEMS = 16
 

@@ -30,10 +30,11 @@ from guard_core.codes import Code
 from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport, Verdict
-from guard_service.engine import Engine, restored_judge
+from guard_service.engine import Engine
 from guard_service.errors import Problem
+from guard_service.event_log import restored_judge
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.store import export_history
+from guard_service.history import export_history
 
 POLICY = Policy(
     detector="heldout_guard",
@@ -139,12 +140,12 @@ class Live:
                 await self._step(engine, *event)
             elif kind == "save":
                 await self._save(engine, root, *event)
-            elif engine.queue_length:
+            elif engine.run.queue_length:
                 await self._score(engine, worker, event[0])
-        while engine.queue_length:
+        while engine.run.queue_length:
             await self._score(engine, worker, [1.0, 0.5, 0.0])
         self.history = await engine.thinned_history(1_000)
-        self.verdict = engine.verdict
+        self.verdict = engine.run.verdict
         await engine.close()
 
     async def _step(
@@ -157,7 +158,7 @@ class Live:
             attempt=attempt, step=step, reward=sample.reward, kl=sample.kl, kl_kind=sample.kl_kind
         )
         with contextlib.suppress(Problem):  # it contradicts an earlier one
-            for new in (await engine.add_steps([report])).new:
+            for new in (await engine.run.add_steps([report])).new:
                 self._moved = self._moved or bool(new.kl_kind is TOKENS and new.kl)
                 counts = new.kl if new.kl_kind is TOKENS and self._moved else None
                 self._pending.append(new.model_copy(update={"kl": counts}))
@@ -168,14 +169,14 @@ class Live:
         await engine.add_checkpoint(CheckpointReport(attempt=attempt, step=step, path=str(path)))
 
     async def _score(self, engine: Engine, worker: Scores, items: list[float]) -> None:
-        left = engine.queue_length
+        left = engine.run.queue_length
         worker.given.put_nowait(items)
-        while engine.queue_length == left:  # noqa: ASYNC110
+        while engine.run.queue_length == left:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        last = engine.verdict.last_evaluation
+        last = engine.run.verdict.last_evaluation
         assert last is not None
-        self.said.append(said(engine.verdict))
-        told = (c.message for c in engine.verdict.conditions if c.code is Code.STARTED_AGAIN)
+        self.said.append(said(engine.run.verdict))
+        told = (c.message for c in engine.run.verdict.conditions if c.code is Code.STARTED_AGAIN)
         self.starts.append({message for message in told if "compared with the baseline" in message})
         self.expected.append(self._round(last.attempt, last.step))
 

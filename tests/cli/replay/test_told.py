@@ -19,7 +19,8 @@ from guard_core.codes import Code
 from guard_core.judge import Evaluation, Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
-from guard_service.store import EventLog, export_history
+from guard_service.event_log import EventLog
+from guard_service.history import export_history
 
 POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
 ITEMS = 256

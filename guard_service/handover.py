@@ -18,8 +18,8 @@ from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
 from guard_core.wire import MAX_ATTEMPT, MAX_STEP
-from guard_service.errors import FieldError, NotAdoptedError, invalid
-from guard_service.store import Note, NoteKind, StoredEvent
+from guard_service.errors import FieldError, invalid
+from guard_service.events import Note, NoteKind, StoredEvent
 
 
 def _at_a_step(latch: Latch) -> Latch:
@@ -48,8 +48,9 @@ class RunState(BaseModel):
         cls, sequence: int, state: CompactState, latches: Sequence[Latch], pins: Mapping[str, str] | None
     ) -> Self:
         """What is known of a run, without words that may quote an item or a file."""
-        if state.failure in TOLD_BY_KIND:
-            state = state.model_copy(update={"last_failure": state.failure.words})
+        if state.notes.failure in TOLD_BY_KIND:
+            notes = replace(state.notes, last_failure=state.notes.failure.words)
+            state = state.model_copy(update={"notes": notes})
         told = (
             replace(latch, message=for_the_status(Code(latch.code), latch.message, None)) for latch in latches
         )
@@ -81,24 +82,3 @@ def _understood(latch: Latch) -> Latch:
     if latch.code in list(Code):
         return latch
     return replace(latch, code=Code.HELDOUT_DECLINE.value, message=f"{latch.code}: {latch.message}")
-
-
-class Adoption:
-    """What the supervisor has told, once it has."""
-
-    def __init__(self) -> None:
-        #: None until then.
-        self.told: Sequence[StoredEvent] | None = None
-
-    async def __call__(self) -> Sequence[StoredEvent]:
-        """What the log begins with.
-
-        Raises:
-            NotAdoptedError: the supervisor has told nothing yet.
-        """
-        if self.told is None:
-            raise NotAdoptedError(
-                "the store is empty, and the supervisor has not said yet what is known of this run "
-                "(PUT /v1/state)"
-            )
-        return self.told

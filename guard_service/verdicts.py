@@ -7,16 +7,16 @@ from typing import Any
 from guard_core.codes import Code
 from guard_core.judge import Judge, Latch
 from guard_core.wire import Condition, Verdict
+from guard_service.errors import Problem
 
-
-def verdict_now(judge: Judge, silent_for: float, refused: Condition | None) -> Verdict:
-    """The verdict after that many seconds of silence, with what is said of refused reports."""
-    return beside(judge.verdict(silent_for), refused)
+MAX_SHOWN = 300  # characters of a refusal that a verdict repeats; it quotes what a trainer sent
 
 
 def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Latch | None:
     """The halt that silence or refused reports close now; None if there is none."""
-    verdict = verdict_now(judge, silent_for, refused)
+    verdict = judge.verdict(silent_for)
+    if refused is not None:
+        verdict = beside(verdict, refused)
     if verdict.stop or all(c.action != "stop" for c in verdict.conditions):
         return None
     after = judge.copy()
@@ -36,9 +36,9 @@ def without_store(verdict: Verdict, reason: str) -> Verdict:
     return verdict.model_copy(update=_headline(condition) | {"conditions": (condition, *others)})
 
 
-def beside(verdict: Verdict, condition: Condition | None) -> Verdict:
+def beside(verdict: Verdict, condition: Condition) -> Verdict:
     """The verdict with one more condition; it speaks for it unless it is advice, or a worse one does."""
-    if condition is None or any(known.code is condition.code for known in verdict.conditions):
+    if any(known.code is condition.code for known in verdict.conditions):
         return verdict
     conditions = sorted((condition, *verdict.conditions), key=lambda c: (c.advice, -c.level.severity))
     speaks = not condition.advice and condition.level.severity >= verdict.level.severity
@@ -49,3 +49,11 @@ def beside(verdict: Verdict, condition: Condition | None) -> Verdict:
 
 def _headline(condition: Condition) -> dict[str, Any]:
     return {"level": condition.level, "code": condition.code, "reason": condition.message}
+
+
+def refusal_in_one_line(problem: Problem) -> str:
+    """The refusal in one printable line of bounded length, with the first field that was wrong."""
+    first = next((e for e in problem.errors if e.message not in problem.detail), None)
+    text = problem.detail if first is None else f"{problem.detail} ({first.field}: {first.message})"
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

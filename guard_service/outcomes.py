@@ -1,7 +1,7 @@
 """Outcomes from outside: whoever evaluates checkpoints elsewhere reports them to the same judge.
 
 All evaluations of a run are of the same items, which the first one fixes. They come in the order of their
-checkpoints. A mean is judged as in `guard_core.means`.
+checkpoints. A mean is judged as in `guard_core.means`. Pure.
 """
 
 from __future__ import annotations
@@ -13,62 +13,12 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation, Judge
 from guard_core.means import expected_error, independent_items
 from guard_core.wire import MAX_OUTCOMES, CheckpointReport, EvaluationReport, EvaluationSummary
-from guard_service.engine.allowance import Allowance
-from guard_service.engine.ledger import Ledger
 from guard_service.errors import FieldError, Problem, conflict, invalid
-from guard_service.store import EventLog, Note, NoteKind
 
 #: Ids that a message names.
 _NAMED = 3
 #: How many times larger than by the first evaluation the standard error of a later mean may be.
 _NOISIER = 1.5
-
-
-class ReportedOutcomes:
-    """Takes outcomes into a ledger."""
-
-    def __init__(self, ledger: Ledger, allowance: Allowance) -> None:
-        self._ledger, self._allowance = ledger, allowance
-
-    async def add(self, report: EvaluationReport) -> tuple[bool, int | None]:
-        """Append and fold an evaluation.
-
-        Returns:
-            Whether it is new, and the further pass of the same checkpoint that would help now.
-
-        Raises:
-            Problem: 422 if these are not the outcomes of this run's items, 409 if the evaluation contradicts
-                one on disk or comes too late, 503 if the store is unavailable, 507 if it is full.
-        """
-        ledger = self._ledger
-        async with ledger.for_request() as store:
-            checkpoint, is_new = await self._checkpoint(report, store)
-            note = await ledger.call(store.newest_note, NoteKind.ITEMS)
-            items = items_of(report) if note is None else note.content
-            evaluation = evaluation_of(report, checkpoint, items)
-            known = await ledger.call(store.evaluation, CheckpointKey.of(checkpoint), report.pass_index)
-            if known is not None:
-                if known.items != evaluation.items or known.proxy_items != evaluation.proxy_items:
-                    raise _contradicts(evaluation)
-                return False, wanted_pass(ledger.judge, checkpoint)
-            refuse_late(evaluation, ledger.verdict.last_evaluation, wanted_pass(ledger.judge, checkpoint))
-            if (full := self._allowance.refuses_announcement(store.size)) is not None:
-                raise full
-            before = [checkpoint] if is_new else []
-            notes = [Note(NoteKind.ITEMS, items)] if note is None else []
-            await ledger.append(store, *before, *notes, evaluation)
-            ledger.drop_from_queue(CheckpointKey.of(checkpoint))
-            ledger.publish()
-            return True, wanted_pass(ledger.judge, checkpoint)
-
-    async def _checkpoint(self, report: EvaluationReport, store: EventLog) -> tuple[CheckpointReport, bool]:
-        """The checkpoint that was announced; else, and True, one that counts as announced herewith."""
-        known: CheckpointReport | None = await self._ledger.call(store.announced, report.step, report.attempt)
-        if known is not None:
-            return known, False
-        attempt = self._ledger.verdict.attempt or 0 if report.attempt is None else report.attempt
-        path = report.path or f"step {report.step}"
-        return CheckpointReport(attempt=attempt, step=report.step, path=path), True
 
 
 def items_of(report: EvaluationReport) -> Any:
@@ -133,9 +83,9 @@ def _checked_outcomes(outcomes: dict[str, float] | None, items: Sequence[str]) -
     )
 
 
-def wanted_pass(judge: Judge, checkpoint: CheckpointReport) -> int | None:
+def wanted_pass(judge: Judge | None, checkpoint: CheckpointReport) -> int | None:
     """The further pass of this checkpoint that the judge could use now. Pure."""
-    wanted = judge.wanted_pass()
+    wanted = None if judge is None else judge.wanted_pass()
     if wanted is None or CheckpointKey.of(wanted) != CheckpointKey.of(checkpoint):
         return None
     return wanted.index
@@ -160,9 +110,16 @@ def refuse_late(evaluation: Evaluation, last: EvaluationSummary | None, wanted: 
         raise conflict(f"refused: step; {message}", [FieldError(field="step", message=message)])
 
 
-def _contradicts(evaluation: Evaluation) -> Problem:
-    message = f"pass {evaluation.pass_index} of step {evaluation.step} was reported before with other values"
-    return conflict(message, [FieldError(field="outcomes", message=message)])
+def repeats(known: Evaluation, given: Evaluation) -> bool:
+    """True: an evaluation that is on disk was reported again.
+
+    Raises:
+        Problem: 409, it has other values.
+    """
+    if known.items != given.items or known.proxy_items != given.proxy_items:
+        message = f"pass {given.pass_index} of step {given.step} was reported before with other values"
+        raise conflict(message, [FieldError(field="outcomes", message=message)])
+    return True
 
 
 def _refused(field: str, message: str) -> Problem:

@@ -15,14 +15,14 @@ from pathlib import Path
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
-from guard_service.engine.ledger import Ledger
-from guard_service.engine.scoring import ScoringWorker
 from guard_service.errors import GuardError, SettingsError, StoreError
+from guard_service.event_log import EventLog
+from guard_service.events import Begun, Failure, Note, NoteKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.metrics import GuardMetrics
-from guard_service.store import Begun, EventLog, Failure, Note, NoteKind
+from guard_service.run import Run
+from guard_service.scoring import ScoringWorker
 
 log = logging.getLogger("rlguard.guard")
 
@@ -39,12 +39,11 @@ class GateClosed:
 
 
 class Evaluations:
-    """Has the checkpoints of a ledger scored, and what became of each put into it.
+    """Has the checkpoints of a run scored, and what became of each put into its log.
 
     Args:
-        ledger: the run's.
+        run: whose queue and log they are.
         worker: scores checkpoints.
-        metrics: where evaluations are counted.
         best: where the files of the best checkpoint are kept; None keeps none.
         newest_only: skip checkpoints for which a newer one waits already.
         on_fatal: called when the guard must end, because the held-out split is unusable.
@@ -52,14 +51,13 @@ class Evaluations:
 
     def __init__(
         self,
-        ledger: Ledger,
+        run: Run,
         worker: ScoringWorker,
-        metrics: GuardMetrics,
         best: Path | None,
         newest_only: bool,
         on_fatal: Callable[[GuardError], None],
     ) -> None:
-        self._ledger, self._worker, self._metrics = ledger, worker, metrics
+        self._run, self._worker = run, worker
         self._best, self._newest_only, self._on_fatal = best, newest_only, on_fatal
         self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
         self._begun: Begun | None = None  # what this guard has begun last
@@ -72,7 +70,7 @@ class Evaluations:
     async def run(self) -> None:
         """Evaluate until this is cancelled."""
         while True:
-            self._ledger.queued.clear()
+            self._run.queued.clear()
             await self._pass_gate()
             request = self._next_request()
             # No checkpoint is to blame for a worker that cannot start.
@@ -83,7 +81,7 @@ class Evaluations:
             if failure is not None:
                 await self._give_up(failure)
             self._begun = None
-            queue = self._ledger.queue
+            queue = self._run.queue
             if queue and request == self._of_queue(queue[0]):
                 queue.popleft()
 
@@ -92,18 +90,18 @@ class Evaluations:
         if self._begun is not None:
             before = replace(self._begun, times=self._begun.times - 1)
             with contextlib.suppress(StoreError):
-                await self._note_begun(before, self._ledger.open_store())
+                await self._note_begun(before, self._run.open_store())
 
     async def _wait_for_a_checkpoint(self) -> None:
         """Or until it is time to try the gate again: on a cluster no trainer starts before it is passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._gate is None else GATE_RETRY_SECONDS):
-                await self._ledger.queued.wait()
+                await self._run.queued.wait()
 
     # -- what is next --------------------------------------------------------------------------------------
 
     def _next_request(self) -> EvaluationRequest | None:
-        judge, queue = self._ledger.known_judge, self._ledger.queue
+        judge, queue = self._run.judge, self._run.queue
         wanted = None if judge is None else judge.wanted_pass()
         if wanted is not None:
             return self._request(wanted.attempt, wanted.step, wanted.path, wanted.index)
@@ -114,10 +112,11 @@ class Evaluations:
 
     def _request(self, attempt: int, step: int, path: str, index: int) -> EvaluationRequest:
         """A request with the sampling of the run, which its first checkpoint has fixed."""
-        return EvaluationRequest(attempt, step, Path(path), index, self._ledger.judge.sampling)
+        judge = self._run.judge
+        return EvaluationRequest(attempt, step, Path(path), index, None if judge is None else judge.sampling)
 
     def _passed_over(self, request: EvaluationRequest) -> Failure | None:
-        queue, last = self._ledger.queue, self._ledger.verdict.last_evaluation
+        queue, last = self._run.queue, self._run.verdict.last_evaluation
         if not (self._newest_only and is_passed_over(request, queue, last)):
             return None
         message = f"skipped, because step {queue[-1].step} waits already (backlog: newest)"
@@ -132,7 +131,8 @@ class Evaluations:
         try:
             await self._worker.start()
             if (digest := self._worker.split_digest) is not None:
-                await self._ledger.persist(partial(self._check_evaluation, digest))
+                measure = self._worker.measure
+                await self._run.persist(lambda store: self._run.call(store.check_evaluation, digest, measure))
         except (SplitError, SettingsError) as error:
             self._on_fatal(SettingsError(str(error)))
             await asyncio.Event().wait()  # the guard is being ended: score nothing
@@ -143,9 +143,6 @@ class Evaluations:
             self._gate = closed
         else:
             self._gate = None
-
-    async def _check_evaluation(self, digest: str, store: EventLog) -> None:
-        await self._ledger.call(store.check_evaluation, digest, self._worker.measure)
 
     # -- scoring -------------------------------------------------------------------------------------------
 
@@ -165,37 +162,35 @@ class Evaluations:
 
     async def _begin(self, request: EvaluationRequest) -> None:
         """Note on disk what begins: a guard that it ends with its whole container can note nothing."""
-        before = begun_before(request, await self._ledger.persist(self._newest_begun))
+        newest = await self._run.persist(lambda store: self._run.call(store.begun))
+        before = begun_before(request, newest)
         refuse_once_more(request, before)
         self._begun = Begun(CheckpointKey.of(request), request.pass_index, before + 1)
-        await self._ledger.persist(partial(self._note_begun, self._begun))
-
-    async def _newest_begun(self, store: EventLog) -> Begun | None:
-        return await self._ledger.call(store.begun)
+        await self._run.persist(partial(self._note_begun, self._begun))
 
     async def _note_begun(self, begun: Begun, store: EventLog) -> None:
         content = [begun.pass_index, begun.times]
-        await self._ledger.append(store, Note(NoteKind.BEGUN, content, begun.key))
+        await self._run.append(store, Note(NoteKind.BEGUN, content, begun.key))
 
     async def _result(self, request: EvaluationRequest) -> EvaluationResult:
         """What the worker says, if it is of this checkpoint and no other."""
-        refuse_overwritten(request, self._ledger.queue)
-        expected = await self._ledger.persist(partial(self._expected, request))
+        refuse_overwritten(request, self._run.queue)
+        expected = await self._run.persist(partial(self._expected, request))
         request = replace(request, expected=expected)
         if expected.pins is None:
             request = replace(request, expected=replace(expected, pins=await self._pins(request)))
         result = await self._worker.evaluate(request)
         # Before, while or after its files were taken: nobody can tell.
-        refuse_overwritten(request, self._ledger.queue)
+        refuse_overwritten(request, self._run.queue)
         refuse_no_outcomes(result)
-        refuse_other_weights(request, result, self._ledger.verdict.last_evaluation)
+        refuse_other_weights(request, result, self._run.verdict.last_evaluation)
         return result
 
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
-        """Put an evaluation into the ledger; it costs too much to be lost with a store that fails."""
-        self._metrics.evaluation_seconds.observe(result.seconds)
+        """Put an evaluation into the log; it costs too much to be lost with a store that fails."""
+        self._run.metrics.evaluation_seconds.observe(result.seconds)
         for part, seconds in result.parts.items():
-            self._metrics.evaluation_part_seconds.labels(part).inc(seconds)
+            self._run.metrics.evaluation_part_seconds.labels(part).inc(seconds)
         evaluation = Evaluation(
             request.attempt,
             request.step,
@@ -214,10 +209,10 @@ class Evaluations:
             parts=result.parts,
             fooled_items=result.fooled_items,
         )
-        before = self._ledger.verdict.best_evaluation
-        await self._ledger.persist(partial(self._ledger.settle, evaluation))
+        before = self._run.verdict.best_evaluation
+        await self._run.persist(partial(self._settle, evaluation))
         _log_score(evaluation.summary(), request.pass_index, result.seconds)
-        best = self._ledger.verdict.best_evaluation
+        best = self._run.verdict.best_evaluation
         new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(request)
         if self._best is not None and new and result.staged is not None:
             await asyncio.to_thread(_keep, result.staged, self._best)
@@ -225,8 +220,14 @@ class Evaluations:
     async def _give_up(self, failure: Failure) -> None:
         log.warning("checkpoint %d of attempt %d: %s", failure.step, failure.attempt, failure.message)
         if not failure.gone:
-            self._metrics.evaluation_failures.inc()
-        await self._ledger.persist(partial(self._ledger.settle, failure))
+            self._run.metrics.evaluation_failures.inc()
+        await self._run.persist(partial(self._settle, failure))
+
+    async def _settle(self, what: Evaluation | Failure, store: EventLog) -> None:
+        """Append what became of an evaluation, if it is not on disk."""
+        # A flush that reported an error may have reached the disk after all.
+        if not await self._run.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
+            await self._run.append(store, what)
 
     async def _pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
         """Those of the first checkpoint, on disk before its template is given a prompt.
@@ -236,23 +237,23 @@ class Evaluations:
         """
         pins = await self._worker.pins(request)
         if pins is not None:
-            await self._ledger.persist(partial(self._pin, pins))
+            await self._run.persist(partial(self._pin, pins))
         return pins
 
     async def _pin(self, pins: Mapping[str, str], store: EventLog) -> None:
-        await self._ledger.append(store, Note(NoteKind.PINS, dict(pins)))
-        self._ledger.pins = pins
+        await self._run.append(store, Note(NoteKind.PINS, dict(pins)))
+        self._run.pins = pins
 
     async def _expected(self, request: EvaluationRequest, store: EventLog) -> Expected:
         """What the checkpoint must be. Of a later pass the weights are compared with those of the first (see
         `refuse_other_weights`), and its files may have been touched or written again meanwhile.
         """
-        pins = self._ledger.pins
+        pins = self._run.pins
         if request.pass_index > 0:
             return Expected(pins=pins)
-        note = await self._ledger.call(store.newest_note, NoteKind.MANIFEST, CheckpointKey.of(request))
+        note = await self._run.call(store.newest_note, NoteKind.MANIFEST, CheckpointKey.of(request))
         announced = None if note is None else note.content
-        last = self._ledger.verdict.last_evaluation
+        last = self._run.verdict.last_evaluation
         return Expected(announced, pins, None if last is None else last.sha256)
 
 

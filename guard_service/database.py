@@ -52,92 +52,60 @@ COMMIT;
 """
 
 
-class Database:
-    """The open file. Any method may raise `StoreError`; after that, close it and open it again."""
-
-    def __init__(self, state_dir: Path) -> None:
-        """Open the file of a run, making it if there is none, and lock it.
-
-        Raises:
-            StoreError: it cannot be opened or written, or is locked by another process.
-            StoreCorruptError: it is not a log of this program, or it is damaged.
-        """
-        self.path = state_dir / FILE_NAME
-        with errors(self.path, "opened"):
-            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not self.path.exists():
-                _create(self.path)
-            self.connection = _connect(self.path)
-            try:
-                about = self.path.stat()
-                self._file = (about.st_dev, about.st_ino)
-                _verify(self.connection, self.path)
-                # A log that can only be read must not count as one that works.
-                self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                self.size = self._measured()
-            except BaseException:
-                self.connection.close()
-                raise
-
-    def close(self) -> None:
-        """Close the file. Nothing is flushed here: what was acknowledged is on disk already."""
-        self.connection.close()
-
-    def _measured(self) -> int:
-        """Bytes of the database; what the write-ahead log has twice, SQLite bounds to some MiB."""
-        (pages,), (size,) = (
-            self.connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-        )
-        return int(pages * size)
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; on disk when it ends."""
-        with errors(self.path, "written"):
-            now = self.path.stat()
-            if (now.st_dev, now.st_ino) != self._file:  # SQLite would go on writing to a file without a name
-                raise StoreCorruptError(f"{self.path} was replaced while it was open: restore it")
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self.connection
-                self.connection.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
-                raise
-            self.size = self._measured()
-
-    def empty_write_ahead_log(self) -> None:
-        """Move what was written into the database itself.
-
-        A damaged database is noticed; a damaged write-ahead log is taken for one that ends earlier.
-        """
-        with suppress(sqlite3.Error):  # what was written is on disk in any case
-            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
+#: What SQLite, the file system and a reader of stored JSON raise.
+READING_FAILS = (sqlite3.Error, OSError, ValueError, KeyError, TypeError)
 #: Of what SQLite and its Python module say.
 _SIGNS_OF_DAMAGE = ("malformed", "not a database", "decode to UTF-8")
 
 
+def store_error(path: Path, verb: str, error: Exception) -> StoreError:
+    """One of `READING_FAILS` as the error of a store, in one sentence."""
+    reason = str(error)
+    match error:
+        case sqlite3.Error() if any(sign in reason for sign in _SIGNS_OF_DAMAGE):
+            return damaged(path, reason)
+        case sqlite3.Error() if "locked" in reason:
+            reason = "another process, perhaps a second guard, holds it"
+        case sqlite3.Error():
+            pass
+        case OSError():
+            reason = error.strerror or reason
+        case _:
+            return StoreCorruptError(
+                f"{path} holds an event that cannot be read: restore it, or start a new run"
+            )
+    return StoreError(f"{path} cannot be {verb}: {reason}")
+
+
 @contextmanager
 def errors(path: Path, verb: str) -> Iterator[None]:
-    """Turn what SQLite, the file system and a reader of stored JSON raise into `StoreError`."""
+    """Raise what fails here as `StoreError`."""
     try:
         yield
-    except sqlite3.Error as error:
-        reason = str(error)
-        if any(sign in reason for sign in _SIGNS_OF_DAMAGE):
-            raise damaged(path, reason) from error
-        if "locked" in reason:
-            reason = "another process, perhaps a second guard, holds it"
-        raise StoreError(f"{path} cannot be {verb}: {reason}") from error
-    except OSError as error:
-        raise StoreError(f"{path} cannot be {verb}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError) as error:  # of a reader of JSON
-        raise StoreCorruptError(
-            f"{path} holds an event that cannot be read: restore it, or start a new run"
-        ) from error
+    except READING_FAILS as error:
+        raise store_error(path, verb, error) from error
+
+
+def open_log(path: Path) -> sqlite3.Connection:
+    """Open the file of a run, making it if there is none, and lock it.
+
+    Raises:
+        StoreError: it cannot be opened or written, or is locked by another process.
+        StoreCorruptError: it is not a log of this program, or it is damaged.
+    """
+    with errors(path, "opened"):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            _create(path)
+        db = _connect(path)
+        try:
+            _verify(db, path)
+            # A log that can only be read must not count as one that works.
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        except BaseException:
+            db.close()
+            raise
+    return db
 
 
 def open_ended(path: Path) -> sqlite3.Connection:

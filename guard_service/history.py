@@ -14,8 +14,8 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, KlKind, StepReport
-from guard_service.store.database import FILE_NAME, errors, open_ended
-from guard_service.store.records import (
+from guard_service.database import FILE_NAME, errors, open_ended
+from guard_service.events import (
     Begun,
     Conflict,
     EventRow,
@@ -88,6 +88,19 @@ class StoredHistory:
         """Number of the newest event, 0 if there is none."""
         with errors(self.path, "read"):
             return int(self._db.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchone()[0])
+
+    def newest_steps(self) -> dict[int, int]:
+        """The highest step on disk of each attempt."""
+        with errors(self.path, "read"):
+            return dict(
+                self._db.execute("SELECT attempt, MAX(step) FROM events WHERE kind = 'step' GROUP BY attempt")
+            )
+
+    def step_report(self, key: CheckpointKey) -> StepReport | None:
+        """The step with this attempt and number; None if there is none."""
+        with errors(self.path, "read"):
+            row = self._db.execute(_ONE_STEP, key).fetchone()
+            return None if row is None else StepReport.model_validate(_step(row))
 
     def events(self, after: int) -> Iterator[StoredEvent]:
         """The events with a number above `after`, in order; steps that follow each other come together."""
@@ -301,12 +314,6 @@ def thinned_history(state_dir: Path, points: int) -> dict[str, Any]:
 def _round(attempt: int, step: int, body: dict[str, Any]) -> dict[str, Any]:
     one = {"attempt": attempt, "step": step, "heldout": body["score"], "reward": body["reward"]}
     return one | ({} if body["kl"] is None else {"kl": body["kl"]})
-
-
-def step_report(db: sqlite3.Connection, key: CheckpointKey) -> StepReport | None:
-    """The step on disk with this attempt and number; None if there is none."""
-    row = db.execute(_ONE_STEP, key).fetchone()
-    return None if row is None else StepReport.model_validate(_step(row))
 
 
 def _step(row: Sequence[Any]) -> dict[str, Any]:

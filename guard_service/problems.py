@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from guard_core.wording import excerpt, message, quoted
-from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType, invalid
+from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType, bad_request, invalid
+
+MAX_ERRORS = 20  # fields named in one response
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -62,6 +66,23 @@ def _of_the_query(_: Request, error: Exception) -> Problem:
         for one in error.errors()
     ]
     return invalid(f"refused: {', '.join(f.field for f in fields)}", fields)
+
+
+def wrong_body(error: ValidationError) -> Problem:
+    """400 if the body is not JSON, 422 naming the fields that are wrong."""
+    errors = error.errors(include_url=False)
+    if errors[0]["type"] == "json_invalid":
+        return bad_request(f"the body is not JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}")
+    fields = [_field_error(e) for e in errors[:MAX_ERRORS]]
+    more = "" if len(errors) <= MAX_ERRORS else f" and {len(errors) - MAX_ERRORS} more"
+    return invalid(f"refused: {', '.join(f.field for f in fields)}{more}; nothing was kept", fields)
+
+
+def _field_error(error: Any) -> FieldError:
+    field = ".".join(excerpt(str(part)) for part in error["loc"]) or "body"
+    if error["type"] in ("missing", "extra_forbidden", "value_error", "too_long") or field == "body":
+        return FieldError(field=field, message=message(error))
+    return FieldError(field=field, message=f"{message(error)}, got {quoted(error['input'])}")
 
 
 def _of_the_guard(_: Request, __: Exception) -> Problem:
