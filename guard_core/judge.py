@@ -20,7 +20,7 @@ from guard_core.compact import CompactState, policy_digest
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Round
-from guard_core.steps import AttemptStarts, StepCount, StepWindow
+from guard_core.steps import AttemptStarts, StepCount, StepKl, StepWindow
 from guard_core.unscored import Unscored
 from guard_core.wire import (
     DOUBTS,
@@ -256,12 +256,13 @@ class Judge:
 
     def fold_steps(self, steps: Iterable[StepTuple]) -> None:
         """Fold new steps, oldest first: a run may have a million of them."""
-        count, starts, window, monitor = self._count, self._starts, self._window, self._monitor
-        warms_up = monitor.rise is None
+        count, starts, window = self._count, self._starts, self._window
+        kls: list[StepKl] = []
         for attempt, step, reward, kl, kind in steps:
             self._steps += 1
             count.fold_step(attempt, step)
-            starts.fold_step(attempt, step)
+            if starts.began is None or attempt > starts.heard:
+                starts.fold_step(attempt, step)
             if count.reported > self._halting_steps:
                 self._latch_halt(silent_for=0.0)
             if reward is None:  # it is counted, and nothing is judged by it
@@ -271,13 +272,23 @@ class Judge:
             self._last_kl = (kind, kl)
             counting = window.add(attempt, step, reward, kl, kind)
             self._kl_lost = 0 if counting else self._kl_lost + 1
-            for one in counting:
-                status = monitor.update(step, one)
-                warms_up = warms_up and monitor.rise is None
-                if warms_up:
-                    self._early_monitor.update(step, one)
-                if status.fire:
-                    self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
+            kls += [(attempt, step, one) for one in counting]
+        self._fold_kls(kls)
+
+    def _fold_kls(self, kls: Sequence[StepKl]) -> None:
+        """Fold the KLs that count into the monitor; in its warm-up also into the one without a warm-up."""
+        warm_up = 0
+        while warm_up < len(kls) and self._monitor.rise is None:
+            self._watch(kls[warm_up : warm_up + 1])
+            if self._monitor.rise is None:
+                self._early_monitor.fold(kls[warm_up : warm_up + 1])
+            warm_up += 1
+        self._watch(kls[warm_up:])
+
+    def _watch(self, kls: Sequence[StepKl]) -> None:
+        latched = self._monitor.fold(kls)
+        if latched is not None:
+            self._latch_fire(Code.KL_HARD_STOP, self._monitor.fired_reason or "", *latched[:2])
 
     def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
         """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.
