@@ -7,7 +7,7 @@ and gets the same verdicts. The judge has no clock: how long the trainer has bee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +18,7 @@ from guard_core.findings import liveness, verdict_of
 from guard_core.judged_run import JudgedRun, Latch
 from guard_core.policy import Policy
 from guard_core.rounds import Round
+from guard_core.steps import StepKl
 from guard_core.wire import (
     CheckpointReport,
     EndReport,
@@ -185,12 +186,13 @@ class Judge(JudgedRun):
     def fold_steps(self, steps: Iterable[StepTuple]) -> None:
         """Fold new steps, oldest first: a run may have a million of them."""
         notes = self.notes
-        count, starts, window, monitor = notes.count, notes.starts, self.window, self.monitor
-        warms_up = monitor.rise is None
+        count, starts, window = notes.count, notes.starts, self.window
+        kls: list[StepKl] = []
         for attempt, step, reward, kl, kind in steps:
             notes.steps += 1
             count.fold_step(attempt, step)
-            starts.fold_step(attempt, step)
+            if starts.began is None or attempt > starts.heard:
+                starts.fold_step(attempt, step)
             if count.reported > self._halting_steps:
                 self._latch_halt(silent_for=0.0)
             if reward is None:  # it is counted, and nothing is judged by it
@@ -200,13 +202,23 @@ class Judge(JudgedRun):
             notes.last_kl = (kind, kl)
             counting = window.add(attempt, step, reward, kl, kind)
             notes.kl_lost = 0 if counting else notes.kl_lost + 1
-            for one in counting:
-                status = monitor.update(step, one)
-                warms_up = warms_up and monitor.rise is None
-                if warms_up:
-                    self.early_monitor.update(step, one)
-                if status.fire:
-                    self._latch_fire(Code.KL_HARD_STOP, status.reason, attempt, step)
+            kls += [(attempt, step, one) for one in counting]
+        self._fold_kls(kls)
+
+    def _fold_kls(self, kls: Sequence[StepKl]) -> None:
+        """Fold the KLs that count into the monitor; in its warm-up also into the one without a warm-up."""
+        warm_up = 0
+        while warm_up < len(kls) and self.monitor.rise is None:
+            self._watch(kls[warm_up : warm_up + 1])
+            if self.monitor.rise is None:
+                self.early_monitor.fold(kls[warm_up : warm_up + 1])
+            warm_up += 1
+        self._watch(kls[warm_up:])
+
+    def _watch(self, kls: Sequence[StepKl]) -> None:
+        latched = self.monitor.fold(kls)
+        if latched is not None:
+            self._latch_fire(Code.KL_HARD_STOP, self.monitor.fired_reason or "", *latched[:2])
 
     def fold_checkpoint(self, report: CheckpointReport | None = None) -> None:
         """Fold the announcement of a checkpoint that now waits for its evaluation; None: it is not known.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import NamedTuple, Self
@@ -58,8 +58,6 @@ class KlGate:
         """The KLs that count from now on, oldest first, nats/token: none, this one, or a 0 and this one."""
         if kl is None or kind != KlKind.REF_TOKEN_MEAN:
             return ()
-        if kl and self.moved:  # as of nearly all steps of a run
-            return (kl,)
         first = kl != 0.0 and not self.moved
         self.moved = self.moved or kl != 0.0
         before = (0.0,) if first and self.was_zero else ()
@@ -97,6 +95,9 @@ class StepWindow:
         Returns:
             The KLs that may be held against a limit from now on; see `KlGate.admit`.
         """
+        if kl and self.gate.moved and kind == KlKind.REF_TOKEN_MEAN:  # as of nearly all steps of a run
+            self._pending.append((attempt, step, reward, kl))
+            return (kl,)
         counts = self.gate.admit(kl, kind)
         self._pending.append((attempt, step, reward, counts[-1] if counts else None))
         return counts
@@ -271,6 +272,10 @@ def starts_away(first: Sequence[float]) -> bool:
     return len(first) == MEDIAN_WINDOW and min(first) > STARTS_NEAR_ZERO
 
 
+StepKl = tuple[int, int, float]
+"""Attempt and number of a step, and its KL to the reference, nats/token."""
+
+
 class StepStatus(NamedTuple):
     """The judgement after one step. KLs are in nats/token; `kl_ema` is None until five steps carried a KL."""
 
@@ -354,33 +359,49 @@ class StepMonitor:
         Raises:
             ValueError: `kl` is negative or not finite; the monitor is then unchanged.
         """
-        if not 0.0 <= kl < math.inf:
-            raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
-        window, seen, start, kl_ema, fired_reason = self.memory
-        window, seen = (*window[1 - MEDIAN_WINDOW :], kl), seen + 1
-        if seen >= MEDIAN_WINDOW:
-            middle = sorted(window)[MEDIAN_WINDOW // 2]
-            if seen == MEDIAN_WINDOW and starts_away(window):
-                start = middle
-            prior = middle if kl_ema is None else kl_ema
-            kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
-        self.memory = KlMemory(window, seen, start, kl_ema, fired_reason)
-        reason = "" if self.kl_hard_stop is None else self._judge(step, self.kl_hard_stop)
-        return StepStatus(bool(reason), reason, step, kl_ema)
+        before = self.fired_reason
+        self.fold([(0, step, kl)])
+        reason = self.fired_reason or "" if before is None else f"latched: {before}"
+        return StepStatus(bool(reason), reason, step, self.kl_ema)
 
-    def _judge(self, step: int, limit: float) -> str:
-        if self.fired_reason is not None:
-            return f"latched: {self.fired_reason}"
-        if self.rise is None or self.rise <= limit:
-            return ""
-        reason = self.sentence(step, limit, "hard stop")
-        self.memory = self.memory._replace(fired_reason=reason)
-        return reason
+    def fold(self, kls: Iterable[StepKl]) -> StepKl | None:
+        """Fold the KLs to the reference of several steps, each as `update` takes it.
+
+        Returns:
+            The first of them after which the monitor is latched; None if it is not.
+
+        Raises:
+            ValueError: one is negative or not finite; the monitor is then unchanged.
+        """
+        window, seen, start, kl_ema, reason = self.memory
+        limit = math.inf if self.kl_hard_stop is None else self.kl_hard_stop
+        latched: StepKl | None = None
+        for place in kls:
+            kl = place[2]
+            if not 0.0 <= kl < math.inf:
+                raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
+            window, seen = (*window[1 - MEDIAN_WINDOW :], kl), seen + 1
+            if seen >= MEDIAN_WINDOW:
+                middle = sorted(window)[MEDIAN_WINDOW // 2]
+                if seen == MEDIAN_WINDOW and starts_away(window):
+                    start = middle
+                prior = middle if kl_ema is None else kl_ema
+                kl_ema = self.ema_alpha * prior + (1.0 - self.ema_alpha) * middle
+                if reason is None and kl_ema - start > limit and seen >= self.min_steps:
+                    reason = self._sentence(place[1], kl_ema, start, limit, "hard stop")
+            if latched is None and reason is not None:
+                latched = place
+        self.memory = KlMemory(window, seen, start, kl_ema, reason)
+        return latched
 
     def sentence(self, step: int, limit: float, name: str) -> str:
         """That the KL is above a limit, with the numbers."""
-        start = f" over its start at {self.start:.4g}" if self.start else ""
+        return self._sentence(step, self.kl_ema or 0.0, self.start, limit, name)
+
+    @staticmethod
+    def _sentence(step: int, kl_ema: float, start: float, limit: float, name: str) -> str:
+        above = f" over its start at {start:.4g}" if start else ""
         return (
-            f"KL to the reference at step {step} is {self.kl_ema:.4g} nats/token (EMA), above the {name} of "
-            f"{limit:g}{start}"
+            f"KL to the reference at step {step} is {kl_ema:.4g} nats/token (EMA), above the {name} of "
+            f"{limit:g}{above}"
         )

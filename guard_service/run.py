@@ -287,12 +287,14 @@ class Run:
     # -- using the store -----------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Open the log and fold what is in it and not yet folded.
+        """Open the log, unless it is open, and fold what is in it and not yet folded.
 
         Raises:
             StoreError, ChangedRunError: see `restore`.
         """
         async with self.lock:
+            if self.store_works:  # somebody else was faster
+                return
             store, folded = await self.call(restore, self.state_dir, self.policy, self._folded, self.adopted)
             pins = await self.call(store.newest_note, NoteKind.PINS)
             self.pins = None if pins is None else pins.content

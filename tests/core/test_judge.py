@@ -487,7 +487,7 @@ class TestTheWindowOfARound:
         assert not j.verdict().fire
 
     def test_of_a_long_round_the_newest_steps_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("guard_core.rounds.MAX_PENDING", 3)
+        monkeypatch.setattr("guard_core.steps.MAX_PENDING", 3)
         j = judge()
         for first, mean in ((0, 3.0), (5, 8.0)):  # the steps since the start, and those since a round
             for n in range(first, first + 5):

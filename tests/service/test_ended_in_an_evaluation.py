@@ -31,7 +31,7 @@ async def end_in(run: Run, asked: tuple[int, int], *, announced: int = 0, **opti
     worker = FakeEvaluator(options.pop("outcomes", []))
     async with run.engine(worker, **options) as engine:
         for number in range(announced):
-            await engine.add_steps([step(number)])
+            await engine.run.add_steps([step(number)])
             await engine.add_checkpoint(run.checkpoint(number))
         await until(lambda: bool(worker.asked) and of(worker)[-1] == asked and not worker.outcomes)
         shutil.copytree(run.directory / "state", run.directory / "left")
@@ -50,10 +50,10 @@ def test_a_checkpoint_that_ends_guards_is_given_up_and_those_behind_it_are_score
             await end_in(run, (0, 0))
         worker = FakeEvaluator([[1.0, 0.0]])
         async with run.engine(worker) as engine:
-            await until(lambda: engine.queue_length == 0)
-            verdict = engine.verdict
+            await until(lambda: engine.run.queue_length == 0)
+            verdict = engine.run.verdict
             assert of(worker) == [(1, 0)] and (verdict.failed, verdict.evaluated) == (1, 1)
-            assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.metrics.render()
+            assert b"rlguard_guard_evaluation_failures_total 1.0" in engine.run.metrics.render()
         ((message,),) = stored(run, "SELECT body ->> 'message' FROM events WHERE kind = 'failure'")
         assert f"ended {MOST_BEGUN} times in the midst of" in message
 
@@ -67,10 +67,10 @@ def test_it_is_a_failure_like_any_other_and_says_nothing_of_an_item(run: Run) ->
         for number in range(MOST_BEGUN):
             await end_in(run, (0, 0), announced=1 if number == 0 else 0, policy=policy)
         async with run.engine(FakeEvaluator(), policy) as engine:
-            await until(lambda: engine.queue_length == 0)
-            verdict = engine.verdict
+            await until(lambda: engine.run.queue_length == 0)
+            verdict = engine.run.verdict
             assert verdict.halt and not verdict.fire and verdict.code is Code.EVALUATION_FAILING
-            assert verdict.failure is FailureKind.UNDERWAY and b"in the midst" not in engine.trainer_json
+            assert verdict.failure is FailureKind.UNDERWAY and b"in the midst" not in engine.run.trainer_json
 
     asyncio.run(act())
 
@@ -81,8 +81,11 @@ def test_two_nodes_that_are_lost_in_one_evaluation_cost_no_checkpoint(run: Run) 
             await end_in(run, (0, 0), announced=1 if number == 0 else 0)
         worker = FakeEvaluator([[1.0, 0.0]])
         async with run.engine(worker) as engine:
-            await until(lambda: engine.queue_length == 0)
-            assert of(worker) == [(0, 0)] and (engine.verdict.failed, engine.verdict.evaluated) == (0, 1)
+            await until(lambda: engine.run.queue_length == 0)
+            assert of(worker) == [(0, 0)] and (engine.run.verdict.failed, engine.run.verdict.evaluated) == (
+                0,
+                1,
+            )
 
     asyncio.run(act())
 
@@ -99,8 +102,8 @@ def test_a_guard_that_is_asked_to_end_has_not_ended_of_its_evaluation(run: Run) 
         for _ in range(MOST_BEGUN - 1):
             await end_in(run, (0, 0))
         async with run.engine(FakeEvaluator()) as engine:
-            await until(lambda: engine.queue_length == 0)
-            assert engine.verdict.failed == 1, "those that it did not survive still count"
+            await until(lambda: engine.run.queue_length == 0)
+            assert engine.run.verdict.failed == 1, "those that it did not survive still count"
 
     asyncio.run(act())
 
@@ -114,7 +117,7 @@ def test_a_pass_of_the_baseline_that_ends_guards_is_given_up_too(run: Run) -> No
         async with run.engine(worker, calibrated(3)) as engine:
             await until(lambda: len(worker.asked) == 2)
             assert of(worker)[0] == (0, 2), "and no score that is there is lost"
-            assert not engine.latches and engine.verdict.evaluated == 1
+            assert not engine.run.latches and engine.run.verdict.evaluated == 1
 
     asyncio.run(act())
 

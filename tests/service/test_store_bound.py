@@ -61,14 +61,14 @@ async def test_a_store_that_is_full_keeps_what_it_has_and_says_so(engine: Any, t
         assert refused.status == 507 and refused.headers["Retry-After"]
         assert "RLGUARD_GUARD_MAX_STORE_MIB" in str(refused)
         size = sum(file.stat().st_size for file in (tmp_path / "state").iterdir())
-        assert guard.store_bytes < 4 * MIB and size < 10 * MIB, "with its write-ahead log"
-        assert guard.verdict.level is Level.UNKNOWN
-        assert [c.code for c in guard.verdict.conditions if c.code is Code.REPORTS_REFUSED]
-        assert guard.verdict.steps == taken > 1_000
+        assert guard.run.store_bytes < 4 * MIB and size < 10 * MIB, "with its write-ahead log"
+        assert guard.run.verdict.level is Level.UNKNOWN
+        assert [c.code for c in guard.run.verdict.conditions if c.code is Code.REPORTS_REFUSED]
+        assert guard.run.verdict.steps == taken > 1_000
 
         await guard.add_checkpoint(checkpoint(tmp_path))  # there is room left for announcements
     async with engine(4 * MIB) as guard:
-        assert guard.verdict.steps == taken and guard.queue_length == 1
+        assert guard.run.verdict.steps == taken and guard.run.queue_length == 1
         assert (await fill(guard, taken + 1))[0] == 0
     async with engine(8 * MIB) as guard:
         more, refused = await fill(guard, taken + 1)
@@ -79,20 +79,20 @@ async def test_a_store_that_is_full_keeps_what_it_has_and_says_so(engine: Any, t
 async def test_the_guard_itself_still_writes_and_its_fire_counts(engine: Any, tmp_path: Path) -> None:
     async with engine(2 * MIB) as guard:
         for number in range(1, 40):  # a KL beyond its limit, and then nothing but a flood
-            await guard.add_steps([kl_step(number)])
-        assert guard.verdict.fire
+            await guard.run.add_steps([kl_step(number)])
+        assert guard.run.verdict.fire
         taken, _ = await fill(guard, 100)
-        assert taken and guard.verdict.fire
+        assert taken and guard.run.verdict.fire
     async with engine(2 * MIB) as guard:
-        assert guard.verdict.fire
+        assert guard.run.verdict.fire
 
 
 @pytest.mark.asyncio
 async def test_announcements_end_too_and_are_no_way_to_fill_the_disk(engine: Any, tmp_path: Path) -> None:
     async with engine(1 * MIB) as guard:
-        assert guard.store_full is False
+        assert guard.run.store_full is False
         await fill(guard)
-        assert guard.store_full is True
+        assert guard.run.store_full is True
         number = 0
         refused: Problem | None = None
         while refused is None:
@@ -102,11 +102,11 @@ async def test_announcements_end_too_and_are_no_way_to_fill_the_disk(engine: Any
             except Problem as problem:
                 refused = problem
         assert refused.status == 507
-        before = guard.store_bytes
+        before = guard.run.store_bytes
         for missing in range(50):  # what is refused is not remembered without end
             with pytest.raises(Problem):
                 await guard.add_checkpoint(checkpoint(tmp_path, 10_000 + missing, "missing"))
-        assert guard.store_bytes == before
+        assert guard.run.store_bytes == before
 
 
 @pytest.mark.nightly
@@ -115,8 +115,8 @@ async def test_a_flood_is_no_refusal_for_good(engine: Any) -> None:
     async with engine(64 * MIB) as guard:
         taken, refused = await fill(guard)
         assert refused.status == 429 and BURST <= taken < 3 * BURST
-        assert guard.store_bytes < 300 * taken
-        assert not [c for c in guard.verdict.conditions if c.code is Code.REPORTS_REFUSED]
+        assert guard.run.store_bytes < 300 * taken
+        assert not [c for c in guard.run.verdict.conditions if c.code is Code.REPORTS_REFUSED]
 
 
 def checkpoint(root: Path, number: int = 1, name: str = "one") -> CheckpointReport:
