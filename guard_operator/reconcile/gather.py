@@ -174,14 +174,14 @@ class Gatherer:
         self._guards = guards
         self._clock = clock
 
-    def last_words(self, job: Job) -> Snapshot:
+    def last_words(self, job: Job, known: Remembered) -> Snapshot:
         """The snapshot of a job of which nothing is known but what its guards left when they ended.
 
         It is of caches alone, so it costs no request where requests fail, or hang.
         """
         adapter = self._adapter(job)
         seen = _Seen.of(adapter, job, self._cached(adapter, job)[0])
-        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
+        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods, known=known)
 
     def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
