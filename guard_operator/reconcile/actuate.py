@@ -82,7 +82,7 @@ class Actuator:
         self._config = config
         self._metrics = metrics
         self._evidence = evidence
-        self._events = Background("Event")
+        self._events = Background("events")
         self._keeper = keeper
         self._clock = clock
 
@@ -262,7 +262,8 @@ class Actuator:
 
     def _record(self, metadata: Json, transition: Transition) -> None:
         event, namespace = event_of(metadata, transition, self._clock()), metadata["namespace"]
-        self._events.add(partial(self._client.create, EVENTS, namespace, event, names.OPERATOR_MANAGER))
+        what = f"{namespace}/{metadata['name']}: Event {transition.reason}"
+        self._events.add(what, partial(self._client.create, EVENTS, namespace, event, names.OPERATOR_MANAGER))
 
     def _same_but_newer(self, job: Job) -> str | None:
         """The newest resourceVersion, if the run must stop and only others than operators have written since.

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
 from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, GuardStatus, Phase, Status
 from guard_operator.api.wording import invalid_spec
@@ -154,7 +153,7 @@ class Controller:
 
         A latch that its guard left when it ended is taken all the same.
         """
-        with suppress(ValidationError):
+        with suppress(ValidationError, UnsupportedKindError):
             if self._take_last_word(raw):
                 return
             status = read_status(raw)
@@ -163,7 +162,7 @@ class Controller:
             unread = f"{', '.join(kinds)} cannot be listed or watched"
             silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
             said = {ConditionType.GUARD_SILENT: silent}
-            if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status != "True":
+            if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status == "False":
                 last = last_verdict(status.guard or GuardStatus())
                 said[ConditionType.FIRED] = f"there is no verdict now: {unread}; {last}"
             new = (
@@ -175,9 +174,7 @@ class Controller:
     def _take_last_word(self, raw: Json) -> bool:
         """Have a latch written down that a guard left when it ended; whether there is one."""
         job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
-        if find_adapter(job.spec.workload.api_version, job.spec.workload.kind) is None:
-            return False
-        snapshot, now = self._gatherer.last_words(job), self._clock()
+        snapshot, now = self._gatherer.last_words(job, self._remembered(job)), self._clock()
         if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is None:
             return False
         self._act(snapshot, decision)

@@ -147,7 +147,8 @@ class EvidenceCollector:
                 return name
             if uid not in self._under_way:
                 self._under_way.add(uid)
-                self._background.add(partial(self._collect, snapshot, final))
+                what = f"{snapshot.job.namespace}/{snapshot.job.name}: evidence"
+                self._background.add(what, partial(self._collect, snapshot, final))
         return None
 
     def _collect(self, snapshot: Snapshot, final: bool) -> None:

@@ -174,14 +174,14 @@ class Gatherer:
         self._guards = guards
         self._clock = clock
 
-    def last_words(self, job: Job) -> Snapshot:
+    def last_words(self, job: Job, known: Remembered) -> Snapshot:
         """The snapshot of a job of which nothing is known but what its guards left when they ended.
 
         It is of caches alone, so it costs no request where requests fail, or hang.
         """
         adapter = self._adapter(job)
         seen = _Seen.of(adapter, job, self._cached(adapter, job)[0])
-        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods)
+        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods, known=known)
 
     def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
@@ -196,8 +196,7 @@ class Gatherer:
         first = known.stop is None and job.status.stop is None
         stops, (cached, complete) = must_stop(job), self._cached(adapter, job)
         if (first and stops) or not _is_stopping(job):
-            enough = complete or stops
-            objects = cached if enough else replace(self._live(adapter, job, known), live=False)
+            objects = cached if complete or stops else self._uncached(adapter, job, cached)
             snapshot = self._snapshot(adapter, job, known, objects)
             if first and must_stop(snapshot.job) and (snapshot.workload or snapshot.pods):
                 return snapshot  # the first delete waits for no request
@@ -225,6 +224,12 @@ class Gatherer:
         noted = None if ref is None else {"metadata": {"name": ref.name, "uid": ref.uid}}
         made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
         return _Objects(raw or noted, tuple(self._caches.pods(*place)), made), raw is not None
+
+    def _uncached(self, adapter: WorkloadAdapter, job: Job, cached: _Objects) -> _Objects:
+        """What is there of a run whose workload no cache has, as of every target."""
+        if job.spec.target_ref is None:
+            return replace(cached, workload=self._workload(adapter, job))
+        return replace(self._live(adapter, job, NOTHING_REMEMBERED), live=False)
 
     def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
         """What is there now. Where all must be gone that was seen before, each of it is looked for.

@@ -17,19 +17,18 @@ class Background:
     """Makes the calls that are added, in their order. One that fails is logged and forgotten.
 
     Args:
-        name: of the threads, for the log.
+        name: of the threads.
         threads: how many calls are made at once.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
-        self._name = name
-        self._todo: queue.Queue[Callable[[], object]] = queue.Queue()
+        self._todo: queue.Queue[tuple[str, Callable[[], object]]] = queue.Queue()
         for number in range(threads):
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
 
-    def add(self, call: Callable[[], object]) -> None:
-        """Have this called soon."""
-        self._todo.put(call)
+    def add(self, what: str, call: Callable[[], object]) -> None:
+        """Have this called soon; `what` it writes, for the log."""
+        self._todo.put((what, call))
 
     def flush(self, seconds: float) -> None:
         """Wait until all calls are made, for at most this long."""
@@ -39,12 +38,12 @@ class Background:
 
     def _work(self) -> None:
         while True:
-            call = self._todo.get()
+            what, call = self._todo.get()
             try:
                 call()
             except ClusterError as error:
-                log.warning("%s: not written: %s", self._name, error)
+                log.warning("%s: not written: %s", what, error)
             except Exception:
-                log.exception("%s: not written", self._name)
+                log.exception("%s: not written", what)
             finally:
                 self._todo.task_done()

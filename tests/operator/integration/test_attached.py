@@ -266,8 +266,9 @@ def test_a_pod_that_mounts_the_split_is_told(here: AttachedWorld, make_job: Make
     here.make_target({"persistentVolumeClaim": {"claimName": "heldout"}})
     here.submit(attached(make_job))
     here.operator()
-    said = here.expect("Isolated", "False", "GuardDataExposed")
-    assert "container main has the volume data, which is the guard's" in said
+    broken = "volumes[0].persistentVolumeClaim.claimName must not be heldout"
+    assert broken in here.expect("Isolated", "False", "GuardDataExposed")
+    assert broken in here.expect("Guarded", "False", "TargetRefused"), "and its guard is told of no run"
 
 
 def test_one_that_has_ended_is_refused(here: AttachedWorld, make_job: MakeJob) -> None:

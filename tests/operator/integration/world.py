@@ -280,9 +280,8 @@ class World:
 
     def noted(self, **guard: Any) -> None:
         """What an operator has written of the guard before it ended."""
-        meta = {"name": self.name, "namespace": self.namespace}
-        body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": {"guard": guard}}
-        self.client.apply(JOBS, body, names.OPERATOR_MANAGER, sub="status")
+        patch = {"status": {"guard": guard}}
+        self.client.merge(JOBS, self.namespace, self.name, patch, names.OPERATOR_MANAGER, sub="status")
 
     def fire(self) -> str:
         """The guard latches a fire now; the time of it."""
