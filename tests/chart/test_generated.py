@@ -57,7 +57,7 @@ def test_the_demo_on_a_cluster_mounts_every_module() -> None:
     items = next(v["configMap"]["items"] for v in pod["volumes"] if v["name"] == "demo")
     mounted = {item["key"]: item["path"] for item in items}
     assert mounted.pop("train.jsonl") == "train.jsonl"
-    assert mounted == {demo._key(path): str(path.relative_to(ROOT)) for path in demo.sources()}
+    assert mounted == {demo.config_map_key(path): str(path.relative_to(ROOT)) for path in demo.sources()}
 
 
 def test_the_demo_on_a_cluster_imports_from_what_it_mounts_alone(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_demo_on_a_cluster_imports_from_what_it_mounts_alone(tmp_path: Path)
     for path in demo.sources():
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(data[demo._key(path)])
+        target.write_text(data[demo.config_map_key(path)])
     code = (
         "import guard_cli.demo.train as t, guard_cli.demo.warmup as w, guard_cli.demo.tiny_llama as l; "
         "t.load_task('addition'); print(t.__file__, w.__file__, l.__file__)"
