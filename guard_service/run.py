@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,14 +28,7 @@ from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy, RefusedPolicy
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
-from guard_service.errors import (
-    GuardError,
-    NotAdoptedError,
-    Problem,
-    StoreError,
-    conflict,
-    store_unavailable,
-)
+from guard_service.errors import GuardError, NotAdoptedError, Problem, StoreError, conflict, store_unavailable
 from guard_service.event_log import (
     MAX_BYTES,
     Allowance,
@@ -399,29 +391,28 @@ class Run:
         """
         mine = _Waiting(reports, asyncio.get_running_loop().create_future())
         self._waiting.append(mine)
-        async with self.lock:
-            if not mine.result.done():
-                await self._write_group()
+        # A request that is given up must not break off the flush that others share.
+        await asyncio.shield(asyncio.ensure_future(self._write(mine)))
         result = mine.result.result()
         if isinstance(result, Problem):
             with self.refusing(Kind.STEPS):
                 raise result
         return result
 
-    async def _write_group(self) -> None:
-        """Store and fold the requests that have waited longest."""
-        group: list[_Waiting] = []
-        size = 0
-        while self._waiting and size < GROUP_STEPS:
-            group.append(self._waiting.popleft())
-            size += len(group[-1].reports)
-        results: Sequence[Appended | Problem] = ()
-        try:
+    async def _write(self, mine: _Waiting) -> None:
+        """Store and fold the requests that have waited longest, unless `mine` was written with others."""
+        async with self.lock:
+            if mine.result.done():
+                return
+            group: list[_Waiting] = []
+            size = 0
+            while self._waiting and size < GROUP_STEPS:
+                group.append(self._waiting.popleft())
+                size += len(group[-1].reports)
             results = await self._commit([waiting.reports for waiting in group])
-        finally:
-            for waiting, result in zip_longest(group, results):  # none, where this was cancelled
+            for waiting, result in zip(group, results, strict=True):
                 if not waiting.result.done():
-                    waiting.result.set_result(result or self.unavailable())
+                    waiting.result.set_result(result)
 
     async def _commit(self, batches: list[Sequence[StepReport]]) -> Sequence[Appended | Problem]:
         """Append and fold one group; one result for each request of it."""
