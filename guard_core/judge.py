@@ -2,58 +2,54 @@
 
 The guard service writes an event to its store, folds it here and responds; a replay folds the same events
 and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument.
+
+This module is long so that who follows a step finds its verdict here, and in no further file.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.codes import Code
-from guard_core.findings import liveness, verdict_of
-from guard_core.judged_run import JudgedRun, Latch
+from guard_core.codes import Code, Level
+from guard_core.compact import CompactState, RunNotes, policy_digest
+from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
-from guard_core.rounds import Round
-from guard_core.steps import StepKl
+from guard_core.rounds import Evaluation, Round
+from guard_core.steps import StepKl, StepWindow
 from guard_core.wire import (
+    DOUBTS,
     CheckpointReport,
+    Condition,
     EndReport,
-    EvaluationSampling,
     EvaluationSummary,
     FailureKind,
     KlKind,
+    Sampling,
+    SamplingSource,
     Verdict,
 )
 
 if TYPE_CHECKING:
     from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun
+    from guard_core.detectors.run import CalibratedRun, Pass
 
-__all__ = ["LOAD", "TOLD", "TRAINER_LIMIT", "Evaluation", "Judge", "Latch", "StepTuple", "StepValues"]
+#: What is said of a run whose next checkpoint begins a new baseline.
+BASELINE_LOST = (
+    "the guard came back without its log before the baseline was complete: the outcomes of its passes never "
+    "leave the guard, so the next evaluated checkpoint begins a new baseline"
+)
+
+#: Steps in a row without a KL that counts, or without a finite reward, before that is a finding: one overflow
+#: happens in good runs.
+KL_LOST_STEPS = REWARD_LOST_STEPS = 5
 
 #: Checkpoints that are remembered as refused: a trainer may announce without end.
 MAX_REFUSED = 1_000
-
-#: What is known of an evaluation beside its outcomes, and what it is called in a guard's own history. The
-#: last two are of its sampling.
-TOLD = {
-    "truncated": "heldout_truncated",
-    "unanswered": "heldout_unanswered",
-    "unscored": "heldout_unscored",
-    "timed_out": "heldout_timed_out",
-    "temperature": "heldout_temperature",
-    "max_new_tokens": "heldout_max_new_tokens",
-}
-
-#: The part of an evaluation in which an engine is started, or weights are loaded.
-LOAD = "load"
-
-#: The longest completion of the trainer, as its first checkpoint says, tokens.
-TRAINER_LIMIT = "trainer_max_new_tokens"
 
 #: What a further try of the same evaluation may not fail of.
 MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKind.EVALUATOR})
@@ -82,100 +78,55 @@ class StepValues(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A finished held-out evaluation with its per-item outcomes. It never leaves the guard (invariant 8).
+class Latch:
+    """Why the run must stop, written once. `fire`: a rule fired; else it is a halt."""
 
-    `pass_index`: 0 for a checkpoint's first evaluation; later ones, which `Judge.wanted_pass` asks for, are
-    passes of the baseline or the confirmation of an alarm, with fresh randomness.
-
-    `items`: outcome of each held-out item in the split's order, each in [0, 1], shape (n_items,); items that
-    succeed or fail together are one item here, with their mean.
-
-    `truncated`: share of the completions that were cut off at the length limit; None where it is not known.
-
-    `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
-    it failed.
-
-    `fooled_items`: of each item the share of its completions that the training grader pays in full, each as
-    far as it is wrong: the mean of [p = 1] (1 - t), as `items`. None where that is not known, or an item is
-    one completion.
-
-    `mean_only`: `items` is a mean alone, on any scale, from a log without outcomes. HeldOutGuard takes it;
-    the calibrated detector would take it for the outcome of one item, so it is not given it.
-
-    `sampling`: how the completions were sampled; None where that is not known, as in a log.
-
-    `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
-    none does, or it is not known.
-
-    `unscored`: share of the completions that count as wrong and were given to no scorer, because they were
-    cut off or have no answer; None where that is not known.
-
-    `timed_out`: share of the completions that count as wrong because a scorer, or the training grader, did
-    not end within its limit; None where there is no limit.
-
-    `completions`, `seconds`: how many were made, and how long all of it took; None where that is not known.
-    `parts`: how much of that each part took, seconds by its name; empty where that is not known.
-    """
-
+    fire: bool
+    code: str
+    message: str
     attempt: int
     step: int
-    path: str
-    items: tuple[float, ...]
-    sha256: str | None = None
-    pass_index: int = 0
-    truncated: float | None = None
-    proxy_items: tuple[float, ...] | None = None
-    mean_only: bool = False
-    sampling: EvaluationSampling | None = None
-    unanswered: float | None = None
-    unscored: float | None = None
-    timed_out: float | None = None
-    completions: int | None = None
-    seconds: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    fooled_items: tuple[float, ...] | None = None
 
     @property
-    def score(self) -> float:
-        """Mean outcome, in [0, 1]."""
-        return fmean(self.items)
-
-    @property
-    def seconds_again(self) -> float | None:
-        """Seconds that a further pass takes, by this one: the first may have started process and engine,
-        which are there then. Where weights are loaded for each, it takes so much longer.
-        """
-        if self.pass_index > 0 or not self.parts:
-            return self.seconds
-        return sum(seconds for part, seconds in self.parts.items() if part != LOAD)
-
-    def summary(self) -> EvaluationSummary:
-        """The evaluation without its items."""
-        return EvaluationSummary(
-            attempt=self.attempt,
-            step=self.step,
-            score=self.score,
-            items=len(self.items),
-            truncated=self.truncated,
-            unanswered=self.unanswered,
-            timed_out=self.timed_out,
-            proxy_score=fmean(self.proxy_items) if self.proxy_items else None,
-            path=self.path,
-            sha256=self.sha256,
-            sampling=self.sampling,
-        )
+    def kind(self) -> Literal["fire", "halt"]:
+        """What it is called in the log, the store and the job's status."""
+        return "fire" if self.fire else "halt"
 
 
-class Judge(JudgedRun):
-    """Folds what happened to one guarded self. Fold events in the order in which they were stored."""
+class Judge:
+    """The state of one guarded run. Fold events in the order in which they were stored.
+
+    Attributes:
+        policy: by which it is judged.
+        guard: HeldOutGuard; `early` is the same without a warm-up: what it finds is told for as long as the
+            warm-up lasts.
+        monitor: of the KL; `early_monitor` is the same, fed in the warm-up alone.
+        calibrated: the calibrated detector's run; None if the policy has it not.
+        window: the steps since the last evaluated checkpoint.
+        notes: what was counted and noted.
+        fire, halt: the latches.
+        newest_round: what the newest evaluation came to; None of a later pass.
+    """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
+        self.policy = policy
+        self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
+        self.early, self.early_monitor = replace(self.guard, min_steps=0), replace(self.monitor, min_steps=0)
+        self.calibrated = _calibrated_run(policy)
+        self.window, self.notes = StepWindow(), RunNotes()
+        self.fire: Latch | None = None
+        self.halt: Latch | None = None
+        self.newest_round: Round | None = None
         sections = (policy.silent, policy.stale, policy.evaluation_failing)
         self._may_halt = any(section.action == "stop" for section in sections)
         # Steps without an evaluation are all that a step can make a reason for a halt.
         self._halting_steps = policy.stale.after_steps if policy.stale.action == "stop" else math.inf
+
+    def copy(self) -> Self:
+        """A judge of the same run: what is folded into one of them changes nothing in the other."""
+        twin = type(self).__new__(type(self))
+        vars(twin).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return twin
 
     # -- folding -----------------------------------------------------------------------------------------
 
@@ -423,10 +374,110 @@ class Judge(JudgedRun):
     def _latch_halt(self, silent_for: float) -> None:
         if self.halt is not None or not self._may_halt:
             return
-        why = next((one for one in liveness(self, silent_for) if one.action == "stop"), None)
+        why = next((one for one in _liveness(self, silent_for) if one.action == "stop"), None)
         if why is not None:
             count = self.notes.count
             self.halt = Latch(False, why.code.value, why.message, count.attempt or 0, count.step or 0)
+
+    # -- queries: none of them changes anything ---------------------------------------------------------
+
+    @property
+    def latch(self) -> Latch | None:
+        """The fire if there is one, else the halt, else None."""
+        return self.fire or self.halt
+
+    @property
+    def checkpoints_left(self) -> int:
+        """Checkpoints that were announced, and neither evaluated nor given up."""
+        notes = self.notes
+        return max(0, notes.announced - notes.evaluated - notes.failed - notes.skipped)
+
+    @property
+    def waiting(self) -> int:
+        """Evaluations that are yet to be made. A baseline nobody is compared with waits for nothing."""
+        return self.checkpoints_left + (1 if self.fire is None and self.waits_for_a_pass else 0)
+
+    @property
+    def latches(self) -> tuple[Latch, ...]:
+        """Every latch that has closed: at most one fire and one halt."""
+        return tuple(latch for latch in (self.fire, self.halt) if latch is not None)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """What the trainer's first checkpoint said of its sampling; None: nothing, or there was none."""
+        return self.notes.sampling
+
+    def wanted_pass(self) -> Pass | None:
+        """A further evaluation, with fresh randomness, that should come before any other checkpoint's.
+
+        Passes of the baseline until `calibrated.baseline_passes` are done, one to confirm an alarm, and of
+        the last checkpoint of a run that ends near one. One that failed of what may pass is wanted once more,
+        under a number of its own.
+        Respond with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
+        """
+        if self.calibrated is None or self.fire is not None:
+            return None
+        return self.calibrated.wanted(over=self._is_over)
+
+    @property
+    def baseline_planned(self) -> int:
+        """Passes that the baseline will have, while it is gathered."""
+        calibrated = self.calibrated
+        return calibrated.passes_planned if calibrated is not None and calibrated.gathers_baseline else 0
+
+    @property
+    def next_pass(self) -> Literal["baseline", "confirmation"] | None:
+        """What the wanted pass is good for."""
+        if self.wanted_pass() is None:
+            return None
+        return "baseline" if self.baseline_planned else "confirmation"
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the trainer has said that it made its last step, and no checkpoint of it waits."""
+        return self.notes.count.over and not self.checkpoints_left
+
+    @property
+    def waits_for_a_pass(self) -> bool:
+        """Whether an alarm, or the end of a run that is near one, waits for a pass of the last checkpoint."""
+        return self.calibrated is not None and self.calibrated.waits_for_a_pass(over=self._is_over)
+
+    @property
+    def awaits_confirmation(self) -> bool:
+        """Whether an alarm waits for a fresh pass of the newest checkpoint."""
+        return self.calibrated is not None and self.calibrated.awaits_confirmation
+
+    @property
+    def held_out_guard_decides(self) -> bool:
+        """Whether HeldOutGuard may fire; under `calibrated` what it says is advice."""
+        return self.policy.detector != "calibrated"
+
+    @property
+    def evidence(self) -> dict[str, tuple[float, float]]:
+        """Statistic and threshold of each calibrated detector that can judge now, nats."""
+        readings = self.calibrated.readings if self.calibrated is not None else ()
+        return {
+            reading.name: (reading.statistic, reading.threshold)
+            for reading in readings
+            if reading.statistic is not None and reading.threshold is not None
+        }
+
+    @property
+    def kl_is_lost(self) -> bool:
+        """Whether the newest steps have no KL that counts."""
+        return self.notes.kl_lost >= KL_LOST_STEPS
+
+    @property
+    def kl_advised(self) -> tuple[bool, bool, bool]:
+        """Which advice about the KL holds, which any step can change: the warning's limit is passed, the KL
+        did not start near 0, it is not finite. Cheap, for who folds a long run and looks at every change.
+        """
+        limit, rise, last = self.policy.kl.warn_above, self.monitor.rise, self.notes.last_kl
+        return (
+            limit is not None and rise is not None and rise > limit,
+            bool(self.monitor.start),
+            self.kl_is_lost and last is not None and last[0] == KlKind.NOT_FINITE,
+        )
 
     def verdict(self, silent_for: float = 0.0) -> Verdict:
         """The verdict now.
@@ -434,7 +485,344 @@ class Judge(JudgedRun):
         Args:
             silent_for: seconds since the last step, or since the guard started if that was later.
         """
-        return verdict_of(self, silent_for)
+        return _verdict(self, silent_for)
+
+    # -- what the next guard goes on from ------------------------------------------------------------------
+
+    def compact(self) -> CompactState:
+        """What a guard without this one's log goes on from.
+
+        The checkpoints that wait go with their trainer, so nobody will announce them again: they are skipped.
+        """
+        notes = copy.copy(self.notes)
+        notes.skipped += self.checkpoints_left
+        return CompactState(
+            policy=policy_digest(self.policy),
+            notes=notes,
+            kl_gate=replace(self.window.gate),
+            kl=self.monitor.memory,
+            early_kl=self.early_monitor.memory,
+            guard=self.guard.to_state(),
+            early=self.early.to_state(),
+            detector=None if self.calibrated is None else self.calibrated.compact(),
+        )
+
+    def fold_adopted(self, state: CompactState) -> None:
+        """Fold what another guard of this run knew, before anything else is folded.
+
+        Raises:
+            ValueError: the run was judged by another policy.
+        """
+        if state.policy != policy_digest(self.policy):
+            raise ValueError("it was made under another policy")
+        self.notes = copy.copy(state.notes)
+        self.window.gate = replace(state.kl_gate)
+        self.monitor.memory, self.early_monitor.memory = state.kl, state.early_kl
+        if state.guard is not None and state.early is not None:
+            self.guard = HeldOutGuard.from_state(state.guard)
+            self.early = HeldOutGuard.from_state(state.early)
+        if self.calibrated is None:
+            return
+        if state.detector is not None:
+            self.calibrated.adopt(state.detector)
+        elif (
+            self.notes.last is not None
+        ):  # of a baseline that was not complete the next checkpoint begins one
+            self.calibrated.adopt_nothing(BASELINE_LOST)
+            self.notes.starts.base, self.notes.best_since = None, None
+
+
+# -- what is to be said of a run ---------------------------------------------------------------------
+
+
+def _verdict(run: Judge, silent_for: float) -> Verdict:
+    """The verdict now; `silent_for` as of `Judge.verdict`."""
+    conditions = tuple(sorted(_conditions(run, silent_for), key=lambda c: (c.advice, -c.level.severity)))
+    worst = next((c for c in conditions if not c.advice and c.level is not Level.HEALTHY), None)
+    if worst is None:
+        worst = Condition.of(Code.OK, _ok_sentence(run, conditions))
+    notes, guard, calibrated, latch = run.notes, run.guard, run.calibrated, run.latch
+    status = guard.last_status
+    return Verdict(
+        level=worst.level,
+        code=worst.code,
+        reason=worst.message,
+        fire=run.fire is not None,
+        halt=run.fire is None and run.halt is not None,
+        stop=latch is not None,
+        conditions=conditions,
+        latch_attempt=latch.attempt if latch else None,
+        latch_step=latch.step if latch else None,
+        attempt=notes.count.attempt,
+        step=notes.count.step,
+        steps=notes.steps,
+        rounds=guard.count,
+        announced=notes.announced + notes.gone,
+        evaluated=notes.evaluated,
+        failed=notes.failed,
+        skipped=notes.skipped + notes.gone,
+        refused=len(notes.refused),
+        failure=notes.failure,
+        baseline_passes=calibrated.passes_made if calibrated is not None else 0,
+        baseline_planned=run.baseline_planned,
+        next_pass=run.next_pass,
+        waiting=run.waiting,
+        sooner=latch is None and calibrated is not None and calibrated.is_near,
+        steps_since_evaluation=notes.count.after,
+        longest_round=notes.count.longest_round,
+        in_loop_ema=status.in_loop_ema if status else None,
+        heldout_ema=status.heldout_ema if status else None,
+        proxy_real_gap=status.proxy_real_gap if status else None,
+        max_proxy_real_gap=guard.max_proxy_real_gap,
+        kl_ema=run.monitor.kl_ema,
+        kl_start=run.monitor.start or None,
+        kl_warn_above=run.policy.kl.warn_above,
+        kl_hard_stop=run.policy.kl.hard_stop,
+        last_evaluation=notes.last,
+        best_evaluation=notes.best,
+        detectors=calibrated.readings if calibrated is not None else (),
+    )
+
+
+def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
+    if run.fire is not None:
+        yield Condition.of(Code(run.fire.code), run.fire.message, level=Level.FIRED)
+    if run.halt is not None:
+        yield Condition.of(Code(run.halt.code), run.halt.message, level=Level.WARNING, action="stop")
+    if run.notes.lost:
+        yield Condition.of(Code.PAST_UNKNOWN, run.notes.lost)
+    for condition in _liveness(run, silent_for):
+        if run.halt is None or condition.code.value != run.halt.code:
+            yield condition
+    if run.notes.failure in DOUBTS and (
+        run.notes.failure is not FailureKind.UNCHANGED or run.notes.count.reported
+    ):
+        yield Condition.of(Code.CHECKPOINT_DOUBTFUL, run.notes.last_failure)
+    yield from run.notes.unscored.conditions(run.notes.sampling)
+    if run.notes.reward_lost >= REWARD_LOST_STEPS:
+        message = f"the reward of the last {run.notes.reward_lost} steps is NaN or infinite"
+        yield Condition.of(Code.NO_REWARD, message)
+    elif run.notes.count.lacks_reward:
+        yield Condition.of(
+            Code.NO_REWARD,
+            f"the last {run.notes.count.unrewarded} evaluated checkpoints were compared with no reward: no "
+            f"step was reported for them, and the newest that was is step {run.notes.count.step}",
+        )
+    if run.notes.steps == 0:
+        yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
+    elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
+        yield from _warming_up(run)
+    if run.calibrated is not None:
+        yield from run.calibrated.conditions()
+        yield from _about_lost_passes(run)
+    yield from _about_sampling(run)
+    yield from _about_waiting(run)
+    yield from _about_starts(run)
+    yield from _observers(run)
+    yield from _about_kl(run)
+
+
+def _ok_sentence(run: Judge, conditions: Sequence[Condition]) -> str:
+    """That nothing stops the run, what was found all the same, and what was not looked at yet."""
+    readings = () if run.calibrated is None else run.calibrated.readings
+    # What the policy only warns of, by its code: this sentence is told the trainer, numbers are not.
+    found = dict.fromkeys(one.code.value for one in readings if one.level is Level.WARNING)
+    nothing = "nothing that stops a run by this policy" if found else "nothing"
+    so_far = f"{nothing} speaks against the run after {run.notes.evaluated} evaluated checkpoints"
+    warned = [f"it warns of {', '.join(found)}"] if found else []
+    waited = (c.message for c in conditions if c.code is Code.WARMING_UP)
+    return "; ".join((so_far, *warned, *waited))
+
+
+def _liveness(run: Judge, silent_for: float) -> Iterator[Condition]:
+    """What keeps the guard from knowing: its own conditions with their own actions (invariant 6)."""
+    silent, stale, failing = run.policy.silent, run.policy.stale, run.policy.evaluation_failing
+    if silent_for > silent.after_seconds:
+        yield Condition.of(
+            Code.SILENT,
+            f"no step for {silent_for:.0f} s (limit {silent.after_seconds:g} s)",
+            action=silent.action,
+        )
+    if run.notes.series.refused:
+        yield Condition.of(Code.STARTED_AGAIN, run.notes.series.said, action=silent.action)
+    left, gone = run.checkpoints_left, run.notes.skipped_in_a_row
+    if left + gone > stale.after_rounds:
+        lost = f"{gone} checkpoints were skipped, and " if gone else ""
+        yield Condition.of(
+            Code.STALE,
+            f"{lost}{left} checkpoints wait for their evaluation (limit {stale.after_rounds})",
+            action=stale.action,
+        )
+    elif run.notes.count.reported > stale.after_steps:
+        yield Condition.of(
+            Code.STALE,
+            f"{run.notes.count.reported} steps since the last evaluated checkpoint "
+            f"(limit {stale.after_steps})",
+            action=stale.action,
+        )
+    if run.notes.failures >= failing.after_failures:
+        yield Condition.of(
+            Code.EVALUATION_FAILING,
+            f"{run.notes.failures} evaluations failed in a row; the last: {run.notes.last_failure}",
+            action=failing.action,
+        )
+
+
+def _warming_up(run: Judge) -> Iterator[Condition]:
+    """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
+    rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
+    message = f"{rounds} before the held-out rule may judge"
+    yield Condition.of(Code.WARMING_UP, message)
+    rule, status = run.early.fired_rule, run.early.last_status
+    if rule is not None and status is not None:
+        reason = status.reason.removeprefix("latched: ")
+        yield Condition.of(
+            Code(rule),
+            f"only its warm-up keeps the rule from stopping the run: {reason}",
+            level=Level.WARNING,
+        )
+
+
+def _about_lost_passes(run: Judge) -> Iterator[Condition]:
+    """What passes that could not be made mean. A short baseline is honest, and sees less: `warming_up`
+    holds until what there is would show a fall.
+    """
+    if run.notes.unconfirmed:
+        yield Condition.of(
+            Code.EVALUATION_FAILING,
+            "the fresh evaluation that an alarm, or the end of a run that is near one, waited for could "
+            "not be made: the next checkpoint decides about it, and without one nobody does",
+            level=Level.WARNING,
+        )
+    if run.notes.short_baseline is not None and run.notes.evaluated > 1:
+        passes = f"{run.notes.short_baseline} of {run.policy.calibrated.baseline_passes} passes"
+        yield Condition.of(
+            Code.NO_BASELINE,
+            f"the baseline has {passes} of the starting policy, because the next one failed, twice "
+            "where that could help, or its checkpoint was gone: a decline shows later than with all of "
+            "them. Keep the starting policy on the disk until they are made",
+            advice=True,
+        )
+
+
+def _about_sampling(run: Judge) -> Iterator[Condition]:
+    """How evaluations and trainer differ. It is advice: held-out scores stay comparable with each other.
+
+    What is measured differently is the reward, so a comparison of its gain with theirs is in question,
+    and nothing that a trainer could hide by it.
+    """
+    used = None if run.notes.unscored.first is None else run.notes.unscored.first.sampling
+    if used is not None and used.source is SamplingSource.DEFAULT:
+        yield Condition.of(
+            Code.SAMPLING_UNKNOWN,
+            "neither the trainer nor the evaluator's settings say how to sample (temperature and longest "
+            f"completion), so evaluations have the default: {used.words}. Where the trainer samples in "
+            "another way, gains of the held-out score and of the reward are not the same thing",
+            advice=True,
+        )
+    if (other := run.notes.other_sampling) is not None:
+        yield Condition.of(
+            Code.SAMPLING_CHANGED,
+            f"the trainer's checkpoint at step {other.step} says {_said(other.sampling)}; the run began "
+            f"with {_said(run.notes.sampling)}, and its evaluations stay as they were",
+            advice=True,
+        )
+
+
+def _about_waiting(run: Judge) -> Iterator[Condition]:
+    """That the trainer goes on without a verdict. It judges nothing, but a fire may come too late."""
+    if run.notes.waits is False:
+        yield Condition.of(
+            Code.NOT_WAITING,
+            "the trainer does not wait for its guard: waiting is off or its time is used up, so a fire "
+            "may come late",
+            advice=True,
+        )
+
+
+def _about_starts(run: Judge) -> Iterator[Condition]:
+    """That an attempt started from scratch; once too often is among `_liveness`."""
+    if run.notes.series.said and not run.notes.series.refused:
+        yield Condition.of(Code.STARTED_AGAIN, run.notes.series.said, advice=True)
+
+
+def _observers(run: Judge) -> Iterator[Condition]:
+    """What the observers would have done: it is told, and stops nothing."""
+    rule, status = run.guard.fired_rule, run.guard.last_status
+    if rule is not None and status is not None and not run.held_out_guard_decides:
+        reason = status.reason.removeprefix("latched: ")
+        yield Condition.of(
+            Code(rule),
+            f"HeldOutGuard at its thresholds would have stopped the run: {reason}",
+            advice=True,
+        )
+    limit, (passed, *_) = run.policy.kl.warn_above, run.kl_advised
+    if limit is not None and passed:
+        yield Condition.of(
+            Code.KL_HARD_STOP,
+            run.monitor.sentence(run.notes.count.step or 0, limit, "limit for a warning"),
+            advice=True,
+        )
+
+
+def _about_kl(run: Judge) -> Iterator[Condition]:
+    """What is to be known of the KL itself. A limit that stops and cannot be watched is not kept."""
+    watched = run.policy.kl.hard_stop is not None
+    _, starts_away, not_finite = run.kl_advised
+    early = run.early_monitor.fired_reason
+    if run.monitor.rise is None and early is not None:
+        yield Condition.of(
+            Code.KL_HARD_STOP,
+            f"only its warm-up of {run.monitor.min_steps} steps keeps the rule from stopping the run: "
+            f"{early}",
+            level=Level.WARNING,
+        )
+    if starts_away:
+        yield Condition.of(
+            Code.REFERENCE_NOT_START,
+            f"the KL began at {run.monitor.start:.4g} nats/token: the reference is not the starting "
+            "policy, so limits count from there",
+            advice=True,
+        )
+    if not_finite:
+        message = f"none of the last {run.notes.kl_lost} steps has a KL that counts: it is infinite or NaN"
+        level = Level.UNKNOWN if watched else Level.WARNING
+        yield Condition.of(Code.KL_NOT_FINITE, message, level=level, advice=not watched)
+    elif run.notes.steps and (inert := _why_kl_is_inert(run)):
+        level = Level.UNKNOWN if watched and run.kl_is_lost else Level.HEALTHY
+        yield Condition.of(Code.KL_INERT, inert, level=level)
+
+
+def _why_kl_is_inert(run: Judge) -> str:
+    """A sentence if the newest step had no usable KL to the reference, else ""."""
+    if run.notes.last_kl is None:
+        return ""
+    kind, value = run.notes.last_kl
+    if kind == KlKind.NOT_FINITE:
+        return "KL to the reference is infinite or NaN at the newest step"
+    if kind != KlKind.REF_TOKEN_MEAN:
+        return f"the trainer reports kl_kind={kind}: the KL rule needs {KlKind.REF_TOKEN_MEAN.value}"
+    if value is None:
+        return "the newest step has no KL: the KL rule is inert"
+    if not run.window.kl_moved:
+        return "KL to the reference is exactly 0 at every step (beta = 0?): it counts as absent"
+    return ""
+
+
+def _said(sampling: Sampling | None) -> str:
+    return "nothing of its sampling" if sampling is None else sampling.words
+
+
+# -- the calibrated detector: only a policy that has it imports numpy --------------------------------
+
+
+def _calibrated_run(policy: Policy) -> CalibratedRun | None:
+    """The calibrated detector's run if the policy has one; only then is numpy imported."""
+    if policy.detector == "heldout_guard":
+        return None
+    from guard_core.detectors.run import CalibratedRun
+
+    return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
 
 
 def _fold_into(

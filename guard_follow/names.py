@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guard_core.frameworks import FIGURE_PATTERNS, FIGURES, bare, figure_of, fits
-from guard_core.judge import TOLD, TRAINER_LIMIT
+from guard_core.rounds import TOLD, TRAINER_LIMIT
 from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
 from guard_follow.errors import InputError

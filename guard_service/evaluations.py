@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
 from guard_service.errors import GuardError, SettingsError, StoreError
 from guard_service.event_log import EventLog

@@ -20,9 +20,9 @@ from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
-from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
-from guard_core.rounds import Round
+from guard_core.rounds import Evaluation, Round
 from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.database import FILE_NAME, READING_FAILS, open_ended, open_log, store_error
 from guard_service.errors import (

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code
 from guard_core.compact import CompactState
-from guard_core.judge import Evaluation, Latch, StepTuple
-from guard_core.rounds import Round
+from guard_core.judge import Latch, StepTuple
+from guard_core.rounds import Evaluation, Round
 from guard_core.wire import CheckpointReport, EndReport, EvaluationSampling, FailureKind, StepReport
 from guard_core.wording import quoted
 from guard_service.errors import FieldError

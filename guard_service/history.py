@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
+from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.thinning import rounds_that_stay
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.database import FILE_NAME, errors, open_ended

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.means import expected_error, independent_items
+from guard_core.rounds import Evaluation
 from guard_core.wire import MAX_OUTCOMES, CheckpointReport, EvaluationReport, EvaluationSummary
 from guard_service.errors import FieldError, Problem, conflict, invalid
 

@@ -11,8 +11,9 @@ from math import isnan
 from typing import NamedTuple
 
 from guard_cli.replay.run import KINDS, Run
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, KlKind
 
 

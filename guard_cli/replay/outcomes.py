@@ -12,8 +12,9 @@ from guard_cli.replay.fold import LoggedStep, fold_run
 from guard_cli.replay.run import KINDS, Run
 from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
 from guard_core.codes import Level
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import Condition, Verdict
 
 #: What stops a run: the whole guard, as the policy has it.

@@ -12,7 +12,7 @@ from typing import Any
 
 from guard_cli.errors import CliError
 from guard_cli.logs.table import OUTCOMES, Row, Table
-from guard_core.judge import TOLD, TRAINER_LIMIT, Evaluation
+from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, SamplingSource
 from guard_follow.names import Columns
 from guard_follow.starts import VALUES

@@ -20,7 +20,7 @@ from guard_cli.errors import CliError
 from guard_cli.logs.table import Table
 from guard_cli.replay.rows import LogRow, RowReader
 from guard_client.samples import StepSample
-from guard_core.judge import TRAINER_LIMIT, Evaluation
+from guard_core.rounds import TRAINER_LIMIT, Evaluation
 from guard_core.wire import KlKind, Sampling
 from guard_follow.names import Columns, resolve
 from guard_follow.starts import VALUES, Starts

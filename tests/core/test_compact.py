@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from guard_core.codes import Code
 from guard_core.compact import CompactState
-from guard_core.judge import Evaluation, Judge
-from guard_core.judged_run import BASELINE_LOST
+from guard_core.judge import BASELINE_LOST, Judge
 from guard_core.policy import CalibratedPolicy, DetectorName, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, KlKind, StepReport, Verdict
 
 ITEMS, PASSES, STEPS = 64, 2, 5

@@ -13,7 +13,7 @@ from guard_core.codes import Code, Level
 from guard_core.compact import CompactState
 from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.judge import Judge, Latch
 from guard_core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
@@ -23,7 +23,7 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
-from guard_core.rounds import Round
+from guard_core.rounds import Evaluation, Round
 from guard_core.wire import CheckpointReport, EndReport, FailureKind, KlKind, Sampling, StepReport, Verdict
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_core import HeldOutGuard, StepMonitor
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import (
     CalibratedPolicy,
     HeldOutGuardPolicy,
@@ -24,6 +24,7 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
+from guard_core.rounds import Evaluation
 from guard_core.wire import KlKind, StepReport
 
 values = st.floats(-1e6, 1e6, allow_nan=False)

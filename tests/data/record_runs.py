@@ -43,8 +43,9 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
     from guard_cli.demo import train
     from guard_cli.demo.tasks import split_problems
     from guard_cli.replay.fold import LoggedStep
-    from guard_core.judge import Evaluation, Judge
+    from guard_core.judge import Judge
     from guard_core.policy import Policy
+    from guard_core.rounds import Evaluation
     from guard_core.wire import KlKind
 
     torch.set_num_threads(1)

@@ -14,8 +14,8 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.outcomes import DetectorOutcome, outcome
 from guard_cli.replay.run import Run, load_run
 from guard_core.detectors import Baseline
-from guard_core.judge import Evaluation
 from guard_core.policy import Policy
+from guard_core.rounds import Evaluation
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"

@@ -11,9 +11,10 @@ import pytest
 
 from guard_core.codes import Code, Level
 from guard_core.detectors.run import PassCost
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import BaselineBudget, CalibratedPolicy, Policy
 from guard_core.preflight import about_the_budget
+from guard_core.rounds import Evaluation
 from guard_core.wire import Condition, EvaluationSampling, SamplingSource, StepReport
 
 from simulated import difficulties, draw  # isort: skip

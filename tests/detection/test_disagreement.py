@@ -11,8 +11,9 @@ from guard_core.codes import Code, Finding, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
 from guard_core.ending import not_judged
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import DetectorReading, StepReport
 

@@ -11,9 +11,9 @@ import pytest
 from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.rewards import Rewards, as_normal, largest_rise
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.rounds import standard_error
+from guard_core.rounds import Evaluation, standard_error
 from guard_core.wire import DetectorReading, StepReport
 
 N, STEPS = 256, 10

@@ -13,8 +13,9 @@ from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.planning import evaluations_to_detect
 from guard_core.detectors.run import LAST_PASSES, CalibratedRun, Pass, uninformative_baseline
 from guard_core.ending import not_judged
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import Condition, EndReport, KlKind, StepReport
 
 from simulated import difficulties, draw  # isort: skip

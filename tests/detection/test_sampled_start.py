@@ -10,8 +10,9 @@ import pytest
 
 from guard_core.codes import Code
 from guard_core.detectors.baseline import Baseline
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import EvaluationSampling, SamplingSource, StepReport
 
 from simulated import draw  # isort: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.preflight import evaluations_needed
+from guard_core.rounds import Evaluation
 from guard_core.wire import DetectorReading, EvaluationSampling, SamplingSource, StepReport
 
 from simulated import draw  # isort: skip

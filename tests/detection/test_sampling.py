@@ -15,8 +15,9 @@ import pytest
 
 from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, Sampling, StepReport
 
 TRAINER = Sampling(temperature=1.0, max_new_tokens=256)

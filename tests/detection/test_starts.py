@@ -10,8 +10,9 @@ import pytest
 from guard_core.attempts import MOST_STARTS
 from guard_core.codes import Code, Level
 from guard_core.ending import not_judged
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.trainer_view import for_trainer
 from guard_core.wire import (
     CheckpointReport,

@@ -9,8 +9,9 @@ import pytest
 
 from guard_core.codes import Code, Level
 from guard_core.detectors.baseline import Outcomes, outlier_passes
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import Condition, StepReport
 
 from simulated import difficulties, draw  # isort: skip

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Evaluation, Latch
+from guard_core.judge import Latch
 from guard_core.policy import Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.event_log import EventLog, restored_judge
 

@@ -24,7 +24,7 @@ from guard_core.codes import Code
 from guard_core.detectors.run import CalibratedRun
 from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Evaluation, Judge, Latch
+from guard_core.judge import Judge, Latch
 from guard_core.policy import (
     BaselineBudget,
     CalibratedPolicy,
@@ -35,7 +35,7 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
-from guard_core.rounds import Round
+from guard_core.rounds import Evaluation, Round
 from guard_core.wire import (
     DOUBTS,
     Adapters,

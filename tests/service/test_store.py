@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Evaluation, Judge, Latch, StepTuple
+from guard_core.judge import Judge, Latch, StepTuple
 from guard_core.policy import Policy
-from guard_core.rounds import Round
+from guard_core.rounds import Evaluation, Round
 from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service import database
 from guard_service.database import journal_mode

@@ -17,8 +17,9 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import KlKind, StepReport, Verdict
 from guard_service.event_log import EventLog
 from guard_service.history import export_history

@@ -16,8 +16,9 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import load_run
 from guard_core.codes import Code
-from guard_core.judge import Evaluation, Judge
+from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
 from guard_service.event_log import EventLog
 from guard_service.history import export_history
