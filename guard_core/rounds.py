@@ -1,4 +1,4 @@
-"""What a round is: an evaluation, the steps since the last evaluated checkpoint, and what is made of them. Pure.
+"""What a round is: an evaluation, the steps since the one before, and what is made of them. Pure.
 
 This is the only place that says it. The judge hands the `Round` out, the store keeps it with its evaluation,
 and history, status and replay read it.

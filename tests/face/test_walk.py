@@ -1,4 +1,4 @@
-"""A step crosses the ten files that docs/architecture.md lists, from the callback to the verdict."""
+"""A step crosses the ten files that docs/concepts/architecture.md lists, from the callback to the verdict."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ os._exit(0)
 
 @pytest.mark.torch
 def test_a_step_crosses_the_files_that_the_architecture_lists(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    page = (ROOT / "docs/concepts/architecture.md").read_text("utf-8")
     walk = page.partition("## A step\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\d+\. `([\w/.]+)`", walk, re.MULTILINE))
     ran = subprocess.run(
