@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from guard_operator.adapters import find_adapter
 from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
-from guard_operator.reconcile.guard_pod import guard_objects, why_not_shared
+from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
@@ -294,28 +293,3 @@ def test_nothing_else_is() -> None:
         job(template(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet")),
     ):
         assert review(ADAPTER, of, CONFIG).reason is None
-
-
-@pytest.mark.parametrize("placement", ["Pod", "Sidecar"])
-@pytest.mark.parametrize("name", ["RLGUARD_CA", "RLGUARD_URL", "RLGUARD_TOKEN"])
-def test_a_trainer_that_names_a_guard_of_its_own_is_refused(placement: str, name: str) -> None:
-    own = copy.deepcopy(template())
-    own["template"]["spec"]["containers"][0]["env"] = [{"name": name, "value": "mine"}]
-    found = review(ADAPTER, job(own, placement=placement), CONFIG)
-    assert found.reason == "TemplateRefused" and f"must not be {name}" in found.findings[0]
-
-
-@pytest.mark.parametrize(
-    ("modes", "shared"),
-    [
-        (["ReadWriteMany"], True),
-        (["ReadWriteOnce", "ReadWriteMany"], True),
-        (["ReadWriteOnce"], False),
-        (["ReadWriteOnce", "ReadOnlyMany"], False),
-        ([], False),
-    ],
-)
-def test_a_claim_that_two_nodes_cannot_share_is_named(modes: list[str], shared: bool) -> None:
-    why = why_not_shared({"spec": {"accessModes": modes}})
-    assert (why == "") is shared
-    assert shared or f"its access modes are {', '.join(modes) or 'none'}, and" in why

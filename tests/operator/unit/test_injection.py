@@ -419,19 +419,6 @@ def test_a_best_checkpoint_that_could_not_be_kept_is_refused(state: Json) -> Non
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_pod_of_a_run_has_the_labels_of_its_job(placement: str) -> None:
-    assert ADAPTER is not None
-    of = job(placement=placement)
-    workload = build_workload(of, ADAPTER, CONFIG)
-    for one in (trainer_template(workload), trainer_template(workload, "Worker"), guard_pod_template(of)):
-        assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == UID
-        assert one["metadata"]["labels"]["rlguard.dev/job"] == "run"
-    assert trainer_template(workload)["metadata"]["labels"]["team"] == "x"
-    if placement == "Sidecar":
-        assert [c["name"] for c in trainer_pod(of, "Worker")["initContainers"]] == ["download"]
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_service_mesh_leaves_the_guards_port_alone(placement: str) -> None:
     assert ADAPTER is not None
     spec = template()
