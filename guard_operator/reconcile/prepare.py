@@ -15,10 +15,11 @@ from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import why_not_shared
 from guard_operator.reconcile.inject import made_for_the_guard
 from guard_operator.reconcile.isolation import guard_objects_of
-from guard_operator.reconcile.refusals import is_copy, pod_spec, template_claims
+from guard_operator.reconcile.refusals import is_copy, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job, Preparation
 from guard_operator.reconcile.targets import Belongings, has_made_nothing, why_not_attached
+from guard_operator.reconcile.templates import rank0_of
 from guard_operator.runtime.client import CLAIMS, Client, Json
 from guard_operator.runtime.errors import ApiError
 
@@ -168,8 +169,8 @@ def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
     if job.spec.target_ref is not None:
         return
     spec = job.spec.made_from.spec
-    for template in adapter.pod_templates(spec):
-        for volume in pod_spec(spec, template).get("volumes", []):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield f"{CHECKPOINTS}volume", claim
+    _, pod = rank0_of(adapter, spec)
+    for volume in pod.get("volumes", []):
+        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if claim and volume.get("name") == guard.checkpoints.volume:
+            yield f"{CHECKPOINTS}volume", claim

@@ -61,7 +61,7 @@ class KindWorld(World):
 
     def collect_garbage(self) -> None:
         """What has lost its owner, or has one that waits in the foreground for it to be gone, goes."""
-        kinds = dict.fromkeys((self.workloads, *self.owners))
+        kinds = dict.fromkeys((self.workloads, *self.owners, STATEFUL_SETS))
         found = [(kind, raw) for kind in kinds for raw in self.items(kind)]
         staying = {uid_of(raw) for _, raw in found if not is_going(raw)}
         for kind, raw in [*found, *((PODS, pod) for pod in self.pods())]:

@@ -103,7 +103,7 @@ def test_the_kind_is_found_when_its_crd_comes(
     assert "the cluster has no RayJob (ray.io/v1): install it" in said
     controller("kuberay")
     here.runs()
-    assert here.phase() == "Running"
+    eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
 
 
 @pytest.fixture

@@ -577,21 +577,36 @@ def test_a_job_that_is_being_deleted_creates_nothing() -> None:
     assert snapshot is not None and snapshot.job.deleting and snapshot.preparation is None
 
 
-@pytest.mark.parametrize("source", ["heldout", "models"])
-def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
+def guarded_job(*volumes: Json) -> Json:
+    """A job that is refused for nothing that it says itself."""
     raw = raw_job()
     pod_spec = {
-        "securityContext": {"runAsNonRoot": True},
         "containers": [{"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
-        "volumes": [
-            {"name": "c", "emptyDir": {}},
-            {"name": "d", "persistentVolumeClaim": {"claimName": "copied"}},
-        ],
+        "volumes": [{"name": "c", "emptyDir": {}}, *volumes],
     }
     raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
     raw["spec"]["guard"]["heldout"]["volume"] = {"claimName": "heldout"}
+    return raw
+
+
+@pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", None])
+def test_a_workload_that_a_webhook_would_give_to_another_cluster_is_refused(manager: str | None) -> None:
+    """MultiKueue's does it for the queue that a job names: pods elsewhere are not stopped."""
+    world = Behind(guarded_job())
+    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
+    world.get = lambda kind, *_args, **_how: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
+    made = {"spec": {"runPolicy": {"managedBy": manager}}}
+    world.create = world.apply = lambda *_args, **_more: made  # type: ignore[attr-defined]
+    snapshot = world.gather()
+    assert snapshot is not None and snapshot.preparation is not None
+    refused = "a webhook changes it: runPolicy.managedBy: must be" in snapshot.preparation.message
+    assert refused is (manager is not None)
+
+
+@pytest.mark.parametrize("source", ["heldout", "models"])
+def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
     claims = {"copied": {"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": source}}}}
-    world = Behind(raw)
+    world = Behind(guarded_job({"name": "d", "persistentVolumeClaim": {"claimName": "copied"}}))
     world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
 
     def get(kind: Any, _namespace: str, name: str, **_how: object) -> Any:

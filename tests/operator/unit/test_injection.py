@@ -22,7 +22,7 @@ from guard_operator.adapters import find_adapter
 from guard_operator.api.types import ResumedFrom, Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_service.heldout.config import HeldoutSettings
@@ -195,16 +195,6 @@ def test_the_users_own_containers_are_left_as_they_are() -> None:
             "capabilities": {"add": ["IPC_LOCK"]},
         }
     assert container(pod, "logger").keys() == {"name", "image", "securityContext"}
-
-
-@pytest.mark.parametrize("name", ["rlguard-secrets", "rlguard-heldout", "rlguard-state"])
-@pytest.mark.parametrize("role", ["Master", "Worker"])
-def test_a_workload_that_would_leak_is_not_built(name: str, role: str) -> None:
-    """Even if nothing has looked at the template before."""
-    spec, leak = template(), {"name": name, "mountPath": "/x"}
-    trainer_template({"spec": spec}, role)["spec"]["containers"][1]["volumeMounts"] = [leak]
-    with pytest.raises(LeakError, match=rf"containers\[1\].volumeMounts\[0\].name must not be {name}"):
-        trainer_pod(job(spec), role)
 
 
 def test_the_template_is_left_as_it_is() -> None:
@@ -426,19 +416,6 @@ def test_a_best_checkpoint_that_could_not_be_kept_is_refused(state: Json) -> Non
 
 
 # -- labels, owners, meshes, queues ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_every_pod_of_a_run_has_the_labels_of_its_job(placement: str) -> None:
-    assert ADAPTER is not None
-    of = job(placement=placement)
-    workload = build_workload(of, ADAPTER, CONFIG)
-    for one in (trainer_template(workload), trainer_template(workload, "Worker"), guard_pod_template(of)):
-        assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == UID
-        assert one["metadata"]["labels"]["rlguard.dev/job"] == "run"
-    assert trainer_template(workload)["metadata"]["labels"]["team"] == "x"
-    if placement == "Sidecar":
-        assert [c["name"] for c in trainer_pod(of, "Worker")["initContainers"]] == ["download"]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
