@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guard_operator.adapters import TemplateError, WorkloadAdapter, dotted
-from guard_operator.reconcile.refusals import pod_spec
+from guard_operator.reconcile.templates import rank0_of
 
 #: Volumes that can be written and go with their pod, and those that nobody can write.
 _TEMPORARY = ("emptyDir", "ephemeral")
@@ -41,11 +41,10 @@ def find_rank0(
     """
     volume = guard["checkpoints"]["volume"]
     try:
-        template = next(one for one in adapter.pod_templates(spec) if one.guarded)
-        volumes = pod_spec(spec, template).get("volumes", [])
+        template, pod = rank0_of(adapter, spec)
     except TemplateError:
         return None
-    owner, limit = template.path[:-1], template.limit
+    owner, limit, volumes = template.path[:-1], template.limit, pod.get("volumes", [])
     found = next((one for one in volumes if one.get("name") == volume), None)
     error = "the pod of rank 0 has no volume of this name" if found is None else _unusable(found)
     present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"

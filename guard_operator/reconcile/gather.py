@@ -37,7 +37,7 @@ from guard_operator.reconcile.memory import NOTHING, Remembered
 from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.refusals import is_copy, isolation_findings, pod_spec, template_claims
+from guard_operator.reconcile.refusals import is_copy, isolation_findings, template_claims
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
     Between,
@@ -64,6 +64,7 @@ from guard_operator.reconcile.targets import (
     read_unlabelled,
     why_not_attached,
 )
+from guard_operator.reconcile.templates import rank0_of
 from guard_operator.runtime.client import (
     CLAIMS,
     EVENTS,
@@ -675,8 +676,8 @@ def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
     if job.spec.target_ref is not None:
         return
     spec = job.spec.made_from.spec
-    for template in adapter.pod_templates(spec):
-        for volume in pod_spec(spec, template).get("volumes", []):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim and template.guarded and volume.get("name") == guard.checkpoints.volume:
-                yield f"{CHECKPOINTS}volume", claim
+    _, pod = rank0_of(adapter, spec)
+    for volume in pod.get("volumes", []):
+        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if claim and volume.get("name") == guard.checkpoints.volume:
+            yield f"{CHECKPOINTS}volume", claim

@@ -9,9 +9,10 @@ import copy
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from guard_core.evaluation import Scoring
+from guard_operator.adapters import PodTemplate
 from guard_operator.api import names
 from guard_operator.api.types import EvaluatorSpec, GuardPod, GuardSpec, Heldout
 from guard_operator.config import OperatorConfig
@@ -57,15 +58,7 @@ def guard_container(
         # Its last lines say why it ended, unless it left its verdict there.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": list(_mounts(job, checkpoints, index_field)),
-        "securityContext": {
-            "runAsUser": layout.GUARD_UID,
-            "runAsGroup": layout.GUARD_UID,
-            "runAsNonRoot": True,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(layout.GUARD_UID),
         # The trainer starts only when the guard is adopted and has checked the held-out split, which takes
         # minutes against millions of training prompts.
         "startupProbe": _probe(
@@ -77,6 +70,19 @@ def guard_container(
     if pull_policy := guard.image_pull_policy or config.guard_pull_policy:
         container["imagePullPolicy"] = pull_policy
     return container
+
+
+def restricted(user: int) -> Json:
+    """Build the securityContext of a container of ours, which PodSecurity `restricted` admits."""
+    return {
+        "runAsUser": user,
+        "runAsGroup": user,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _startup_looks(own: GuardPod | None) -> int:
@@ -190,16 +196,26 @@ def _state_source(guard: GuardSpec) -> Json:
     return {"emptyDir": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
 
 
-def reporting_environment(job: Job, host: str, given: Sequence[Json]) -> list[Json]:
-    """Build the variables with which a trainer reports to its guard.
+def let_report(job: Job, template: PodTemplate, pod: Json, host: str, *, drains: bool) -> None:
+    """Give the container that trains what it reports with, unless its log is followed.
 
     Args:
         job: the job.
+        template: of rank 0.
+        pod: its pod spec. What it says about waiting stays.
         host: where the guard is.
-        given: the environment of the trainer's template; what it says about waiting stays.
+        drains: whether the guard ends with its trainer, which then waits for the last evaluations.
     """
-    token = _from_secret(job, layout.TOKEN_ENV, names.INGEST_TOKEN_KEY)
-    return [*guard_address(job, host), token, *_patience(job, given)]
+    if job.spec.guard.metrics is not None:
+        return
+    waits = _patience(job) | ({layout.DRAIN_ENV: layout.DRAIN_SECONDS} if drains else {})
+    for container in pod["containers"]:
+        if container.get("name") == template.container:
+            given = container.get("env") or []
+            own = {one.get("name") for one in given}
+            token = _from_secret(job, layout.TOKEN_ENV, names.INGEST_TOKEN_KEY)
+            rest = ({"name": name, "value": value} for name, value in waits.items() if name not in own)
+            container["env"] = [*given, *guard_address(job, host), token, *rest]
 
 
 def guard_address(job: Job, host: str) -> list[Json]:
@@ -213,23 +229,13 @@ def _from_secret(job: Job, name: str, key: str) -> Json:
     return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _patience(job: Job, given: Sequence[Json]) -> Sequence[Json]:
-    """How long a trainer waits for its guard: what the job says, unless its template has it already."""
-    lag = job.spec.guard.max_lag
-    waits = () if lag is None else unless_set(given, layout.MAX_LAG_ENV, str(lag))
-    return (*waits, *_unreachable_limit(job, given))
-
-
-def _unreachable_limit(job: Job, given: Sequence[Json]) -> Sequence[Json]:
-    """What keeps it from ending for want of a guard that `onSilence` still waits for."""
-    if job.spec.on_silence.action == "Warn":
-        return unless_set(given, layout.ON_UNREACHABLE_ENV, "continue")
-    seconds = job.spec.on_silence.after_seconds
-    if seconds <= layout.UNREACHABLE_SECONDS:
-        return ()
-    return unless_set(given, layout.UNREACHABLE_ENV, str(seconds))
-
-
-def unless_set(given: Sequence[Json], name: str, value: str) -> Sequence[Json]:
-    """This variable, unless the environment of a template has it."""
-    return () if any(one.get("name") == name for one in given) else ({"name": name, "value": value},)
+def _patience(job: Job) -> dict[str, str]:
+    """How long a trainer waits for its guard, and that `onSilence` decides when that is gone."""
+    waits, silence, lag = dict[str, str](), job.spec.on_silence, job.spec.guard.max_lag
+    if lag is not None:
+        waits[layout.MAX_LAG_ENV] = str(lag)
+    if silence.action == "Warn":
+        waits[layout.ON_UNREACHABLE_ENV] = "continue"
+    elif silence.after_seconds > layout.UNREACHABLE_SECONDS:
+        waits[layout.UNREACHABLE_ENV] = str(silence.after_seconds)
+    return waits

@@ -19,21 +19,16 @@ from guard_operator.reconcile.guard_container import (
     guard_address,
     guard_container,
     guard_volumes,
-    reporting_environment,
+    let_report,
+    restricted,
 )
 from guard_operator.reconcile.isolation import Violation
 from guard_operator.reconcile.mesh import exclude_port
 from guard_operator.reconcile.owned import host_of, job_labels, owned
-from guard_operator.reconcile.refusals import (
-    checkpoint_mount,
-    field_of,
-    pod_spec,
-    trainer,
-)
 from guard_operator.reconcile.snapshot import Job
+from guard_operator.reconcile.templates import checkpoint_mount, field_of, rank0_of, trainer
 from guard_operator.runtime.client import SERVICES, STATEFUL_SETS, Json, Resource
 
-WAITER = names.WAITING_CONTAINER
 NOBODY = 65534
 #: The guard's image has Python; a trainer's image is not asked for anything.
 WAIT = """\
@@ -62,7 +57,7 @@ while True:
 def guard_objects(
     job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig
 ) -> Iterator[tuple[Resource, Json]]:
-    """Build what runs the guard. The template has passed `find_obstacles` and `refusals.find_violations`.
+    """Build what runs the guard. The template has passed `refusals.find_violations`.
 
     Args:
         job: the job.
@@ -93,8 +88,7 @@ def guard_objects(
 
 
 def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConfig) -> Json:
-    checkpoints, claim_name = _checkpoints(job, adapter)
-    support = names.support_name(job.name, job.uid)
+    checkpoints, claim_name, of_trainer = _beside_trainer(job, adapter)
     # Read-only as a volume, too: so the kubelet gives nothing in it to the group of the guard.
     claim = {"claimName": claim_name, "readOnly": True}
     volume = {"name": checkpoints["name"], "persistentVolumeClaim": claim}
@@ -104,65 +98,49 @@ def _pod(job: Job, own: GuardPod, adapter: WorkloadAdapter, config: OperatorConf
         exclude_defaults=True,
         include={"node_selector", "tolerations", "priority_class_name", "service_account_name"},
     )
-    # With which the guard's image comes to a trainer, too.
-    if pull_secrets := _trainers(job, adapter).get("imagePullSecrets"):
-        placed["imagePullSecrets"] = copy.deepcopy(pull_secrets)
-    return placed | {
+    security = {"runAsNonRoot": True, "fsGroup": layout.GUARD_UID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {
+        **placed,
+        **of_trainer,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "fsGroup": layout.GUARD_UID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            **_groups(job, adapter),
-        },
+        "securityContext": security | of_trainer.get("securityContext", {}),
         "containers": [guard_container(job, checkpoints, config)],
-        "volumes": [volume, *guard_volumes(job.spec.guard, support)],
+        "volumes": [volume, *guard_volumes(job.spec.guard, names.support_name(job.name, job.uid))],
     }
 
 
-def _trainers(job: Job, adapter: WorkloadAdapter) -> Json:
-    """The pod of rank 0 of the template; nothing of a workload that exists."""
-    return {} if job.spec.target_ref is not None else _guarded(adapter, job.spec.made_from.spec)[1]
+def _beside_trainer(job: Job, adapter: WorkloadAdapter) -> tuple[Json, str | None, Json]:
+    """How the guard mounts the checkpoints, of which claim, and what its pod has of the trainer's.
 
-
-def _checkpoints(job: Job, adapter: WorkloadAdapter) -> tuple[Json, str]:
-    """How the guard mounts the checkpoints, and of which claim: as the trainer does, or all of a claim."""
+    Of a template: as the trainer mounts it, and its pull secrets and groups. Of a target: all of a claim.
+    """
     checkpoints = job.spec.guard.checkpoints
     if checkpoints.claim_name is not None:
         mount = {"name": layout.CHECKPOINTS_VOLUME, "mountPath": layout.CHECKPOINTS_DIR}
-        return mount, checkpoints.claim_name
-    template, trainers = _guarded(adapter, job.spec.made_from.spec)
-    own, claim = (
-        checkpoint_mount(trainers, template, checkpoints.volume),
-        _checkpoint_claim(trainers, job.spec.guard),
-    )
-    assert own is not None and claim is not None, "find_violations and find_obstacles have passed"
-    return own, claim
-
-
-def _groups(job: Job, adapter: WorkloadAdapter) -> Json:
-    """The trainer's groups: a sidecar has those of its pod, and may read what was written for them."""
-    if job.spec.target_ref is not None:
-        return {}
-    template, pod = _guarded(adapter, job.spec.made_from.spec)
-    security = pod.get("securityContext") or {}
-    own = (trainer(pod, template) or {}).get("securityContext") or {}
-    named = [own.get("runAsGroup", security.get("runAsGroup")), security.get("fsGroup")]
-    named += security.get("supplementalGroups") or []
+        return mount, checkpoints.claim_name, {}
+    template, pod = rank0_of(adapter, job.spec.made_from.spec)
+    own = checkpoint_mount(pod, template, checkpoints.volume)
+    assert own is not None, "find_violations has passed"
+    # With the secrets the guard's image comes to a trainer, too. In its groups the guard reads what was
+    # written for them, as a sidecar does, which has those of its pod.
+    security, container = pod.get("securityContext") or {}, trainer(pod, template) or {}
+    named = [(container.get("securityContext") or {}).get("runAsGroup", security.get("runAsGroup"))]
+    named += [security.get("fsGroup"), *(security.get("supplementalGroups") or [])]
     groups = sorted({group for group in named if isinstance(group, int) and group > 0})
-    return {"supplementalGroups": groups} if groups else {}
+    shared: Json = {"securityContext": {"supplementalGroups": groups}} if groups else {}
+    if pod.get("imagePullSecrets"):
+        shared["imagePullSecrets"] = copy.deepcopy(pod["imagePullSecrets"])
+    return own, _checkpoint_claim(pod, job.spec.guard), shared
 
 
-def report_to_guard_pod(
-    job: Job, own: GuardPod, template: PodTemplate, pod: Json, config: OperatorConfig
-) -> None:
-    """Give a trainer's pod what it needs to report to a guard in another pod, and a start that waits for it.
+def wait_for_guard(job: Job, template: PodTemplate, pod: Json, config: OperatorConfig) -> None:
+    """Give the pod of rank 0 what it reports to a guard in another pod with, and a start that waits for it.
 
     It waits in an init container, after those of the template, so that no step is made without a guard. A
     trainer whose log is followed only waits: it has nothing to report.
     """
-    waiter = _waiter(job, own, config)
+    waiter = _waiter(job, config)
     mount = checkpoint_mount(pod, template, job.spec.guard.checkpoints.volume)
     if mount is not None and "subPath" in mount:
         # The kubelet makes the folder for it: for the guard it cannot, in a volume that is read-only.
@@ -170,29 +148,20 @@ def report_to_guard_pod(
             {key: mount[key] for key in ("name", "mountPath", "subPath")} | {"readOnly": True}
         ]
     pod["initContainers"] = [*pod.get("initContainers", []), waiter]
-    for container in pod["containers"]:
-        if container.get("name") == template.container and job.spec.guard.metrics is None:
-            given = container.get("env", [])
-            container["env"] = [*given, *reporting_environment(job, host_of(job), given)]
+    let_report(job, template, pod, host_of(job), drains=False)
 
 
-def _waiter(job: Job, own: GuardPod, config: OperatorConfig) -> Json:
+def _waiter(job: Job, config: OperatorConfig) -> Json:
+    own = job.spec.guard.own_pod
+    assert own is not None, "its guard has a pod of its own"
     container: Json = {
-        "name": WAITER,
+        "name": names.WAITING_CONTAINER,
         "image": job.spec.guard.image or config.guard_image,
         "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds), str(layout.GAVE_UP)],
         "env": guard_address(job, host_of(job)),
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "runAsUser": NOBODY,
-            "runAsGroup": NOBODY,
-            "runAsNonRoot": True,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(NOBODY),
     }
     if pull_policy := job.spec.guard.image_pull_policy or config.guard_pull_policy:
         container["imagePullPolicy"] = pull_policy
@@ -202,27 +171,20 @@ def _waiter(job: Job, own: GuardPod, config: OperatorConfig) -> Json:
 # -- what stands in the way of it ------------------------------------------------------------------------
 
 
-def find_obstacles(
-    adapter: WorkloadAdapter, spec: Mapping[str, Any], guard: GuardSpec, own: GuardPod
-) -> Iterator[Violation]:
-    """Find what is refused of a template because its guard is in another pod."""
-    for template in adapter.pod_templates(spec):
-        pod, where = pod_spec(spec, template), field_of(template)
-        if own.service_account_name in _accounts(pod):
-            why = "must not be the guard's, whose role the trainer would have"
-            yield Violation(f"{where}.serviceAccountName", why)
-        if template.guarded and (why := _why_not_found(pod)):
-            yield Violation(f"{where}.dnsPolicy", why)
-        labels = (at(spec, *template.path, "metadata") or {}).get("labels") or {}
-        if names.PART_LABEL in labels:
-            path = where.removesuffix(".spec")
-            why = f"must not have {names.PART_LABEL}: by it the guard's own pod is found"
-            yield Violation(f"{path}.metadata.labels", why)
-        if any(one.get("name") == WAITER for one in [*pod.get("initContainers", []), *pod["containers"]]):
-            yield Violation(where, f"must not have a container {WAITER}: the operator adds one of this name")
-        if template.guarded and _checkpoint_claim(pod, guard) is None:
-            why = "must be a persistentVolumeClaim: the guard reads the checkpoints from another pod"
-            yield Violation(f"{where}.volumes ({guard.checkpoints.volume})", why)
+def find_obstacles(template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
+    """Find what is refused of rank 0's template because its guard is in another pod."""
+    where, policy = field_of(template), pod.get("dnsPolicy") or "ClusterFirst"
+    if guard.own_pod is not None and guard.own_pod.service_account_name == "default":
+        why = "must not be default: a pod that names no account has it, and would have the guard's role"
+        yield Violation("spec.guard.pod.serviceAccountName", why)
+    if policy == "Default" or (pod.get("hostNetwork") and policy == "ClusterFirst"):
+        wanted = "ClusterFirstWithHostNet" if pod.get("hostNetwork") else "ClusterFirst"
+        yield Violation(
+            f"{where}.dnsPolicy", f"must be {wanted}: the guard is found by its name in the cluster"
+        )
+    if _checkpoint_claim(pod, guard) is None:
+        why = "must be a persistentVolumeClaim: the guard reads the checkpoints from another pod"
+        yield Violation(f"{where}.volumes ({guard.checkpoints.volume})", why)
 
 
 def why_not_shared(claim: Mapping[str, Any]) -> str:
@@ -238,34 +200,7 @@ def why_not_shared(claim: Mapping[str, Any]) -> str:
     )
 
 
-def _why_not_found(pod: Mapping[str, Any]) -> str:
-    """Why a trainer in this pod would not find its guard by name; "" if it will, as far as is known."""
-    policy = pod.get("dnsPolicy") or "ClusterFirst"
-    if pod.get("hostNetwork") and policy == "ClusterFirst":
-        return (
-            "must be ClusterFirstWithHostNet with hostNetwork: the guard is found by its name in the cluster"
-        )
-    if policy == "Default":
-        return (
-            "must not be Default: the guard is found by its name in the cluster, which the node does not know"
-        )
-    return ""
-
-
-def _accounts(pod: Mapping[str, Any]) -> set[str]:
-    """The ServiceAccount of a template's pod. Where none is named, it is the namespace's `default`."""
-    return {str(pod[key]) for key in ("serviceAccountName", "serviceAccount") if pod.get(key)} or {"default"}
-
-
-def _guarded(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> tuple[PodTemplate, Json]:
-    """The template of rank 0, and its pod."""
-    template = next(one for one in adapter.pod_templates(spec) if one.guarded)
-    return template, pod_spec(spec, template)
-
-
 def _checkpoint_claim(pod: Mapping[str, Any], guard: GuardSpec) -> str | None:
-    for volume in pod.get("volumes", []):
-        if volume.get("name") == guard.checkpoints.volume:
-            claim: str | None = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            return claim
-    return None
+    volumes = (one for one in pod.get("volumes", []) if one.get("name") == guard.checkpoints.volume)
+    claim: str | None = at(next(volumes, None), "persistentVolumeClaim", "claimName")
+    return claim

@@ -8,17 +8,16 @@ docs/reference/isolation.md are generated from the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from guard_operator.adapters import at
 from guard_operator.api.names import (
     CERTIFICATE_KEY,
     GUARD_CONTAINER,
-    GUARD_PART,
     INGEST_TOKEN_KEY,
-    PART_LABEL,
     RESERVED_PREFIX,
     support_name,
 )
@@ -220,54 +219,42 @@ class Violation:
 
 
 def broken_rows(
-    pod: Mapping[str, Any],
-    own: GuardObjects,
-    *,
-    beside: bool = False,
-    template: bool = False,
-    labels: Mapping[str, str] | None = None,
+    pod: Mapping[str, Any], own: GuardObjects, *, beside: bool = False, template: bool = False
 ) -> tuple[Violation, ...]:
-    """Find every row that a pod breaks.
+    """Find every row that the pod of a trainer breaks.
 
     Args:
-        pod: the spec of a pod.
+        pod: the spec of the pod.
         own: what is the guard's.
         beside: whether the guard runs in this pod, or will.
         template: whether the operator has added nothing yet.
-        labels: of the pod; a guard's own pod is known by one.
     """
-    alone = (labels or {}).get(PART_LABEL) == GUARD_PART
     found = list[Violation]()
-    for where, value, on in _objects_of(pod, alone=alone, template=template):
+    for where, value, on in _objects_of(pod, template=template):
         for row in TABLE:
             if row.on is not on or (row.beside and not beside) or (row.in_template and not template):
                 continue
-            if row.test is Test.ACCOUNT and alone:
-                continue
             for path in row.paths:
                 for field, content in values_at(value, path):
-                    if (wrong := broken_by(row, content, own)) is not None:
-                        found.append(Violation(f"{where}{field}", f"{wrong}: {row.why}", row.id))
+                    if _BREAKS[row.test](content, row, own):
+                        found.append(Violation(f"{where}{field}", _message(row, content, own), row.id))
     return tuple(found)
 
 
-def _objects_of(
-    pod: Mapping[str, Any], *, alone: bool, template: bool
-) -> Iterator[tuple[str, Mapping[str, Any], On]]:
+def _objects_of(pod: Mapping[str, Any], *, template: bool) -> Iterator[tuple[str, Mapping[str, Any], On]]:
     """Every object that rows are held against, but those that are the guard's, with where it is."""
     yield "", pod, On.POD
     for index, volume in enumerate(_list(pod.get("volumes"))):
         if template or not str(volume.get("name", "")).startswith(RESERVED_PREFIX):
             yield f"volumes[{index}].", volume, On.VOLUME
-    guards = "containers" if alone else "initContainers"
     for key in ("initContainers", "containers", "ephemeralContainers"):
         for index, container in enumerate(_list(pod.get(key))):
-            if template or key != guards or container.get("name") != GUARD_CONTAINER:
+            if template or key != "initContainers" or container.get("name") != GUARD_CONTAINER:
                 yield f"{key}[{index}].", container, On.CONTAINER
 
 
 def _list(value: Any) -> list[Mapping[str, Any]]:
-    return [_object(one) for one in value] if isinstance(value, list) else []
+    return [one if isinstance(one, dict) else {} for one in value] if isinstance(value, list) else []
 
 
 def values_at(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -285,60 +272,45 @@ def values_at(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield field, item
 
 
-def broken_by(row: Row, value: Any, own: GuardObjects) -> str | None:
-    """Say what is wrong with a value, such as "must not be true"; None if the row admits it."""
-    if not _breaks(row, value, own):
-        return None
-    if row.test is Test.TRUE:
-        return "must not be true"
-    if row.test in (Test.SET, Test.API_TOKEN):
-        return "must not be set"
-    if row.test is Test.NODE_DIRECTORY:
-        return (
-            f"must not be {str(value)[:80]}, which reaches {reached_directory(value, own.node_directories)}"
-        )
-    return f"must not be {str(value.get('name') if row.test is Test.SECRET_KEY else value)[:80]}"
+#: Whether a value breaks a row.
+_BREAKS: Mapping[Test, Callable[[Any, Row, GuardObjects], bool]] = {
+    Test.TRUE: lambda value, _row, _own: value is True,
+    Test.SET: lambda _value, _row, _own: True,
+    Test.ONE_OF: lambda value, row, _own: value in row.values,
+    Test.STARTS_WITH: lambda value, row, _own: str(value).startswith(row.values),
+    Test.CAPABILITY: lambda value, row, _own: str(value).upper().replace("CAP_", "", 1) in row.values,
+    Test.CLAIM: lambda value, _row, own: value in own.claims,
+    Test.SECRET: lambda value, _row, own: value in own.secrets,
+    Test.SECRET_KEY: lambda value, _row, own: (
+        at(value, "name") in own.secrets
+        and not (at(value, "name") == own.support and at(value, "key") in SHARED_KEYS)
+    ),
+    Test.CONFIG_MAP: lambda value, _row, own: value in own.config_maps,
+    Test.ACCOUNT: lambda value, _row, own: value == own.account,
+    Test.NODE_DIRECTORY: lambda value, _row, own: reached_directory(value, own.node_directories) is not None,
+    Test.API_TOKEN: lambda value, _row, own: at(value, "audience") not in own.token_audiences,
+}
 
 
-def _breaks(row: Row, value: Any, own: GuardObjects) -> bool:
-    named = _object(value).get("name")
-    broken: bool
+def _message(row: Row, value: Any, own: GuardObjects) -> str:
+    """What is wrong with a value that breaks a row, and why that matters."""
     match row.test:
         case Test.TRUE:
-            broken = value is True
-        case Test.SET:
-            broken = True
-        case Test.ONE_OF:
-            broken = value in row.values
-        case Test.STARTS_WITH:
-            broken = str(value).startswith(row.values)
-        case Test.CAPABILITY:
-            broken = str(value).upper().replace("CAP_", "", 1) in row.values
-        case Test.CLAIM:
-            broken = value in own.claims
-        case Test.SECRET:
-            broken = value in own.secrets
-        case Test.SECRET_KEY:
-            shared = named == own.support and _object(value).get("key") in SHARED_KEYS
-            broken = named in own.secrets and not shared
-        case Test.CONFIG_MAP:
-            broken = value in own.config_maps
-        case Test.ACCOUNT:
-            broken = value == own.account
+            wrong = "true"
+        case Test.SET | Test.API_TOKEN:
+            wrong = "set"
         case Test.NODE_DIRECTORY:
-            broken = reached_directory(str(value), own.node_directories) is not None
-        case Test.API_TOKEN:
-            broken = _object(value).get("audience") not in own.token_audiences
-    return broken
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+            wrong = f"{str(value)[:80]}, which reaches {reached_directory(value, own.node_directories)}"
+        case Test.SECRET_KEY:
+            wrong = str(at(value, "name"))[:80]
+        case _:
+            wrong = str(value)[:80]
+    return f"must not be {wrong}: {row.why}"
 
 
 def reached_directory(path: str, directories: Sequence[str]) -> str | None:
     """Which of these directories a host path covers or lies below; None if it reaches none."""
-    parts = [part for part in path.split("/") if part not in ("", ".")]
+    parts = [part for part in str(path).split("/") if part not in ("", ".")]
     if ".." in parts:
         return "another folder by .."
     cleaned = "/" + "".join(f"{part}/" for part in parts)

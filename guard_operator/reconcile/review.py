@@ -17,18 +17,13 @@ from guard_operator.api.reasons import Reason
 from guard_operator.api.types import CLAIM_OF_TARGET, Isolation, Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.guard_pod import find_obstacles
-from guard_operator.reconcile.inject import LeakError, build_workload
+from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.refusals import (
-    checkpoint_mount,
-    find_violations,
-    isolation_findings,
-    pod_spec,
-)
+from guard_operator.reconcile.refusals import find_violations, isolation_findings
 from guard_operator.reconcile.snapshot import Job
 from guard_operator.reconcile.targets import attachment_obstacles
+from guard_operator.reconcile.templates import checkpoint_mount, rank0_of
 from guard_operator.runtime.client import Json
 
 #: In the place of what the API server gives an object when it is created.
@@ -74,8 +69,6 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
         )
         return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard)
-    if guard.own_pod is not None and not found:
-        found = tuple(find_obstacles(adapter, template.spec, guard, guard.own_pod))
     own = guard_objects_of(job.name, job.uid, guard, config)
     broken = isolation_findings(adapter, template.spec, guard, own)
     strict = guard.isolation is Isolation.STRICT
@@ -85,11 +78,7 @@ def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> 
     ) or tuple(_start(adapter, job.spec))
     if refused:
         return Review(Reason.TEMPLATE_REFUSED, refused)
-    try:
-        workload = build_workload(job, adapter, config)
-    except LeakError as error:
-        return Review(Reason.TEMPLATE_REFUSED, (str(error),))
-    return Review(broken=sentences(broken), workload=workload)
+    return Review(broken=sentences(broken), workload=build_workload(job, adapter, config))
 
 
 def _unsupported(adapter: WorkloadAdapter | None, spec: Spec) -> str:
@@ -113,17 +102,15 @@ def _start(adapter: WorkloadAdapter, spec: Spec) -> Iterator[str]:
     """
     if spec.resumed_from is None:
         return
-    path = PurePosixPath(spec.resumed_from.checkpoint)
-    volume = spec.guard.checkpoints.volume
-    own = spec.made_from.spec
-    for template in adapter.pod_templates(own):
-        mount = checkpoint_mount(pod_spec(own, template), template, volume)
-        root = None if mount is None else str(mount["mountPath"])
-        if template.guarded and (".." in path.parts or root is None or not path.is_relative_to(root)):
-            yield (
-                f"spec.resumedFrom.checkpoint must be in the volume {volume}, which is mounted at {root}: it "
-                f"is {quoted(str(path))}"
-            )
+    path, volume = PurePosixPath(spec.resumed_from.checkpoint), spec.guard.checkpoints.volume
+    template, pod = rank0_of(adapter, spec.made_from.spec)
+    mount = checkpoint_mount(pod, template, volume)
+    root = None if mount is None else str(mount["mountPath"])
+    if ".." in path.parts or root is None or not path.is_relative_to(root):
+        yield (
+            f"spec.resumedFrom.checkpoint must be in the volume {volume}, which is mounted at {root}: it is "
+            f"{quoted(str(path))}"
+        )
 
 
 def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Review:

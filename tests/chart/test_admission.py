@@ -161,8 +161,7 @@ def rows(job: Job, pod: Json) -> set[str]:
     """The rows that the operator finds broken."""
     own = guard_objects_of(job.name, job.uid, job.spec.guard, CONFIG)
     names = [one["name"] for one in pod["spec"].get("initContainers", [])]
-    labels = pod["metadata"]["labels"]
-    return {one.row for one in broken_rows(pod["spec"], own, beside="rlguard-guard" in names, labels=labels)}
+    return {one.row for one in broken_rows(pod["spec"], own, beside="rlguard-guard" in names)}
 
 
 def changed(job: Job, names: list[str], role: str = "Master") -> Json:

@@ -129,4 +129,4 @@ def test_the_sample_is_one_that_trainer_takes(here: TrainWorld) -> None:
     here.make_target(theirs)
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     [own] = eventually(lambda: here.items(BATCH_JOBS), "its Job", SECONDS)
-    assert own["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert own["spec"]["template"]["spec"]["serviceAccountName"] == "grpo"
