@@ -439,9 +439,10 @@ def _tag_and_scalar(message: bytes) -> tuple[str, float | None]:
     return tag, scalar
 
 
-#: How one number is packed in a tensor: `DataType` to the field of such numbers, and their form.
-_TENSORS = {1: (5, "<f"), 2: (6, "<d"), 3: (7, ""), 9: (10, "")}
-_CONTENT = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
+#: How one number is packed in a tensor: `DataType` to the field of such numbers, and their form. Writers make
+#: every scalar one of these.
+_TENSORS = {1: (5, "<f"), 2: (6, "<d")}
+_CONTENT = 4
 
 
 def _of_tensor(message: bytes) -> float | None:
@@ -451,18 +452,9 @@ def _of_tensor(message: bytes) -> float | None:
     if dtype not in _TENSORS:
         return None
     where, form = _TENSORS[dtype]
-    for key, value in fields:
-        if key == 4 and isinstance(value, bytes) and len(value) == struct.calcsize(_CONTENT[dtype]):
-            return float(struct.unpack(_CONTENT[dtype], value)[0])
-        if key == where and isinstance(value, int):
-            return float(_signed(value))
-        if key == where and isinstance(value, bytes):
-            if form and len(value) == struct.calcsize(form):
-                return float(struct.unpack(form, value)[0])
-            if not form and value:
-                whole, end = _varint(value, 0)
-                return float(_signed(whole)) if end == len(value) else None
-    return None
+    packed = (value for key, value in fields if key in (_CONTENT, where) and isinstance(value, bytes))
+    fit = (value for value in packed if len(value) == struct.calcsize(form))
+    return next((float(struct.unpack(form, value)[0]) for value in fit), None)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -499,10 +491,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         if shift > 63:
             raise ValueError("no varint")
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _crc_table() -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_core.wording import meant
@@ -45,24 +44,33 @@ from guard_follow.tail import CHUNK, REMEMBERED, Tail
 LOOK_SECONDS = 10.0
 
 
-class Source(Protocol):
-    """A log that grows."""
+class Source:
+    """A log that grows.
 
-    ended: bool
+    Fields:
+        ended: whether nothing comes any more.
+        note: what the user should know of it; "" for nothing.
+    """
 
-    @property
-    def note(self) -> str:
-        """What the user should know of it; "" for nothing."""
-
-    def poll(self) -> Iterator[Record]:
-        """The records that are new; [] where there are none. Never waits."""
-
-    def rest(self) -> list[Record]:
-        """At the end of the log, the record that lacks only its line end."""
+    ended = False
+    note = ""
 
     @property
     def bad(self) -> int:
         """How many lines or records could not be read."""
+        return 0
+
+    def poll(self) -> Iterator[Record]:
+        """The records that are new; none where there are none. Never waits.
+
+        Raises:
+            InputError: the log cannot be read on.
+        """
+        raise NotImplementedError
+
+    def rest(self) -> list[Record]:
+        """At the end of the log, the record that lacks only its line end."""
+        return []
 
 
 def framework_of(chosen: str) -> str | None:
@@ -114,7 +122,7 @@ class _DamagedFileError(InputError):
     """What follows in a file cannot be found again."""
 
 
-class FileSource:
+class FileSource(Source):
     """One file that grows, is cut, or is replaced.
 
     Args:
@@ -131,8 +139,6 @@ class FileSource:
         before: Before | None = None,
         begins: Record = AGAIN,
     ) -> None:
-        self.ended = False
-        self.note = ""
         self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
         self._decoder, self._begins = decoder(), begins
         if isinstance(self._decoder, CsvLines):  # what is appended has the header of what is left out
@@ -142,15 +148,11 @@ class FileSource:
 
     @property
     def bad(self) -> int:
-        """How many lines or records could not be read."""
+        """See `Source`."""
         return self._bad + self._decoder.bad
 
     def poll(self) -> Iterator[Record]:
-        """The records that are new.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        """See `Source`."""
         for anew, data in self._tail.read():
             if anew:
                 yield self._beginning(data)
@@ -168,12 +170,12 @@ class FileSource:
         return self._begins if not head else AGAIN if data.startswith(head) else BOUNDARY
 
     def rest(self) -> list[Record]:
-        """The record that lacks only its line end."""
+        """See `Source`."""
         self._tail.close()
         return self._decoder.rest()
 
 
-class LateSource:
+class LateSource(Source):
     """A folder, or a log that is not there yet: what it is, is seen when something comes.
 
     Args:
@@ -187,7 +189,6 @@ class LateSource:
     """
 
     def __init__(self, path: Path, chosen: str, before: Before | None = None, *, first: bool = True) -> None:
-        self.ended = False
         self._path, self._chosen, self._first = path, chosen, first
         self._before, self._new_run = before or Before(), before is not None
         self._old = set(map(Path, self._before.files))
@@ -195,13 +196,8 @@ class LateSource:
 
     @property
     def bad(self) -> int:
-        """How many lines or records could not be read."""
+        """See `Source`."""
         return 0 if self._source is None else self._source.bad
-
-    @property
-    def note(self) -> str:
-        """What the user should know of it."""
-        return "" if self._source is None else self._source.note
 
     def _find(self) -> Source | None:
         """The log, once there is one."""
@@ -225,22 +221,19 @@ class LateSource:
         return None
 
     def poll(self) -> Iterator[Record]:
-        """The records that are new.
-
-        Raises:
-            InputError: it holds several logs, or can be no log.
-        """
+        """See `Source`."""
         if self._source is None:
             self._source = self._find()
         if self._source is not None:
             yield from self._source.poll()
+            self.note = self._source.note
 
     def rest(self) -> list[Record]:
-        """The record that lacks only its line end."""
+        """See `Source`."""
         return [] if self._source is None else self._source.rest()
 
 
-class EventSource:
+class EventSource(Source):
     """The event files of one run: a trainer that starts again begins another file, or another folder.
 
     Once another folder has some, those of the folder before it are read no more.
@@ -259,7 +252,6 @@ class EventSource:
     def __init__(
         self, root: Path, *, old: Collection[Path], first: bool, new_run: bool, note: str = ""
     ) -> None:
-        self.ended = False
         self.note = note
         self._root, self._old = root, set(old)
         self._folder: Path | None = None
@@ -273,15 +265,11 @@ class EventSource:
 
     @property
     def bad(self) -> int:
-        """How many records could not be read."""
+        """See `Source`."""
         return sum(file.bad for file in self._files.values()) + len(self._damaged)
 
     def poll(self) -> Iterator[Record]:
-        """The records that are new, in the order of the files.
-
-        Raises:
-            InputError: they are no event files.
-        """
+        """The records that are new, in the order of the files."""
         if self._folder is not None:
             yield from self._read(self._folder)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -325,7 +313,7 @@ class EventSource:
                 self.note = f"{error} No more of it is read; the other event files are"
 
 
-class StateSource:
+class StateSource(Source):
     """TRL's trainer_state.json, which comes with each checkpoint and holds the log from its beginning.
 
     Args:
@@ -335,9 +323,7 @@ class StateSource:
     """
 
     def __init__(self, folder: Path, old: Collection[str], note: str = "") -> None:
-        self.ended = False
         self.note = note
-        self.bad = 0
         self._folder, self._old = folder, old
         self._read: tuple[str, int] | None = None
 
@@ -353,32 +339,22 @@ class StateSource:
         yield AGAIN
         yield from map(flatten, without(rows, self._old))
 
-    def rest(self) -> list[Record]:
-        """Nothing."""
-        return []
 
-
-class StandardInput:
+class StandardInput(Source):
     """What is piped into the command; the end of the pipe is the end of the log."""
 
     def __init__(self, decoder: Decoder, descriptor: int = 0) -> None:
-        self.ended = False
-        self.note = ""
         self._descriptor = descriptor
         self._decoder = decoder
         self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
 
     @property
     def bad(self) -> int:
-        """How many lines could not be read."""
+        """See `Source`."""
         return self._decoder.bad
 
     def poll(self) -> Iterator[Record]:
-        """The records that have come.
-
-        Raises:
-            InputError: they are no event file.
-        """
+        """See `Source`."""
         while not self.ended and (self._is_file or select.select([self._descriptor], [], [], 0)[0]):
             data = os.read(self._descriptor, CHUNK)
             self.ended = not data
@@ -388,5 +364,5 @@ class StandardInput:
                 raise InputError(f"standard input: {error}.") from None
 
     def rest(self) -> list[Record]:
-        """The line that has no end."""
+        """See `Source`."""
         return self._decoder.rest()

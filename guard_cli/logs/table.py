@@ -20,7 +20,7 @@ OBJECTS = (*OUTCOMES, "kl_kind")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """Where a row stands in its file, and its cells by column; `begins`: a further file begins with it.
 
     A cell is a number, but of a column in `OBJECTS`. A cell that is empty is not there.
@@ -40,7 +40,7 @@ class Table:
 
     format: str
     names: tuple[str, ...]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     note: str
 
 
@@ -59,7 +59,7 @@ class TableBuilder:
         self._format, self._where, self._overrides = format_name, where, frozenset(overrides)
         self._kinds: dict[str, str] = {}
         self._figures = 0
-        self._rows: list[Row] = []
+        self._rows: list[TableRow] = []
         self._begins = False
 
     def kind_of(self, column: str) -> str:
@@ -98,7 +98,7 @@ class TableBuilder:
                     raise CliError(
                         f"{self._where} {line}: `{name}` is {_short(value)}, which is not a number."
                     ) from None
-        self._rows.append(Row(line, cells, self._begins))
+        self._rows.append(TableRow(line, cells, self._begins))
         self._begins = False
 
     def table(self, note: str = "") -> Table:

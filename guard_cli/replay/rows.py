@@ -11,7 +11,7 @@ from math import isinf, isnan
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.logs.table import OUTCOMES, Row, Table
+from guard_cli.logs.table import OUTCOMES, Table, TableRow
 from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, SamplingSource
 from guard_follow.names import Columns
@@ -24,7 +24,7 @@ EVENTS = ("step_event", "heldout_event")
 
 
 @dataclass(slots=True, eq=False)
-class LogRow:
+class RunRow:
     """One row; `values` and `whole` have what is there, by canonical name, `figures` by column.
 
     `line`: where it stands. `begins`: with it a further file begins. `whole`: whole numbers. `kind`: of the
@@ -61,7 +61,7 @@ class RowReader:
     _odd: dict[str, list[int]] = field(default_factory=dict)
     _length: tuple[int, int] | None = None  # of the first outcomes, and where they stand
 
-    def read(self) -> tuple[list[LogRow], Sequence[str]]:
+    def read(self) -> tuple[list[RunRow], Sequence[str]]:
         """The rows, and what is said of values that do not count.
 
         Raises:
@@ -84,7 +84,7 @@ class RowReader:
             else:
                 yield f"{len(lines)} values of {name} are infinite: unknown (line {lines[0]})."
 
-    def _read(self, row: Row) -> LogRow:
+    def _read(self, row: TableRow) -> RunRow:
         whole: dict[str, int] = {}
         for name, limit in (("step", MAX_STEP), ("attempt", MAX_ATTEMPT), ("pass_index", MAX_ATTEMPT)):
             whole |= self._whole(row, name, limit)
@@ -100,18 +100,18 @@ class RowReader:
             for column in (*self.columns.figures.values(), *self.columns.components)
             if column in row.cells and not isnan(row.cells[column])
         }
-        found = LogRow(row.line, row.begins, values, whole, self._kind(row), figures)
+        found = RunRow(row.line, row.begins, values, whole, self._kind(row), figures)
         found.evaluation = self._evaluation(row, found)
         return found
 
-    def at(self, row: Row) -> str:
+    def at(self, row: TableRow) -> str:
         """Where a row stands, for messages."""
         return f"{self.source}: line {row.line}"
 
-    def _cell(self, row: Row, name: str) -> Any:
+    def _cell(self, row: TableRow, name: str) -> Any:
         return row.cells.get(self.columns.source.get(name, ""))
 
-    def _value(self, row: Row, name: str) -> float | None:
+    def _value(self, row: TableRow, name: str) -> float | None:
         value: float | None = self._cell(row, name)
         if value is None or isnan(value):
             return None
@@ -120,7 +120,7 @@ class RowReader:
             self._odd.setdefault(odd, []).append(row.line)
         return None if odd else value
 
-    def _whole(self, row: Row, name: str, limit: int) -> dict[str, int]:
+    def _whole(self, row: TableRow, name: str, limit: int) -> dict[str, int]:
         """A whole number from 0 on by its name; {} where there is none."""
         value = self._cell(row, name)
         if value is None or isnan(value):
@@ -129,7 +129,7 @@ class RowReader:
             raise CliError(f"{self.at(row)}: {name} is {value:g}, not a whole number from 0 on.")
         return {name: int(value)}
 
-    def _kind(self, row: Row) -> KlKind:
+    def _kind(self, row: TableRow) -> KlKind:
         """The kind that the row states; a column that `names` took for the KL is a token mean."""
         word = self._cell(row, "kl_kind")
         if word is None:
@@ -139,7 +139,7 @@ class RowReader:
             raise CliError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
         return known[word]
 
-    def _evaluation(self, row: Row, read: LogRow) -> Evaluation | None:
+    def _evaluation(self, row: TableRow, read: RunRow) -> Evaluation | None:
         """The evaluation in a row with per-item outcomes."""
         outcomes = {name: self._outcomes(row, name) for name in OUTCOMES}
         items = outcomes["items"]
@@ -162,7 +162,7 @@ class RowReader:
             fooled_items=outcomes["fooled_items"],
         )
 
-    def _sampling(self, row: Row, told: Mapping[str, float], samples: int) -> EvaluationSampling | None:
+    def _sampling(self, row: TableRow, told: Mapping[str, float], samples: int) -> EvaluationSampling | None:
         temperature, longest = told.get("temperature"), told.get("max_new_tokens")
         if temperature is None or longest is None:
             return None
@@ -179,7 +179,7 @@ class RowReader:
                 f"{longest:g} are no sampling of an evaluation."
             ) from None
 
-    def _outcomes(self, row: Row, name: str) -> tuple[float, ...] | None:
+    def _outcomes(self, row: TableRow, name: str) -> tuple[float, ...] | None:
         """Outcomes of items; None where there are none. They have one order and one number everywhere."""
         value = self._cell(row, name)
         if value is None:

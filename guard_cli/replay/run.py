@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from guard_cli.errors import CliError
 from guard_cli.logs.table import Table
-from guard_cli.replay.rows import LogRow, RowReader
+from guard_cli.replay.rows import RowReader, RunRow
 from guard_client.samples import StepSample
 from guard_core.rounds import TRAINER_LIMIT, Evaluation
 from guard_core.wire import KlKind, Sampling
@@ -160,7 +160,7 @@ class _Scored(NamedTuple):
         return self.evaluation.attempt, self.evaluation.step, self.evaluation.pass_index
 
 
-def _baseline(rows: Sequence[LogRow]) -> list[LogRow]:
+def _baseline(rows: Sequence[RunRow]) -> list[RunRow]:
     """Rows with step 0 and items and nothing else, before any other: passes of the starting policy."""
     scored = [row for row in rows if row.evaluation]
     first = min((row.attempt for row in scored), default=0)  # a restarted trainer does not start over
@@ -177,7 +177,7 @@ def _baseline(rows: Sequence[LogRow]) -> list[LogRow]:
     return sorted(found, key=lambda row: row.whole.get("pass_index", 0))
 
 
-def _passes(baseline: Sequence[LogRow], rows: Sequence[LogRow]) -> tuple[Evaluation, ...]:
+def _passes(baseline: Sequence[RunRow], rows: Sequence[RunRow]) -> tuple[Evaluation, ...]:
     """Those of the starting policy, as a guard makes them one after the other.
 
     They are of the attempt that they name; of the first one where they name none.
@@ -190,13 +190,13 @@ def _passes(baseline: Sequence[LogRow], rows: Sequence[LogRow]) -> tuple[Evaluat
     )
 
 
-def _samples(rows: Sequence[LogRow]) -> int | None:
+def _samples(rows: Sequence[RunRow]) -> int | None:
     """How many each outcome is the mean of, as the first evaluation says; a guard leaves 1 unsaid."""
     said = (row.whole.get("samples_per_item", 0) for row in rows if row.evaluation)
     return next((samples for samples in said if samples >= 1), None)
 
 
-def _trainer(rows: Sequence[LogRow]) -> Sampling | None:
+def _trainer(rows: Sequence[RunRow]) -> Sampling | None:
     """How the trainer samples, as far as a guard's history says it: its longest completion."""
     for row in rows:
         if row.evaluation and (longest := row.whole.get(TRAINER_LIMIT, 0)) >= 1:
@@ -205,7 +205,7 @@ def _trainer(rows: Sequence[LogRow]) -> Sampling | None:
     return None
 
 
-def _merge(rows: Sequence[LogRow], notes: list[str], *, named: bool) -> list[LogRow]:
+def _merge(rows: Sequence[RunRow], notes: list[str], *, named: bool) -> list[RunRow]:
     """One row for each attempt and step, in order: trackers log one step in several rows.
 
     Of two rows that contradict each other the first counts, as the guard refuses the second (409).
@@ -213,7 +213,7 @@ def _merge(rows: Sequence[LogRow], notes: list[str], *, named: bool) -> list[Log
     attempts = [row.attempt for row in rows] if named else list(_attempts(rows))
     if not named and (several := len({*attempts})) > 1:
         notes.append(f"the steps go back {several - 1} times: read as {several} attempts of the trainer.")
-    places: dict[tuple[int, int], list[LogRow]] = {}
+    places: dict[tuple[int, int], list[RunRow]] = {}
     for attempt, row in zip(attempts, rows, strict=True):
         places.setdefault((attempt, row.whole["step"]), []).append(row)
     clashing = [of_step for of_step in places.values() if len(of_step) > 1 and _contradict(of_step)]
@@ -228,7 +228,7 @@ def _merge(rows: Sequence[LogRow], notes: list[str], *, named: bool) -> list[Log
     return [_one(places[place], attempt=place[0]) for place in sorted(places)]
 
 
-def _attempts(rows: Sequence[LogRow]) -> Iterator[int]:
+def _attempts(rows: Sequence[RunRow]) -> Iterator[int]:
     """The attempt of each row, by the rule of a follower.
 
     Rows of one step that stand together are one step, with the first value of each quantity.
@@ -253,17 +253,17 @@ def _first(several: Iterable[Mapping[str, V]]) -> dict[str, V]:
     return found
 
 
-def _contradict(rows: Sequence[LogRow]) -> bool:
+def _contradict(rows: Sequence[RunRow]) -> bool:
     """Whether rows of one step have two values for one quantity."""
     return any(
         len({row.values[name] for row in rows if name in row.values}) > 1 for name in (*VALUES, "heldout")
     )
 
 
-def _one(rows: Sequence[LogRow], attempt: int) -> LogRow:
+def _one(rows: Sequence[RunRow], attempt: int) -> RunRow:
     """The rows of one step as one: the first of everything; a KL is of the kind that its own row says."""
     of_kl = next((row for row in rows if "kl" in row.values), rows[0])
-    return LogRow(
+    return RunRow(
         rows[0].line,
         rows[0].begins,
         _first(row.values for row in rows),
@@ -274,7 +274,7 @@ def _one(rows: Sequence[LogRow], attempt: int) -> LogRow:
     )
 
 
-def _scored(merged: Sequence[LogRow], means_of: int | None) -> Iterator[_Scored]:
+def _scored(merged: Sequence[RunRow], means_of: int | None) -> Iterator[_Scored]:
     """The held-out evaluations; a mean of so many items is the outcome of each (see `guard_core.means`).
 
     Once there are items, a mean without them cannot be compared with the others.
@@ -297,7 +297,7 @@ def _scored(merged: Sequence[LogRow], means_of: int | None) -> Iterator[_Scored]
             yield _Scored(Evaluation(attempt, step, "", items, mean_only=means_of is None), event)
 
 
-def _in_order(steps: list[LogRow], scored: list[_Scored]) -> tuple[list[LogRow], list[_Scored], list[int]]:
+def _in_order(steps: list[RunRow], scored: list[_Scored]) -> tuple[list[RunRow], list[_Scored], list[int]]:
     """Steps (by attempt and step) and evaluations as `Run` has them, and how many steps are before each.
 
     What a round is depends on what had been reported when a checkpoint was scored, which a guard's own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -108,9 +109,8 @@ def wrap(
     said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
     from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
-    from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders
+    from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders, read_documents
     from guard_cli.wrap.rewrite import wrap_job
-    from guard_cli.wrap.source import read_manifests
     from guard_cli.wrap.summary import decided, refusal, to_do
     from guard_cli.wrap.volume import find_rank0
     from guard_core.terminal import plain
@@ -128,12 +128,11 @@ def wrap(
         isolation="Relaxed" if relaxed else None,
         policy=policy_section(policy),
     )
-    documents, where = read_manifests(file), "stdin" if file == "-" else file
     try:
-        job = find_job(documents)
+        job = find_job(read_documents(_content(file)))
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
-        raise CliError(f"{where}: {error}") from None
+        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
     manifest = filled_in(wrapped.manifest)
     review = review_manifest(manifest, OperatorConfig(guard_image=""))
     rank0 = find_rank0(job.adapter, manifest["spec"]["template"]["spec"], guard)
@@ -153,6 +152,23 @@ def wrap(
     ]
     for line in lines:
         print(plain(line), file=sys.stderr)
+
+
+def _content(file: str) -> bytes:
+    """What is in a file, as far as it may be read; - is stdin.
+
+    Raises:
+        CliError: it cannot be read.
+    """
+    from guard_cli.wrap.manifest import MAX_BYTES
+
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(MAX_BYTES + 1)
+        with Path(file).open("rb") as opened:
+            return opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise CliError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _write(text: str) -> None:

@@ -53,7 +53,7 @@ def test_a_guard_that_hangs_is_replaced_at_the_same_address(guard, until, monkey
     assert guard.verdict().steps == 0
 
 
-def test_who_connects_while_no_guard_runs_is_served_by_the_next(guard, kill):
+def test_who_connects_while_no_guard_runs_is_served_by_the_next(guard):
     kill(guard)
     seen = []
     waiting = threading.Thread(target=lambda: seen.append(httpx.get(f"{guard.url}/healthz", timeout=60)))
@@ -66,7 +66,7 @@ def test_who_connects_while_no_guard_runs_is_served_by_the_next(guard, kill):
 
 
 @pytest.mark.always
-def test_a_guard_that_dies_too_often_is_given_up(guard, kill, monkeypatch):
+def test_a_guard_that_dies_too_often_is_given_up(guard, monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_RESTARTS", 0)
     kill(guard)
     with pytest.raises(GuardProcessLostError, match=r"died \(signal 9\), after 0 restarts"):
@@ -97,23 +97,19 @@ def refused(url):
         return trainer.connect_ex(("127.0.0.1", urlsplit(url).port)) != 0
 
 
-@pytest.fixture
-def kill(until, runs):
-    def killed(guard):
-        os.kill(guard.session, signal.SIGKILL)
-        until(lambda: not runs(guard.session))
-
-    return killed
+def kill(guard):
+    os.kill(guard.session, signal.SIGKILL)
+    os.waitid(os.P_PID, guard.session, os.WEXITED | os.WNOWAIT)  # whoever started it asks for its exit code
 
 
-def test_a_guard_that_dies_while_it_starts_is_started_again_as_often_as_one_may(guard, kill, ends_at_start):
+def test_a_guard_that_dies_while_it_starts_is_started_again_as_often_as_one_may(guard, ends_at_start):
     kill(guard)
     starts = ends_at_start(["signal", "signal"])
     assert guard.verdict() is not None, "the third restart is one that lives"
     assert len(starts) == 3
 
 
-def test_no_guard_is_started_a_fourth_time(guard, kill, ends_at_start):
+def test_no_guard_is_started_a_fourth_time(guard, ends_at_start):
     kill(guard)
     starts = ends_at_start(["signal", "failure", "failure"])
     words = r"did not start \(exit code 1\): no space, after 3 restarts: see .*guard.log"
@@ -122,7 +118,7 @@ def test_no_guard_is_started_a_fourth_time(guard, kill, ends_at_start):
     assert len(starts) == 3 and refused(guard.url), "a trainer that is left waits for nobody"
 
 
-def test_a_guard_that_refuses_its_settings_is_final(guard, kill, ends_at_start):
+def test_a_guard_that_refuses_its_settings_is_final(guard, ends_at_start):
     kill(guard)
     starts = ends_at_start(["refusal"])
     with pytest.raises(CliError, match=r"^changed$") as refusal:

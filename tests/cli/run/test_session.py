@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -42,9 +41,8 @@ def test_the_trainer_gets_its_grace_whatever_fails(tmp_path, monkeypatch, grace)
     monkeypatch.chdir(tmp_path)
     guard = Broken()
     monkeypatch.setattr(session, "GuardProcess", lambda *_, **__: guard)
-    settings = SimpleNamespace(name="run", tokens=lambda: ("ingest", "read"))
-    plan = Plan([sys.executable, "-c", SAVES], tmp_path, {}, grace=grace)
-    with session.Signals() as signals, pytest.raises(RuntimeError, match="an error of ours"):
-        session._supervise(plan, settings, signals)
+    plan = Plan([sys.executable, "-c", SAVES], tmp_path / "out", {"checkpoint_root": tmp_path}, grace=grace)
+    with pytest.raises(RuntimeError, match="an error of ours"):
+        session.run_guarded(plan)
     assert Path("saved").exists() == (grace > 0)
     assert guard.stopped
