@@ -30,7 +30,7 @@ from guard_service.handover import RunState
 from guard_service.heldout.identity import manifest
 from guard_service.history import BEFORE_ALL, STAYS_HERE
 from guard_service.outcomes import evaluation_of, items_of, refuse_late, repeats, wanted_pass
-from guard_service.run import Kind, Run, Unavailable
+from guard_service.run import Kind, LoggedRun, Unavailable
 from guard_service.scoring import ScoringWorker
 from guard_service.verdicts import halted
 
@@ -57,7 +57,7 @@ class Engine:
 
     Args:
         state_dir, checkpoint_root, policy, worker, takes_outcomes, max_store_bytes, has_supervisor,
-            termination_message: see `Run`.
+            termination_message: see `LoggedRun`.
         elsewhere: where checkpoints are scored if another guard of the run does it: announcements are refused
             with it. Empty: nobody else does.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
@@ -83,7 +83,7 @@ class Engine:
     ) -> None:
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
         #: Its log and its verdict; it takes the steps.
-        self.run = Run(
+        self.run = LoggedRun(
             state_dir=state_dir,
             checkpoint_root=checkpoint_root,
             policy=policy,

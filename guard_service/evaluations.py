@@ -21,7 +21,7 @@ from guard_service.events import Begun, Failure, Note, NoteKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
-from guard_service.run import Run
+from guard_service.run import LoggedRun
 from guard_service.scoring import ScoringWorker
 
 log = logging.getLogger("rlguard.guard")
@@ -51,7 +51,7 @@ class Evaluations:
 
     def __init__(
         self,
-        run: Run,
+        run: LoggedRun,
         worker: ScoringWorker,
         best: Path | None,
         newest_only: bool,

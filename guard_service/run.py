@@ -166,7 +166,7 @@ class _Waiting(NamedTuple):
     result: asyncio.Future[Appended | Problem]
 
 
-class Run:
+class LoggedRun:
     """Log, judge and verdict of one run.
 
     Args:
