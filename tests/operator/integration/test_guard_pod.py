@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.api.names import guard_name
-from guard_operator.reconcile.guard_pod import WAITER
+from guard_operator.api.names import WAITING_CONTAINER, guard_name
 from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.runtime.client import (
     CLAIMS,
@@ -180,7 +179,7 @@ def test_a_trainer_that_waited_in_vain_is_stopped_and_told(
     words = "the guard was not ready after 1800 s: no guard responds"
     waited = {"terminated": {"exitCode": GAVE_UP, "message": words}}
     (status,) = RUNNING["initContainerStatuses"]
-    again = status | {"name": WAITER, "ready": False, "restartCount": 1, "lastState": waited}
+    again = status | {"name": WAITING_CONTAINER, "ready": False, "restartCount": 1, "lastState": waited}
     apart.pod_status({"phase": "Pending", "initContainerStatuses": [again]})
     assert words in apart.expect("Halted", "True", "GuardNotReady")
     apart.ends()
