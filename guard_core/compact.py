@@ -6,9 +6,8 @@ evaluation are not in it: their trainer has died with its pod. Latches travel be
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -146,15 +145,6 @@ class RunNotes:
     best: EvaluationSummary | None = None
     best_since: EvaluationSummary | None = None
     lost: str = ""
-
-    def __copy__(self) -> Self:
-        return replace(
-            self,
-            count=copy.copy(self.count),
-            starts=replace(self.starts),
-            series=replace(self.series),
-            unscored=replace(self.unscored),
-        )
 
 
 class CompactState(_Compact):

@@ -126,6 +126,7 @@ class Judge:
         """A judge of the same run: what is folded into one of them changes nothing in the other."""
         twin = type(self).__new__(type(self))
         vars(twin).update({name: copy.copy(value) for name, value in vars(self).items()})
+        twin.notes = _copied(self.notes)
         return twin
 
     # -- folding -----------------------------------------------------------------------------------------
@@ -494,7 +495,7 @@ class Judge:
 
         The checkpoints that wait go with their trainer, so nobody will announce them again: they are skipped.
         """
-        notes = copy.copy(self.notes)
+        notes = _copied(self.notes)
         notes.skipped += self.checkpoints_left
         return CompactState(
             policy=policy_digest(self.policy),
@@ -515,7 +516,7 @@ class Judge:
         """
         if state.policy != policy_digest(self.policy):
             raise ValueError("it was made under another policy")
-        self.notes = copy.copy(state.notes)
+        self.notes = _copied(state.notes)
         self.window.gate = replace(state.kl_gate)
         self.monitor.memory, self.early_monitor.memory = state.kl, state.early_kl
         if state.guard is not None and state.early is not None:
@@ -530,6 +531,12 @@ class Judge:
         ):  # of a baseline that was not complete the next checkpoint begins one
             self.calibrated.adopt_nothing(BASELINE_LOST)
             self.notes.starts.base, self.notes.best_since = None, None
+
+
+def _copied(notes: RunNotes) -> RunNotes:
+    """The same notes; what is folded into one of them changes nothing in the other."""
+    parts = ("count", "starts", "series", "unscored")
+    return replace(notes, **{name: copy.copy(getattr(notes, name)) for name in parts})
 
 
 # -- what is to be said of a run ---------------------------------------------------------------------

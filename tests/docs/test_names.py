@@ -24,6 +24,7 @@ SAME = {
     "main": "where a program starts",
     "outputs": "what a generator writes, in each of `tools/`",
     "check": "the commands `rlguard check` and `rlguard split check`, as users type them",
+    "find_obstacles": "what a pod template may not have, of each of the two placements of a guard",
     "Json": "an object as JSON, in the guard and in the operator, of which neither may import the other",
 }
 
