@@ -1,18 +1,15 @@
-"""The decisions of RLGuard: HeldOutGuard, the per-step monitor, the judge, and what travels on the wire.
+"""The decisions of RLGuard: HeldOutGuard, the judge, and what travels on the wire.
 
 Pure: no clock, no I/O, no threads; nothing here imports another package of the project.
 """
 
 from guard_core._version import __version__
 from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
-from guard_core.steps import StepMonitor, StepStatus
 from guard_core.trust import kl_token_trust_filter
 
 __all__ = [
     "CollapseStopError",
     "HeldOutGuard",
-    "StepMonitor",
-    "StepStatus",
     "TripwireStatus",
     "__version__",
     "kl_token_trust_filter",

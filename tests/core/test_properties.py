@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core import HeldOutGuard, StepMonitor
+from guard_core import HeldOutGuard
 from guard_core.judge import Judge
 from guard_core.policy import (
     CalibratedPolicy,
@@ -25,6 +25,7 @@ from guard_core.policy import (
     StalePolicy,
 )
 from guard_core.rounds import Evaluation
+from guard_core.steps import StepMonitor
 from guard_core.wire import KlKind, StepReport
 
 values = st.floats(-1e6, 1e6, allow_nan=False)

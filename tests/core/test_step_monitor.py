@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from guard_core import StepMonitor
+from guard_core.steps import StepMonitor
 
 
 def test_a_true_drift_fires_when_most_of_the_window_has_drifted() -> None:
