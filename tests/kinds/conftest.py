@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS + 600))
+    # What waits for a CRD comes before all that install one and leave it there.
+    items.sort(key=lambda item: item.get_closest_marker("before_crds") is None)
 
 
 @pytest.fixture(scope="session")

@@ -93,6 +93,7 @@ def as_rayjob(job: Json, **spec: Any) -> Json:
     return changed
 
 
+@pytest.mark.before_crds
 def test_the_kind_is_found_when_its_crd_comes(
     here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:
