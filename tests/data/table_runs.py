@@ -55,8 +55,7 @@ were recorded.
 ## Without a cluster, and under a guard
 
 A guard confirms an alarm by a second evaluation of the same checkpoint; a replay waits for the next
-checkpoint. To see what a guard would do, each run was drawn anew ten times from its own levels, with every
-pass that a guard asks for:
+checkpoint. So each run was also drawn anew ten times from its own levels, with every pass of a guard:
 
 {LIVE}
 
