@@ -57,7 +57,7 @@ def find_rank0(
     if limit and guard.get("placement") != "Pod":
         warnings.append(
             f"{dotted(limit)} counts restarts of every container, the guard's too: a guard that runs out of "
-            "memory may fail a healthy run (docs/concepts/operator.md)"
+            "memory may fail a healthy run (docs/reference/kinds.md)"
         )
     pods = f"the pods of {dotted(owner)}" if owner else "its pods"
     return Rank0(

@@ -101,7 +101,7 @@ def test_it_learns_anew_and_is_not_stopped() -> None:
 
 @pytest.mark.nightly
 def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
-    """docs/concepts/detectors.md has this number, and that all of them were when nothing was forgotten."""
+    """All of them were when nothing was forgotten."""
     stopped = 0
     for seed in range(20):
         run = Run(seed=seed)
