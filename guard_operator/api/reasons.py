@@ -186,7 +186,7 @@ _REASONS = {
     "come.",
     Reason.TARGET_RECREATED: "Somebody recreated the workload that `targetRef` names, after the fire: it is "
     "deleted again. The message names the field manager.",
-    Reason.NO_PODS_LEFT: "The workload is gone, and so is every pod of the run that was seen.",
+    Reason.NO_PODS_LEFT: "The workload is gone, and every pod of the run.",
     Reason.WORKLOAD_SUCCEEDED: "The workload reports success, and all of it was judged and found healthy.",
     Reason.CHECKPOINTS_LEFT: "The same, but evaluations were left waiting: of the last checkpoints, or the "
     "second one that would have confirmed an alarm.",
