@@ -3,7 +3,7 @@
 The guard service writes an event to its store, folds it here and responds; a replay folds the same events
 and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument.
 
-This module is long so that who follows a step finds its verdict here, and in no further file.
+This module is long on purpose: from a step to its verdict it is the only file of decisions.
 """
 
 from __future__ import annotations

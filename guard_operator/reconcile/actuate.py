@@ -89,7 +89,7 @@ class Actuator:
     def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
 
-        One that got no answer does: an operator that ended now would leave a run that is gone, and no word of
+        One without an answer does: if the operator ended then, the run would be gone and nobody would know
         why.
 
         Returns:

@@ -15,7 +15,7 @@ class ClusterError(Exception):
     """
 
     status: int | None = None
-    #: Whether the API server has decided, and would so again: also of a webhook that fails, which is a 500.
+    #: Whether the same request would fail again: it was refused, or a webhook failed, which is a 500.
     decided: bool = False
 
 
