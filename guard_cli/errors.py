@@ -41,11 +41,12 @@ class ExitCode(IntEnum):
 _MEANINGS = {
     ExitCode.FINISHED: "the trainer finished; every checkpoint was judged, and the last verdict is healthy",
     ExitCode.USAGE: "wrong arguments or files; nothing was started",
-    ExitCode.FIRED: "a fire: a rule of the policy found what the last line says (also after the last step)",
+    ExitCode.FIRED: "a fire: a rule of the policy fired, perhaps after the last step; the last line "
+    "says what it found",
     ExitCode.HALTED: "a halt: no rule fired, but the policy's action for silent, stale, "
     "evaluation_failing or refused is `stop`",
-    ExitCode.NOT_PASSED: "the run has not passed: it finished with a warning, or was not fully judged, or "
-    "its guard was lost (the last line says which)",
+    ExitCode.NOT_PASSED: "the run has not passed: it finished with a warning, was not fully judged, or "
+    "lost its guard; the last line says which",
 }
 
 

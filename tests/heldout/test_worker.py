@@ -265,11 +265,14 @@ def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp
 def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> str:
         task = asyncio.create_task(fails(worker))
-        await asyncio.to_thread(eventually, (tmp_path / "once").exists)
+        await asyncio.to_thread(
+            eventually, lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text()
+        )
         await worker.close()
         return await task
 
-    assert "ended by SIGKILL" in run(settings("stuck_once"), tmp_path / "scratch", act)
+    assert "the evaluation process" in run(settings("stuck_once"), tmp_path / "scratch", act)
+    assert not alive(int((tmp_path / "once").read_text()))
 
 
 def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(

@@ -10,23 +10,13 @@ import pytest
 from guard_follow.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines, flatten
 
 
-def seconds(line: bytes) -> float:
-    """The best of three, of one line that a trainer printed."""
-    taken = []
-    for _ in range(3):
-        began = time.perf_counter()
-        ConsoleLines().feed(line + b"\n")
-        taken.append(time.perf_counter() - began)
-    return min(taken)
-
-
 @pytest.mark.parametrize("part", [b"metrics_tag: {", b"np.a(", b"\x1b[", b" step:1", b"1", b"{", b"-"])
 @pytest.mark.parametrize("start", [b"", b"step:1 - a:", b"metrics_tag: {", b"\x1b["])
-def test_no_line_is_slow_for_its_length(part: bytes, start: bytes) -> None:
+def test_no_line_holds_up_the_process(part: bytes, start: bytes) -> None:
     """`re` lets no other thread run meanwhile, not the one that ends the trainer."""
-    line = (start + part * 200_000)[:200_000]
-    harmless = (b"step:1 - " + b"a:0.5 - " * 25_000)[:200_000]
-    assert seconds(line) < 10 * seconds(harmless)
+    began = time.thread_time()
+    ConsoleLines().feed((start + part * 200_000)[:200_000] + b"\n")
+    assert time.thread_time() - began < 10  # it takes 0.1; one that is quadratic takes minutes
 
 
 @pytest.mark.parametrize(
