@@ -587,6 +587,7 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         kl_hard_stop=run.policy.kl.hard_stop,
         last_evaluation=notes.last,
         best_evaluation=notes.best,
+        best_path=notes.best.path if notes.best else "",
         detectors=calibrated.readings if calibrated is not None else (),
     )
 

@@ -2,13 +2,17 @@
 
 Who holds the ingest token may own the weights, and weights can be made to answer a question about a held-out
 prompt: a completion that never ends if the prompt has a property is counted by `truncated` without noise. So
-a trainer gets the released scores, rounded to one percent, and what it acts on, and no other number that is
-made of items. Of 256 items one answer moves a score by 0.4 percent, which the rounding hides.
+a trainer gets the released scores, at most one a minute and rounded to one percent, and what it acts on, and
+no other number that is made of items. Of 256 items one answer moves a score by 0.4 percent, which the rounding
+hides.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from guard_core.codes import Code
 from guard_core.wire import Condition, EvaluationSummary, FailureKind, Verdict
@@ -51,17 +55,67 @@ TOLD_BY_KIND = frozenset({FailureKind.UNDERWAY, FailureKind.TOKENIZER, FailureKi
 _SHARES = ("truncated", "unanswered", "timed_out", "proxy_score")
 
 
-def for_trainer(verdict: Verdict) -> Verdict:
-    """The verdict without detectors, shares of completions, and how evaluations failed beyond the kind."""
+#: Seconds from one released evaluation to the next.
+RELEASE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What of the scores a trainer may know.
+
+    Fields:
+        rounds: evaluation rounds that they are made of.
+        at: when that round was released, seconds, monotonic.
+        scores: those fields of the verdict.
+    """
+
+    rounds: int
+    at: float
+    scores: Mapping[str, Any]
+
+
+def release(verdict: Verdict, before: Released | None, now: float) -> Released:
+    """Release the scores of this verdict, or those of before until their minute is over.
+
+    A run that must stop is told all. Whoever asks for a minute is told the newest.
+
+    Args:
+        verdict: as the judge has it.
+        before: what was released last; None: nothing.
+        now: seconds, monotonic.
+    """
+    new = before is None or verdict.rounds != before.rounds
+    if before is not None and new and not verdict.stop and now - before.at < RELEASE_SECONDS:
+        return before
+    scores = {
+        "heldout_ema": _rounded(verdict.heldout_ema),
+        "proxy_real_gap": _rounded(verdict.proxy_real_gap),
+        "last_evaluation": _score_alone(verdict.last_evaluation),
+        "best_evaluation": _score_alone(verdict.best_evaluation),
+    }
+    return Released(verdict.rounds, now if before is None or new else before.at, scores)
+
+
+def for_trainer(verdict: Verdict, released: Released | None = None) -> Verdict:
+    """The verdict without detectors, shares of completions, and how evaluations failed beyond the kind.
+
+    Args:
+        verdict: as the judge has it.
+        released: the scores that the trainer may know; None: those of the verdict.
+    """
+    released = released or release(verdict, None, 0.0)
+    early = released.rounds != verdict.rounds
+
+    def said(code: Code, sentence: str) -> str:
+        return code.meaning if early and code in _SAY_SCORES else _said(code, sentence, verdict.failure)
+
+    conditions = (c.model_copy(update={"message": said(c.code, c.message)}) for c in verdict.conditions)
     return verdict.model_copy(
         update={
-            "reason": _said(verdict.code, verdict.reason, verdict.failure),
-            "conditions": tuple(_condition(c, verdict.failure) for c in verdict.conditions),
+            "reason": said(verdict.code, verdict.reason),
+            "conditions": tuple(conditions),
             "detectors": (),
-            "heldout_ema": _rounded(verdict.heldout_ema),
-            "proxy_real_gap": _rounded(verdict.proxy_real_gap),
-            "last_evaluation": _score_alone(verdict.last_evaluation),
-            "best_evaluation": _score_alone(verdict.best_evaluation),
+            **released.scores,
         }
     )
 
@@ -101,10 +155,6 @@ def _said(code: Code, sentence: str, failure: FailureKind | None) -> str:
         return sentence
     newest = f" The newest: {failure.words}." if failure and code in _OF_A_FAILURE else ""
     return code.meaning + newest
-
-
-def _condition(condition: Condition, failure: FailureKind | None) -> Condition:
-    return condition.model_copy(update={"message": _said(condition.code, condition.message, failure)})
 
 
 def _score_alone(evaluation: EvaluationSummary | None) -> EvaluationSummary | None:

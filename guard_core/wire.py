@@ -586,6 +586,7 @@ class Verdict(Wire):
     best_evaluation: EvaluationSummary | None = Field(
         None, description="Highest held-out score so far (the later one of equals): the last good checkpoint."
     )
+    best_path: str = Field("", description="Path of that checkpoint; a trainer is told it before its score.")
 
     @model_validator(mode="after")
     def _a_stop_is_a_fire_or_a_halt(self) -> Self:

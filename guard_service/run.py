@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from guard_core.codes import Code
 from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy, RefusedPolicy
-from guard_core.trainer_view import for_trainer
+from guard_core.trainer_view import Released, for_trainer, release
 from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
 from guard_service.errors import GuardError, NotAdoptedError, Problem, StoreError, conflict, store_unavailable
 from guard_service.event_log import (
@@ -60,7 +60,9 @@ T = TypeVar("T")
 class Published:
     """The newest verdict, for whoever asks and whoever waits."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._released: Released | None = None
         self._changed = asyncio.Event()
         self._closed = False
         self.revision = ""
@@ -69,7 +71,8 @@ class Published:
     def put(self, verdict: Verdict) -> None:
         """Give out this verdict from now on, and wake who waits if its revision is another."""
         self.verdict, self._reader_json = verdict, b""
-        told = for_trainer(verdict)
+        self._released = release(verdict, self._released, self._clock())
+        told = for_trainer(verdict, self._released)
         #: What a trainer is told of it.
         self.trainer_json = told.model_dump_json().encode()
         if (revision := _revision(told)) != self.revision:

@@ -1,11 +1,11 @@
-"""A trainer is told scores to one percent: what one item changes is not seen."""
+"""A trainer is told scores to one percent, one a minute: what one item changes is not seen."""
 
 from __future__ import annotations
 
 import pytest
 
 from guard_core.codes import Code
-from guard_core.trainer_view import for_trainer
+from guard_core.trainer_view import RELEASE_SECONDS, for_trainer, release
 from guard_core.wire import Condition, EvaluationSummary, Level, Verdict
 
 #: One of these items more, or fewer, moves the mean by 0.0039.
@@ -41,3 +41,25 @@ def test_a_trainer_still_sees_its_score_to_one_percent() -> None:
     told = for_trainer(verdict(0.6337))
     assert told.last_evaluation is not None and told.last_evaluation.score == 0.63
     assert told.reason == "held-out 0.63, 0.73 at the start, after 11 checkpoints"
+
+
+def test_a_trainer_is_told_one_evaluation_a_minute() -> None:
+    first, second = (verdict(n / 10).model_copy(update={"rounds": n}) for n in (4, 7))
+    released = release(first, None, 0.0)
+    early = for_trainer(second, release(second, released, RELEASE_SECONDS - 1))
+    assert (early.last_evaluation, early.heldout_ema) == (for_trainer(first).last_evaluation, 0.4)
+    assert early.best_evaluation == early.last_evaluation and early.proxy_real_gap == 0.5
+    assert "0.7" not in early.model_dump_json()
+    assert for_trainer(second, release(second, released, RELEASE_SECONDS)) == for_trainer(second)
+
+
+def test_the_minute_begins_with_the_evaluation_and_not_with_what_is_told_of_it_again() -> None:
+    first, second = (verdict(n / 10).model_copy(update={"rounds": n}) for n in (4, 7))
+    again = release(first, release(first, None, 0.0), RELEASE_SECONDS - 1)
+    assert release(second, again, RELEASE_SECONDS).rounds == second.rounds
+
+
+def test_a_run_that_must_stop_is_told_at_once() -> None:
+    first = verdict(0.4).model_copy(update={"rounds": 4})
+    fire = verdict(0.2, Code.HELDOUT_DECLINE).model_copy(update={"rounds": 5, "fire": True, "stop": True})
+    assert for_trainer(fire, release(fire, release(first, None, 0.0), 1.0)) == for_trainer(fire)
