@@ -2,9 +2,9 @@
 
 Who holds the ingest token may own the weights, and weights can be made to answer a question about a held-out
 prompt: a completion that never ends if the prompt has a property is counted by `truncated` without noise. So
-a trainer gets the released scores, at most one a minute and rounded to one percent, and what it acts on, and
-no other number that is made of items. Of 256 items one answer moves a score by 0.4 percent, which the rounding
-hides.
+a trainer gets what it acts on and the released scores, at most one a minute and rounded to one percent, and
+no other number that is made of items. Of 256 items one answer moves a score by 0.4 percent, which the
+rounding hides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guard_core.codes import Code
-from guard_core.wire import Condition, EvaluationSummary, FailureKind, Verdict
+from guard_core.wire import EvaluationSummary, FailureKind, Verdict
 
 #: Codes whose sentences are made of steps, counts and released scores. Others are told by their meaning.
 _TOLD_IN_FULL = frozenset(
