@@ -11,7 +11,6 @@ import shutil
 import string
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -208,71 +207,3 @@ def test_yaml_and_json_can_be_read(block: Block) -> None:
 def test_a_command_names_nothing_that_only_the_writers_run_had(block: Block) -> None:
     for command in block.commands:
         assert not re.search(r"-[0-9a-f]{8}(?:-|\b)", command), f"{command!r}: a reader's UID is another"
-
-
-class TestTheReaderOfBlocks:
-    PAGE = textwrap.dedent(
-        """
-        # Title
-
-        <!-- exit code: 5 -->
-        <!-- in the test: 400 is 4 -->
-
-        ```console
-        $ train --steps 400 \\
-            --more
-        done in 400 steps
-        ...
-        ```
-
-            rlguard run
-
-        - a list
-
-            is no block
-
-        <!-- not run: cluster -->
-
-        ```sh
-        kubectl get gtj
-        ```
-
-        ```python title="a.py"
-        1
-        ```
-        """
-    )
-
-    @pytest.fixture
-    def found(self, tmp_path: Path) -> list[Block]:
-        (tmp_path / "page.md").write_text(self.PAGE)
-        return list(blocks(tmp_path / "page.md"))
-
-    def test_finds_fences_and_indented_blocks(self, found: list[Block]) -> None:
-        assert [(b.language, b.title, b.line) for b in found] == [
-            ("console", None, 8),
-            ("", None, 14),
-            ("sh", None, 23),
-            ("python", "a.py", 27),
-        ]
-
-    def test_reads_what_stands_above(self, found: list[Block]) -> None:
-        assert [b.exit_code for b in found] == [5, 0, 0, 0]
-        assert [b.not_run for b in found] == [None, None, "cluster", None]
-        assert [is_run(b) for b in found] == [True, True, False, False]
-
-    def test_takes_commands_and_output_apart(self, found: list[Block]) -> None:
-        assert found[0].commands == ["train --steps 4      --more"]
-        assert found[0].output == ["done in 400 steps"]
-        assert found[1].commands == ["rlguard run"]
-
-    def test_a_line_that_did_not_come_is_named(self) -> None:
-        said = "one  two\nthree\nfour"
-        assert missing_lines(["one two", "three four"], said) == []
-        assert missing_lines(["four", "one two"], said) == ["one two"]
-        assert missing_lines(["five"], said) == ["five"]
-
-    def test_a_wrong_exit_code_fails(self, found: list[Block], tmp_path: Path) -> None:
-        wrong = Block(tmp_path / "p.md", 1, "sh", "exit 3", None, ("exit code: 2",))
-        with pytest.raises(AssertionError, match="ended with 3"):
-            run(wrong, tmp_path)

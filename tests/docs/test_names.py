@@ -66,15 +66,3 @@ def test_no_name_has_two_meanings() -> None:
 def test_every_exception_is_one() -> None:
     known = places(ROOT)
     assert [name for name in SAME if len(known[name]) < 2] == []
-
-
-def test_a_second_one_of_a_name_is_found(tmp_path: Path) -> None:
-    texts = {
-        "guard_core": "class Step: ...\nclass _A: ...\nSteps = tuple\ndef load(): ...\nSIZE = 1\nlog = 1",
-        "guard_cli": "class _A: ...\nStep = 1\nSteps: A = 1\nasync def load():\n def a(): 1\nSIZE = log = 2",
-    }
-    for package, text in texts.items():
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "module.py").write_text(text)
-    both = ["guard_core/module.py", "guard_cli/module.py"]
-    assert places(tmp_path) == {"Step": both, "Steps": both, "load": both}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from guard_cli.errors import ExitCode
 from guard_core.codes import Code, Finding
@@ -124,23 +123,3 @@ def test_every_field_has_a_meaning() -> None:
     seen: set[type[BaseModel]] = set()
     assert [blank for model in MODELS for blank in blank_fields(model, seen)] == []
     assert len(seen) > 40, "the models were looked for in the wrong place"
-
-
-def test_what_has_no_meaning_is_found() -> None:
-    class Word(StrEnum):
-        SAID = "said"
-        REPEATED = "repeated"
-        FORGOTTEN = "forgotten"
-
-    meanings = {Word.SAID: "Somebody wrote it down.", Word.REPEATED: "Repeated."}
-    assert unexplained(Word, lambda word: meanings[word]) == ["REPEATED", "FORGOTTEN"]
-
-    class Inner(BaseModel):
-        late: int
-
-    class Outer(BaseModel):
-        inner: Inner | None = None
-        count: int = Field(description="Count.")
-        told: int = Field(description="How many were told.")
-
-    assert list(blank_fields(Outer, set())) == ["Outer.inner", "Inner.late", "Outer.count"]

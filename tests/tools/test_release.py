@@ -127,17 +127,6 @@ def test_actionlint_finds_nothing_in_the_workflows() -> None:
     assert len(WORKFLOWS) == 3 and done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(720)
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("vars.REGISTRY", "var.REGISTRY"), ("runs-on:", "runs-where:"), ("name: dist", "nam: dist")],
-)
-def test_actionlint_finds_a_mistake(tmp_path: Path, old: str, new: str) -> None:
-    broken = tmp_path / "release.yml"
-    broken.write_text((ROOT / ".github" / "workflows" / "release.yml").read_text().replace(old, new))
-    assert actionlint(broken).returncode == 1
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
 def test_what_a_workflow_runs_exists(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
@@ -164,14 +153,3 @@ def test_every_kubernetes_that_can_be_built_is_tested() -> None:
     there = {path.name.removeprefix("kubernetes-") for path in (ROOT / "tests/go").glob("kubernetes-*")}
     listed = re.search(r"for version in (.*?);", done.stdout)
     assert there and listed and set(listed[1].split()) == there
-
-
-@pytest.mark.parametrize(
-    ("arguments", "made"),
-    [([], ["test"]), (["e2e"], ["e2e"]), (["test-kubernetes", "KUBERNETES=1.30"],) * 2],
-    ids=["none", "a target", "a variable"],
-)
-def test_ci_hands_its_arguments_to_make(arguments: list[str], made: list[str]) -> None:
-    last = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
-    command = ["bash", "-c", f"make() {{ printf '%s\\n' \"$@\"; }}; {last}", "run", *arguments]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == made
