@@ -37,9 +37,9 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from starlette.types import ASGIApp
 
     from guard_core.policy import Policy
-    from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
+    from guard_service.run import LoggedRun
     from guard_service.settings import GuardSettings
 
 log = logging.getLogger("rlguard.guard")
@@ -94,41 +94,46 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     """
     from guard_service.app import Tokens, create_app
     from guard_service.engine import Engine
-    from guard_service.server import GuardServer, tls_options, url_here, url_of
+    from guard_service.run import LoggedRun
+    from guard_service.server import GuardServer, tls_options, url_here, url_of, write_endpoint
 
     tokens = Tokens(*settings.tokens(), *settings.further_tokens())
     policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
     worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
     listener = _listener(settings)
-    engine = Engine(
+    run = LoggedRun(
         state_dir=settings.state_dir,
         checkpoint_root=settings.checkpoint_root,
         policy=policy,
         worker=worker,
-        elsewhere=elsewhere,
-        keep_best=settings.keep_best_checkpoint,
-        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
         takes_outcomes=settings.takes_outcomes,
         max_store_bytes=settings.max_store_mib << 20,
         has_supervisor=settings.has_supervisor,
         termination_message=settings.termination_message,
     )
+    engine = Engine(
+        run,
+        elsewhere=elsewhere,
+        keep_best=settings.keep_best_checkpoint,
+        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
+    )
     url = url_of(listener, bool(tls))
-    follower = _follower(settings, url_here(listener, bool(tls)), engine)
+    follower = _follower(settings, url_here(listener, bool(tls)), run)
 
     async def before_end() -> None:
         """Answer what a client waits for, while the guard still listens."""
         if follower is not None:
             await follower.finish()
-        engine.run.published.close()
+        run.published.close()
         await engine.hand_over(HANDOVER_SECONDS)
 
     config = _config(create_app(engine, tokens, settings.name), tls)
-    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening, before_end)
+    server = GuardServer(config, before_end)
     engine.on_fatal = server.fail
 
-    async def run() -> None:
+    async def serve() -> None:
+        server.end_on_signals()
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
@@ -136,12 +141,15 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
                 if follower is not None:
                     await follower.start()
                     served.push_async_callback(follower.close)
+                write_endpoint(settings.state_dir / ENDPOINT_FILE, url)
+                log.info("listening at %s", url)
+                listening(url)
                 await server.serve(sockets=[listener])
         finally:
             await engine.close()
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(run())
+        runner.run(serve())
     if server.failure is not None:
         raise server.failure
 
@@ -199,7 +207,7 @@ def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
     )
 
 
-def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:
+def _follower(settings: GuardSettings, url: str, run: LoggedRun) -> FollowerProcess | None:
     """What follows the trainer; None where it reports, or another guard of the run follows it."""
     if settings.metrics is None or _elsewhere(settings):
         return None
@@ -216,8 +224,8 @@ def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProc
         read_token=read,
         ca=None if settings.tls_certificate is None else settings.tls_certificate.read_text("ascii"),
     )
-    engine.run.following = FollowerHealth()
-    return FollowerProcess(order, engine.run.following)
+    run.following = FollowerHealth()
+    return FollowerProcess(order, run.following)
 
 
 def _elsewhere(settings: GuardSettings) -> str:
