@@ -32,7 +32,7 @@ DESCRIPTORS = 8192  # that the guard asks for
 #: Every address of the machine.
 ANY, ANY_OF_IPV4 = "::", "0.0.0.0"  # noqa: S104 - whoever sets it needs tokens
 
-# asyncio fills a buffer of 256 KiB for each TLS connection: 0.5 GiB for all that there may be. A record has 16.
+# asyncio has a buffer of 256 KiB for each TLS connection: 0.5 GiB for all that there may be. A record has 16.
 asyncio.sslproto.SSLProtocol.max_size = 16 * 1024
 
 

@@ -171,8 +171,11 @@ class Guard:
         return httpx.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
 
     def post(self, path: str, content: Any) -> httpx.Response:
+        return self.post_bytes(path, json.dumps(content).encode())
+
+    def post_bytes(self, path: str, content: bytes) -> httpx.Response:
         with self.client() as client:
-            return client.post(path, json=content)
+            return client.post(path, content=content, headers={"Content-Type": "application/json"})
 
     def get(self, path: str) -> httpx.Response:
         with self.client(READ) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import httpx
 import pytest
@@ -35,7 +34,7 @@ async def test_a_name_is_refused_in_words_or_taken_and_breaks_no_response(
     path = os.fsencode(run.directory / "checkpoints") + b"/" + directory
     os.mkdir(path)
     for name in (*FILES, file):
-        Path(os.fsdecode(path + b"/" + name)).write_text("{}")
+        os.mknod(path + b"/" + name)
     (run.directory / "checkpoints" / "link").symlink_to(os.fsdecode(path))
     worker = EvaluationWorker(HeldoutSettings(split=run.directory / "split.jsonl"), run.directory / "scratch")
     async with run.engine(worker) as engine:
