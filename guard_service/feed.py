@@ -45,7 +45,7 @@ class FollowerState(BaseModel):
 
     steps: int = Field(0, ge=0)
     checkpoints: int = Field(0, ge=0)
-    bad: int = Field(0, ge=0)
+    bad: int = Field(0, ge=0)  # lines, records and values that could not be read
     trouble: str = Field("", max_length=4096)
 
 
@@ -60,7 +60,6 @@ class FollowerHealth:
         self._clock = clock
         self._heard = clock()
         self._lost = ""
-        self._bad_before = 0  # of followers that have ended
         self._state = FollowerState()
 
     def hear(self, state: FollowerState) -> None:
@@ -69,8 +68,7 @@ class FollowerHealth:
 
     def lose(self, why: str) -> None:
         """The follower ended, and why."""
-        self._lost, self._bad_before = why, self._bad_before + self._state.bad
-        self._state = FollowerState()
+        self._lost, self._state = why, FollowerState()
 
     @property
     def trouble(self) -> str:
@@ -79,11 +77,6 @@ class FollowerHealth:
             return self._lost or self._state.trouble
         quiet = self._clock() - self._heard
         return f"the follower has said nothing for {quiet:.0f} s" if quiet > SILENT_SECONDS else ""
-
-    @property
-    def bad(self) -> int:
-        """Lines, records and values that could not be read, since the guard started."""
-        return self._bad_before + self._state.bad
 
     def condition(self) -> Condition | None:
         """`not_followed`, if it holds: what is not read is not judged."""

@@ -83,7 +83,7 @@ class Protocol(H11Protocol):
         """Respond if nothing was sent yet, and hang up."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        elif self.cycle is not None:
+        if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.close()
 
