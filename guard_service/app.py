@@ -236,7 +236,8 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
             many = body.lstrip()[:1] == b"["
             steps = parse_body(many_steps, body) if many else [parse_body(one_step, body)]
         added = await run.add_steps([step.evidence() for step in steps])
-        engine.display.take(steps, run.verdict)
+        if shown := [step for step in steps if step.figures or step.rollouts]:
+            engine.display.take(shown, run.verdict)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
             % (len(added.new), added.duplicates, run.trainer_json),

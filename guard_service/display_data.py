@@ -92,8 +92,7 @@ class DisplayStore:
 
     def take(self, steps: Sequence[PostedStep], verdict: Verdict) -> None:
         """Take what of these steps is for people; `verdict`: the newest."""
-        if any(step.figures or step.rollouts for step in steps):
-            self.data = self.data.after(steps, verdict)
+        self.data = self.data.after(steps, verdict)
 
     async def load(self) -> None:
         """Read what an earlier guard of this run has kept."""
