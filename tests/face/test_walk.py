@@ -15,7 +15,7 @@ from tests.face import walk
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Values, what is only read, what evaluations have found so far, and what a trainer does with an earlier verdict.
+#: Values, what evaluations have found so far, and what a trainer does with the verdict of an earlier step.
 BESIDE = {
     *("guard_core/wire.py", "guard_core/codes.py", "guard_client/samples.py", "guard_core/trainer_view.py"),
     *("guard_core/heldout_guard.py", "guard_core/unscored.py", "guard_core/detectors/run.py"),

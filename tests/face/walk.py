@@ -1,7 +1,6 @@
-"""Report a step and then a checkpoint, from a callback to the verdict of a real guard, and write what they cross.
+"""Report a step and then a checkpoint, from a callback to a real guard's verdict; write what they cross.
 
-Each line that is printed is `step` or `checkpoint` and a file. `trace` is put into every process: the directory
-of this program is on its path, and `sitecustomize` imports it.
+`trace` is put into every process by `sitecustomize`. It writes lines of `step` or `checkpoint` and a file.
 """
 
 from __future__ import annotations
@@ -70,14 +69,14 @@ def main(folder: Path) -> None:
         run = LoggedRun(state_dir=folder / "state", checkpoint_root=folder, policy=policy, worker=worker)
         engine = Engine(run)
         await engine.start()
-        while engine.not_ready:
+        while engine.not_ready:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         config = uvicorn.Config(
             create_app(engine, Tokens("ingest", "read")), port=0, log_level="error", lifespan="off"
         )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         urls.append(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
         listening.set()
