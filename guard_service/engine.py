@@ -247,8 +247,7 @@ class Engine:
             raise _bad_path(f"{path} is not a directory: announce a checkpoint once it is complete")
         if found.unfit:
             raise _bad_path(f"{path} can never be scored: {found.unfit}")
-        loads_checkpoints = self.run.worker is not None and self.run.worker.adapters is not None
-        if found.manifest is None and loads_checkpoints:  # whatever is changed would not be noticed
+        if found.manifest is None and self.run.worker is not None:  # what is changed would not be noticed
             raise _bad_path(
                 f"the files in {path} cannot be listed: see that the guard can read the directory, and "
                 "announce it again"

@@ -20,9 +20,8 @@ from guard_service.event_log import EventLog
 from guard_service.events import Begun, Failure, Note, NoteKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from guard_service.run import LoggedRun
-from guard_service.scoring import ScoringWorker
 
 log = logging.getLogger("rlguard.guard")
 
@@ -48,7 +47,9 @@ class Evaluations:
         newest_only: skip checkpoints for which a newer one waits already.
     """
 
-    def __init__(self, run: LoggedRun, worker: ScoringWorker, best: Path | None, newest_only: bool) -> None:
+    def __init__(
+        self, run: LoggedRun, worker: EvaluationWorker, best: Path | None, newest_only: bool
+    ) -> None:
         self._run, self._worker = run, worker
         self._best, self._newest_only = best, newest_only
         self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
@@ -221,15 +222,14 @@ class Evaluations:
         if not await self._run.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
             await self._run.append(store, what)
 
-    async def _pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+    async def _pins(self, request: EvaluationRequest) -> Mapping[str, str]:
         """Those of the first checkpoint, on disk before its template is given a prompt.
 
         Were they kept once it is scored, a template that always fails could be exchanged with every
         checkpoint, and each time ask another question about the prompts.
         """
         pins = await self._worker.pins(request)
-        if pins is not None:
-            await self._run.persist(partial(self._pin, pins))
+        await self._run.persist(partial(self._pin, pins))
         return pins
 
     async def _pin(self, pins: Mapping[str, str], store: EventLog) -> None:

@@ -41,7 +41,7 @@ from guard_service.event_log import (
 )
 from guard_service.events import Appended, Conflict, NoteKind, StoredEvent
 from guard_service.feed import FollowerHealth
-from guard_service.scoring import ScoringWorker
+from guard_service.heldout.worker import EvaluationWorker
 from guard_service.termination import TerminationMessage
 from guard_service.verdicts import beside, refusal_in_one_line, without_store
 
@@ -185,7 +185,7 @@ class LoggedRun:
         state_dir: Path,
         checkpoint_root: Path,
         policy: Policy,
-        worker: ScoringWorker | None = None,
+        worker: EvaluationWorker | None = None,
         takes_outcomes: bool = False,
         max_store_bytes: int = MAX_BYTES,
         has_supervisor: bool = False,

@@ -39,8 +39,8 @@ class FakeEvaluator:
     start_error: Exception | None = None
     scratch: Path | None = None  # where what was scored is staged
     refusal: str = ""
-    files: Mapping[str, str] | None = None  # of every checkpoint
-    adapters: Adapters | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # that every checkpoint must have
+    adapters: Adapters = Adapters.REFUSED
     needed: EvaluationsNeeded | None = None
     asked: list[EvaluationRequest] = field(default_factory=list)
     started: int = 0
@@ -60,7 +60,7 @@ class FakeEvaluator:
         assert checkpoint.is_absolute()
         return self.refusal
 
-    async def pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+    async def pins(self, request: EvaluationRequest) -> Mapping[str, str]:
         return self.files
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:

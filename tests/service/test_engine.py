@@ -32,7 +32,6 @@ from guard_core.policy import (
 from guard_core.rounds import Evaluation, Round
 from guard_core.wire import (
     DOUBTS,
-    Adapters,
     CheckpointReport,
     EndReport,
     EvaluationsNeeded,
@@ -365,7 +364,7 @@ async def test_what_is_saved_over_while_it_is_scored_is_not_scored_and_what_lies
 
 
 async def test_what_can_never_be_scored_is_refused_at_its_announcement(run: Run) -> None:
-    worker = FakeEvaluator([[1.0]], refusal="it holds half an adapter", adapters=Adapters.REFUSED)
+    worker = FakeEvaluator([[1.0]], refusal="it holds half an adapter")
     async with run.engine(worker) as engine:
         report = run.checkpoint(1)
         with pytest.raises(Problem, match="can never be scored: it holds half an adapter") as refused:
@@ -377,7 +376,7 @@ async def test_what_can_never_be_scored_is_refused_at_its_announcement(run: Run)
         with pytest.raises(Problem, match="cannot be listed: see that the guard can read"):
             await engine.add_checkpoint(report)
         assert (engine.run.verdict.announced, len(engine.run.queue)) == (0, 0)
-        worker.adapters = None  # a server's checkpoint is not read at all
+        (Path(report.path) / "0").unlink()
         assert await engine.add_checkpoint(report)
         await settled(engine)
         worker.refusal = "its files are being removed"
