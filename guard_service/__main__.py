@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from starlette.types import ASGIApp
 
     from guard_core.policy import Policy
+    from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
     from guard_service.run import LoggedRun
@@ -93,39 +94,20 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         SettingsError: it cannot start, or its held-out split is not fit.
     """
     from guard_service.app import Tokens, create_app
-    from guard_service.engine import Engine
-    from guard_service.run import LoggedRun
     from guard_service.server import GuardServer, tls_options, url_here, url_of, write_endpoint
 
     tokens = Tokens(*settings.tokens(), *settings.further_tokens())
-    policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
-    worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
+    engine = _engine(settings)
     listener = _listener(settings)
-    run = LoggedRun(
-        state_dir=settings.state_dir,
-        checkpoint_root=settings.checkpoint_root,
-        policy=policy,
-        worker=worker,
-        takes_outcomes=settings.takes_outcomes,
-        max_store_bytes=settings.max_store_mib << 20,
-        has_supervisor=settings.has_supervisor,
-        termination_message=settings.termination_message,
-    )
-    engine = Engine(
-        run,
-        elsewhere=elsewhere,
-        keep_best=settings.keep_best_checkpoint,
-        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
-    )
     url = url_of(listener, bool(tls))
-    follower = _follower(settings, url_here(listener, bool(tls)), run)
+    follower = _follower(settings, url_here(listener, bool(tls)), engine.run)
 
     async def before_end() -> None:
         """Answer what a client waits for, while the guard still listens."""
         if follower is not None:
             await follower.finish()
-        run.published.close()
+        engine.run.published.close()
         await engine.hand_over(HANDOVER_SECONDS)
 
     config = _config(create_app(engine, tokens, settings.name), tls)
@@ -152,6 +134,34 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         runner.run(serve())
     if server.failure is not None:
         raise server.failure
+
+
+def _engine(settings: GuardSettings) -> Engine:
+    """The engine of this run.
+
+    Raises:
+        SettingsError: the policy cannot be read, or the trainer could exchange the base model.
+    """
+    from guard_service.engine import Engine
+    from guard_service.run import LoggedRun
+
+    policy = settings.policy()
+    run = LoggedRun(
+        state_dir=settings.state_dir,
+        checkpoint_root=settings.checkpoint_root,
+        policy=policy,
+        worker=_worker(settings, policy),
+        takes_outcomes=settings.takes_outcomes,
+        max_store_bytes=settings.max_store_mib << 20,
+        has_supervisor=settings.has_supervisor,
+        termination_message=settings.termination_message,
+    )
+    return Engine(
+        run,
+        elsewhere=_elsewhere(settings),
+        keep_best=settings.keep_best_checkpoint,
+        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
+    )
 
 
 def _worker(settings: GuardSettings, policy: Policy) -> EvaluationWorker | None:

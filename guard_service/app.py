@@ -198,7 +198,8 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
         redirect_slashes=False,
         responses=openapi.problems(ProblemType.INTERNAL_SERVER_ERROR),
     )
-    _add_ingest(app, engine, tokens)
+    _add_steps(app, engine, tokens)
+    _add_checkpoints(app, engine, tokens)
     _add_evaluations(app, engine, tokens)
     _add_supervision(app, engine, tokens)
     _add_verdict(app, engine, tokens)
@@ -210,18 +211,22 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
     return app
 
 
-def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
-    """What the trainer reports."""
-    run = engine.run
-    one_step, checkpoint, end = TypeAdapter(PostedStep), TypeAdapter(CheckpointReport), TypeAdapter(EndReport)
-    many_steps = TypeAdapter(Annotated[list[PostedStep], Field(max_length=MAX_STEPS_PER_POST)])
-    shared: dict[str, Any] = {
-        "dependencies": tokens.need(Role.INGEST),
-        "responses": openapi.OF_INGEST,
-        "tags": ["ingest"],
-    }
+def _ingest(who: list[Any]) -> dict[str, Any]:
+    """What routes have in common that take reports."""
+    return {"dependencies": who, "responses": openapi.OF_INGEST, "tags": ["ingest"]}
 
-    @app.post("/v1/steps", response_model=StepsResponse, openapi_extra=openapi.STEPS_BODY, **shared)
+
+def _add_steps(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    """The steps that a trainer reports."""
+    run, one_step = engine.run, TypeAdapter(PostedStep)
+    many_steps = TypeAdapter(Annotated[list[PostedStep], Field(max_length=MAX_STEPS_PER_POST)])
+
+    @app.post(
+        "/v1/steps",
+        response_model=StepsResponse,
+        openapi_extra=openapi.STEPS_BODY,
+        **_ingest(tokens.need(Role.INGEST)),
+    )
     async def post_steps(body: Body) -> Response:
         """Report one step, or a list of at most 1,000.
 
@@ -243,6 +248,12 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
             % (len(added.new), added.duplicates, run.trainer_json),
             media_type=JSON,
         )
+
+
+def _add_checkpoints(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    """The checkpoints that a trainer announces, and its end."""
+    run, checkpoint, end = engine.run, TypeAdapter(CheckpointReport), TypeAdapter(EndReport)
+    shared = _ingest(tokens.need(Role.INGEST))
 
     @app.post(
         "/v1/checkpoints",
@@ -276,9 +287,7 @@ def _add_evaluations(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
         "/v1/evaluations",
         response_model=EvaluationResponse,
         openapi_extra=openapi.body_of(EvaluationReport),
-        dependencies=tokens.need(Role.EVALUATIONS),
-        responses=openapi.OF_INGEST,
-        tags=["ingest"],
+        **_ingest(tokens.need(Role.EVALUATIONS)),
     )
     async def post_evaluation(body: Body) -> Response:
         """Report the held-out outcomes of a checkpoint that was evaluated outside of the guard.
