@@ -107,8 +107,8 @@ class Scores:
     def unfit(self, checkpoint: Path) -> str:
         return ""
 
-    async def pins(self, request: EvaluationRequest) -> None:
-        return None
+    async def pins(self, request: EvaluationRequest) -> dict[str, str]:
+        return {}
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         return EvaluationResult(tuple(await self.given.get()), None, 0.01, None)
