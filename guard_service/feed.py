@@ -31,6 +31,7 @@ SILENT_SECONDS = 60.0
 BEGIN_SECONDS = 60.0
 #: So long for the last reports, when the trainer has ended.
 FINISH_SECONDS = 20.0
+END_SECONDS = 1.0  # for a follower to end that has closed its output
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
 MAX_MESSAGE = 1 << 16
 MAX_TOLD = 2_000  # characters of why a follower ended, which may quote names that a trainer chose
@@ -140,6 +141,10 @@ class FollowerProcess:
                 why = self._hear(json.loads(line)) or why
         except (ValueError, LookupError, TypeError, AttributeError):
             why = "the follower said what is no message"
+        # One that has ended is waited for first: to kill it would take its exit code from who waits.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
         self._kill()
         code = await self._process.wait()
         return why or f"the follower ended with exit code {code}"
