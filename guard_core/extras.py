@@ -11,7 +11,6 @@ _GUARD = (
     "h11",
     "httpx",
     "numpy",
-    "prometheus_client",
     "pydantic_settings",
     "uvicorn",
     "yaml",

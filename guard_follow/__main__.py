@@ -16,7 +16,6 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +73,9 @@ def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Even
         follower.poll()
         if time.monotonic() - told >= STATE_SECONDS:
             told = time.monotonic()
-            _tell(state=_state(follower))
+            _tell(state={"trouble": follower.trouble})
     follower.finish(trainer_ended=True)
-    _tell(state=_state(follower))
-
-
-def _state(follower: Follower) -> Mapping[str, Any]:
-    return {
-        "steps": follower.accepted,
-        "checkpoints": follower.announced,
-        "bad": follower.bad,
-        "trouble": follower.trouble,
-    }
+    _tell(state={"trouble": follower.trouble})
 
 
 def _before(order: FollowOrder, log: Path, saved: Path) -> Before:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
+    from guard_service.run import LoggedRun
     from guard_service.settings import GuardSettings
 
 log = logging.getLogger("rlguard.guard")
@@ -93,29 +94,14 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         SettingsError: it cannot start, or its held-out split is not fit.
     """
     from guard_service.app import Tokens, create_app
-    from guard_service.engine import Engine
-    from guard_service.server import GuardServer, tls_options, url_here, url_of
+    from guard_service.server import GuardServer, tls_options, url_here, url_of, write_endpoint
 
     tokens = Tokens(*settings.tokens(), *settings.further_tokens())
-    policy = settings.policy()
     tls = tls_options(settings.tls_certificate, settings.tls_key)
-    worker, elsewhere = _worker(settings, policy), _elsewhere(settings)
+    engine = _engine(settings)
     listener = _listener(settings)
-    engine = Engine(
-        state_dir=settings.state_dir,
-        checkpoint_root=settings.checkpoint_root,
-        policy=policy,
-        worker=worker,
-        elsewhere=elsewhere,
-        keep_best=settings.keep_best_checkpoint,
-        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
-        takes_outcomes=settings.takes_outcomes,
-        max_store_bytes=settings.max_store_mib << 20,
-        has_supervisor=settings.has_supervisor,
-        termination_message=settings.termination_message,
-    )
     url = url_of(listener, bool(tls))
-    follower = _follower(settings, url_here(listener, bool(tls)), engine)
+    follower = _follower(settings, url_here(listener, bool(tls)), engine.run)
 
     async def before_end() -> None:
         """Answer what a client waits for, while the guard still listens."""
@@ -125,10 +111,11 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
         await engine.hand_over(HANDOVER_SECONDS)
 
     config = _config(create_app(engine, tokens, settings.name), tls)
-    server = GuardServer(config, settings.state_dir / ENDPOINT_FILE, url, listening, before_end)
+    server = GuardServer(config, before_end)
     engine.on_fatal = server.fail
 
-    async def run() -> None:
+    async def serve() -> None:
+        server.end_on_signals()
         await engine.start()
         gc.freeze()  # what is loaded now stays: the collector need not walk it again and again
         try:
@@ -136,14 +123,45 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
                 if follower is not None:
                     await follower.start()
                     served.push_async_callback(follower.close)
+                write_endpoint(settings.state_dir / ENDPOINT_FILE, url)
+                log.info("listening at %s", url)
+                listening(url)
                 await server.serve(sockets=[listener])
         finally:
             await engine.close()
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(run())
+        runner.run(serve())
     if server.failure is not None:
         raise server.failure
+
+
+def _engine(settings: GuardSettings) -> Engine:
+    """The engine of this run.
+
+    Raises:
+        SettingsError: the policy cannot be read, or the trainer could exchange the base model.
+    """
+    from guard_service.engine import Engine
+    from guard_service.run import LoggedRun
+
+    policy = settings.policy()
+    run = LoggedRun(
+        state_dir=settings.state_dir,
+        checkpoint_root=settings.checkpoint_root,
+        policy=policy,
+        worker=_worker(settings, policy),
+        takes_outcomes=settings.takes_outcomes,
+        max_store_bytes=settings.max_store_mib << 20,
+        has_supervisor=settings.has_supervisor,
+        termination_message=settings.termination_message,
+    )
+    return Engine(
+        run,
+        elsewhere=_elsewhere(settings),
+        keep_best=settings.keep_best_checkpoint,
+        newest_only=settings.heldout is not None and settings.heldout.backlog == "newest",
+    )
 
 
 def _worker(settings: GuardSettings, policy: Policy) -> EvaluationWorker | None:
@@ -199,7 +217,7 @@ def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
     )
 
 
-def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProcess | None:
+def _follower(settings: GuardSettings, url: str, run: LoggedRun) -> FollowerProcess | None:
     """What follows the trainer; None where it reports, or another guard of the run follows it."""
     if settings.metrics is None or _elsewhere(settings):
         return None
@@ -216,8 +234,8 @@ def _follower(settings: GuardSettings, url: str, engine: Engine) -> FollowerProc
         read_token=read,
         ca=None if settings.tls_certificate is None else settings.tls_certificate.read_text("ascii"),
     )
-    engine.run.following = FollowerHealth()
-    return FollowerProcess(order, engine.run.following)
+    run.following = FollowerHealth()
+    return FollowerProcess(order, run.following)
 
 
 def _elsewhere(settings: GuardSettings) -> str:

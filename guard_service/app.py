@@ -14,6 +14,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Security
@@ -40,17 +41,8 @@ from guard_core.wire import (
 from guard_core.wording import quoted
 from guard_service import dashboard, openapi
 from guard_service.engine import Engine
-from guard_service.errors import (
-    Problem,
-    ProblemType,
-    bad_request,
-    forbidden,
-    too_large,
-    unauthorized,
-    unsupported_media_type,
-)
+from guard_service.errors import Problem, ProblemType
 from guard_service.handover import RunState
-from guard_service.metrics import CONTENT_TYPE
 from guard_service.openapi import JSON, NDJSON, Adopted, Health, History, RunInfo
 from guard_service.problems import add_problem_handlers, wrong_body
 from guard_service.run import Kind
@@ -113,11 +105,13 @@ class Tokens:
         if any(self._digests[role] is None and role not in _NEVER_OPEN for role in allowed):
             return
         if all(self._digests[role] is None for role in allowed):
-            raise forbidden(f"nobody may do this: set {allowed[0].value}_token to allow it")
+            why = f"nobody may do this: set {allowed[0].value}_token to allow it"
+            raise Problem(ProblemType.FORBIDDEN, why)
         need = " or ".join(f"the {role.value} token" for role in allowed)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise unauthorized(f"this route needs {need}: send 'Authorization: Bearer …'")
+            why = f"this route needs {need}: send 'Authorization: Bearer …'"
+            raise Problem(ProblemType.UNAUTHORIZED, why)
         given = _digest(token.strip().encode("latin-1"))
         # Every comparison is made, so that time does not tell which one matched.
         matches = {
@@ -126,9 +120,11 @@ class Tokens:
         if Role.SUPERVISOR in matches:
             matches.add(Role.READ)
         if not matches:
-            raise unauthorized(f"the bearer token is not one of this guard's; this route needs {need}")
+            why = f"the bearer token is not one of this guard's; this route needs {need}"
+            raise Problem(ProblemType.UNAUTHORIZED, why)
         if not matches.intersection(allowed):
-            raise forbidden(f"this route needs {need}, not the {max(matches).value} token")
+            why = f"this route needs {need}, not the {max(matches).value} token"
+            raise Problem(ProblemType.FORBIDDEN, why)
 
     def need(self, *roles: Role) -> list[Any]:
         """The dependencies of a route that only these roles may call."""
@@ -160,17 +156,18 @@ async def read_body(request: Request) -> bytes:
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != JSON:
-        raise unsupported_media_type(f"the body must be {JSON}, not {quoted(media_type)}: set Content-Type")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise unsupported_media_type("the body must not be compressed: leave Content-Encoding out")
+        why = f"the body must be {JSON}, not {quoted(media_type)}: set Content-Type"
+        raise Problem(ProblemType.UNSUPPORTED_MEDIA_TYPE, why)
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise too_large(f"a request may carry {MAX_BODY_BYTES} bytes: send less at once")
+                why = f"a request may carry {MAX_BODY_BYTES} bytes: send less at once"
+                raise Problem(ProblemType.CONTENT_TOO_LARGE, why)
     except ClientDisconnect:
-        raise bad_request("the connection ended before the body did") from None
+        why = "the connection ended before the body did"
+        raise Problem(ProblemType.BAD_REQUEST, why) from None
     return bytes(body)
 
 
@@ -199,9 +196,10 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses={500: openapi.problem("The guard failed; the log says why.")},
+        responses=openapi.problems(ProblemType.INTERNAL_SERVER_ERROR),
     )
-    _add_ingest(app, engine, tokens)
+    _add_steps(app, engine, tokens)
+    _add_checkpoints(app, engine, tokens)
     _add_evaluations(app, engine, tokens)
     _add_supervision(app, engine, tokens)
     _add_verdict(app, engine, tokens)
@@ -209,22 +207,26 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
     _add_probes(app, engine)
     app.include_router(dashboard.router())
     add_problem_handlers(app)
-    openapi.complete(app)
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]
     return app
 
 
-def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
-    """What the trainer reports."""
-    run = engine.run
-    one_step, checkpoint, end = TypeAdapter(PostedStep), TypeAdapter(CheckpointReport), TypeAdapter(EndReport)
-    many_steps = TypeAdapter(Annotated[list[PostedStep], Field(max_length=MAX_STEPS_PER_POST)])
-    shared: dict[str, Any] = {
-        "dependencies": tokens.need(Role.INGEST),
-        "responses": openapi.OF_INGEST,
-        "tags": ["ingest"],
-    }
+def _ingest(who: list[Any]) -> dict[str, Any]:
+    """What routes have in common that take reports."""
+    return {"dependencies": who, "responses": openapi.OF_INGEST, "tags": ["ingest"]}
 
-    @app.post("/v1/steps", response_model=StepsResponse, openapi_extra=openapi.STEPS_BODY, **shared)
+
+def _add_steps(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    """The steps that a trainer reports."""
+    run, one_step = engine.run, TypeAdapter(PostedStep)
+    many_steps = TypeAdapter(Annotated[list[PostedStep], Field(max_length=MAX_STEPS_PER_POST)])
+
+    @app.post(
+        "/v1/steps",
+        response_model=StepsResponse,
+        openapi_extra=openapi.STEPS_BODY,
+        **_ingest(tokens.need(Role.INGEST)),
+    )
     async def post_steps(body: Body) -> Response:
         """Report one step, or a list of at most 1,000.
 
@@ -239,13 +241,19 @@ def _add_ingest(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
             many = body.lstrip()[:1] == b"["
             steps = parse_body(many_steps, body) if many else [parse_body(one_step, body)]
         added = await run.add_steps([step.evidence() for step in steps])
-        if any(step.figures or step.rollouts for step in steps):
-            engine.display.take(steps, run.verdict)
+        if shown := [step for step in steps if step.figures or step.rollouts]:
+            engine.display.take(shown, run.verdict)
         return Response(
             b'{"accepted":%d,"duplicates":%d,"verdict":%b}'
             % (len(added.new), added.duplicates, run.trainer_json),
             media_type=JSON,
         )
+
+
+def _add_checkpoints(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    """The checkpoints that a trainer announces, and its end."""
+    run, checkpoint, end = engine.run, TypeAdapter(CheckpointReport), TypeAdapter(EndReport)
+    shared = _ingest(tokens.need(Role.INGEST))
 
     @app.post(
         "/v1/checkpoints",
@@ -279,9 +287,7 @@ def _add_evaluations(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
         "/v1/evaluations",
         response_model=EvaluationResponse,
         openapi_extra=openapi.body_of(EvaluationReport),
-        dependencies=tokens.need(Role.EVALUATIONS),
-        responses=openapi.OF_INGEST,
-        tags=["ingest"],
+        **_ingest(tokens.need(Role.EVALUATIONS)),
     )
     async def post_evaluation(body: Body) -> Response:
         """Report the held-out outcomes of a checkpoint that was evaluated outside of the guard.
@@ -300,12 +306,12 @@ def _add_supervision(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     state = TypeAdapter(RunState)
     who: dict[str, Any] = {"dependencies": tokens.need(Role.SUPERVISOR), "tags": ["supervision"]}
 
-    @app.get("/v1/state", responses=openapi.OF_SUPERVISION, **who)
+    @app.get("/v1/state", responses=openapi.OF_STORED, **who)
     async def get_state() -> RunState:
         """What another guard of this run would have to know. Keep it, and fetch it after every evaluation."""
         return engine.run_state()
 
-    @app.get("/v1/evidence", responses=openapi.OF_SUPERVISION, **who)
+    @app.get("/v1/evidence", responses=openapi.OF_STORED, **who)
     async def get_evidence() -> dict[str, str]:
         """What stays of the run when this guard is gone, as files by name. No outcome of an item is in it."""
         return await engine.evidence()
@@ -313,7 +319,7 @@ def _add_supervision(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     @app.put(
         "/v1/state",
         openapi_extra=openapi.body_of(RunState),
-        responses=openapi.OF_SUPERVISION | openapi.OF_A_BODY,
+        responses=openapi.OF_STORED | openapi.OF_BODY,
         **who,
     )
     async def put_state(body: Body) -> Adopted:
@@ -365,7 +371,7 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
     """What is read of a run: its history, and what its trainer gave for people to see."""
     who: dict[str, Any] = {"dependencies": tokens.need(Role.READ), "tags": ["reading"]}
 
-    @app.get("/v1/run", responses=openapi.UNAUTHORIZED, **who)
+    @app.get("/v1/run", responses=openapi.OF_READING, **who)
     async def get_run() -> RunInfo:
         """Which run this is. It never changes while the guard runs."""
         return RunInfo(name=name, version=__version__, policy=engine.run.policy)
@@ -384,7 +390,7 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         first = await anext(lines, None)  # a store that fails does so before the response begins
         return StreamingResponse(_ndjson(first, lines), media_type=NDJSON)
 
-    @app.get("/v1/rollouts", responses=openapi.UNAUTHORIZED, **who)
+    @app.get("/v1/rollouts", responses=openapi.OF_READING, **who)
     async def get_rollouts() -> list[MomentRollouts]:
         """Rollouts of the training: of its start, the last good checkpoint, and the latch or else the newest.
 
@@ -393,15 +399,10 @@ def _add_reading(app: FastAPI, engine: Engine, tokens: Tokens, name: str) -> Non
         """
         return list(engine.rollouts())
 
-    @app.get("/v1/figures", responses=openapi.UNAUTHORIZED, **who)
+    @app.get("/v1/figures", responses=openapi.OF_READING, **who)
     async def get_figures() -> list[FiguresReport]:
         """Further figures of the training, as the trainer reports them, of at most 500 steps of the run."""
-        return list(engine.display.figures)
-
-    @app.get("/metrics", response_class=Response, responses=openapi.OF_METRICS, **who)
-    async def get_metrics() -> Response:
-        """Prometheus metrics."""
-        return Response(engine.run.metrics.render(), media_type=CONTENT_TYPE)
+        return list(engine.display.data.figures)
 
 
 def _add_probes(app: FastAPI, engine: Engine) -> None:
@@ -412,11 +413,11 @@ def _add_probes(app: FastAPI, engine: Engine) -> None:
         """The process responds. It says nothing about the run."""
         return Health(status="ok")
 
-    @app.get("/readyz", responses=openapi.OF_READYZ, tags=["probes"])
+    @app.get("/readyz", responses=openapi.problems(ProblemType.NOT_READY), tags=["probes"])
     async def get_readyz() -> Health:
         """The store works and held-out evaluation is ready."""
         if (cause := engine.not_ready) is not None:
-            raise Problem(ProblemType.NOT_READY, cause.reason, headers={"Retry-After": "1"})
+            raise Problem(ProblemType.NOT_READY, cause.reason)
         return Health(status="ready")
 
 

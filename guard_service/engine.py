@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import time
+import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,15 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
 from guard_core.judge import Latch
-from guard_core.kept_steps import written_steps
-from guard_core.policy import Policy
 from guard_core.rollouts import side_by_side
 from guard_core.terminal import is_unicode
 from guard_core.wire import CheckpointReport, EndReport, EvaluationReport, MomentRollouts
-from guard_service.display_data import DisplayData
-from guard_service.errors import FieldError, GuardError, Problem, StoreError, conflict, invalid
+from guard_service.display_data import DisplayStore
+from guard_service.errors import GuardError, Problem, ProblemType, StoreError
 from guard_service.evaluations import Evaluations, GateClosed
-from guard_service.event_log import MAX_BYTES, EventLog
+from guard_service.event_log import EventLog
 from guard_service.events import Conflict, Note, NoteKind, RefusedCheckpoint
 from guard_service.evidence import evidence_files
 from guard_service.handover import RunState
@@ -31,7 +30,6 @@ from guard_service.heldout.identity import manifest
 from guard_service.history import BEFORE_ALL, STAYS_HERE
 from guard_service.outcomes import evaluation_of, items_of, refuse_late, repeats, wanted_pass
 from guard_service.run import Kind, LoggedRun, Unavailable
-from guard_service.scoring import ScoringWorker
 from guard_service.verdicts import halted
 
 log = logging.getLogger("rlguard.guard")
@@ -56,50 +54,26 @@ class Engine:
     """One guarded run. Construct it (no I/O), `start` it, and `close` it, all on one event loop.
 
     Args:
-        state_dir, checkpoint_root, policy, worker, takes_outcomes, max_store_bytes, has_supervisor,
-            termination_message: see `LoggedRun`.
+        run: its log and its verdict; it takes the steps.
         elsewhere: where checkpoints are scored if another guard of the run does it: announcements are refused
             with it. Empty: nobody else does.
         keep_best: keep the files of the best checkpoint in `<state_dir>/best`.
         newest_only: skip checkpoints for which a newer one waits already.
 
-    `on_fatal` is called with the error when the guard must end, because the held-out split is unusable.
+    `on_fatal` is called with the error when the guard must end.
     """
 
     def __init__(
-        self,
-        *,
-        state_dir: Path,
-        checkpoint_root: Path,
-        policy: Policy,
-        worker: ScoringWorker | None = None,
-        elsewhere: str = "",
-        keep_best: bool = False,
-        newest_only: bool = False,
-        takes_outcomes: bool = False,
-        max_store_bytes: int = MAX_BYTES,
-        has_supervisor: bool = False,
-        termination_message: Path | None = None,
+        self, run: LoggedRun, *, elsewhere: str = "", keep_best: bool = False, newest_only: bool = False
     ) -> None:
         self.on_fatal: Callable[[GuardError], None] = lambda error: log.error("%s", error)
-        #: Its log and its verdict; it takes the steps.
-        self.run = LoggedRun(
-            state_dir=state_dir,
-            checkpoint_root=checkpoint_root,
-            policy=policy,
-            worker=worker,
-            takes_outcomes=takes_outcomes,
-            max_store_bytes=max_store_bytes,
-            has_supervisor=has_supervisor,
-            termination_message=termination_message,
-        )
+        self.run, self._elsewhere = run, elsewhere
         #: What its trainer gave for people to see.
-        self.display = DisplayData(state_dir)
-        self._worker, self._elsewhere, self._has_supervisor = worker, elsewhere, has_supervisor
+        self.display = DisplayStore(run.state_dir)
         self._evaluations: Evaluations | None = None
-        if worker is not None:
-            best = state_dir / "best" if keep_best else None
-            self._evaluations = Evaluations(self.run, worker, best, newest_only, on_fatal=self._tell_fatal)
+        if run.worker is not None:
+            best = run.state_dir / "best" if keep_best else None
+            self._evaluations = Evaluations(run, run.worker, best, newest_only)
         self._handed_over = asyncio.Event()  # since `hand_over` was asked for
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -116,12 +90,26 @@ class Engine:
         except StoreError as error:
             self.run.fail(error)
         await self.display.load()
-        self._tasks = [asyncio.create_task(self._tick())]
+        self._begin(self._tick())
         if self._evaluations is not None:
-            self._tasks.append(asyncio.create_task(self._evaluations.run()))
+            self._begin(self._evaluations.run())
         elif not self.run.takes_outcomes:
             why = self._elsewhere or "no held-out evaluation is configured: only the KL rule can fire"
             log.warning("%s", why)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this until the guard ends. It ends if this fails, for then nobody would do it."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._end_if_failed)
+        self._tasks.append(task)
+
+    def _end_if_failed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, GuardError):  # of what nobody foresaw no word: it may be about an item
+            log.error("internal error at\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            error = GuardError(f"internal error ({type(error).__name__})")
+        self.on_fatal(error)
 
     async def close(self) -> None:
         """Finish the flush under way, end the evaluation process, close the log."""
@@ -129,15 +117,12 @@ class Engine:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            if self._worker is not None:
-                await self._worker.close()
+            if self.run.worker is not None:
+                await self.run.worker.close()
             if self._evaluations is not None:
                 await self._evaluations.give_up()
             await self.display.save(now=True)
             await self.run.close()
-
-    def _tell_fatal(self, error: GuardError) -> None:
-        self.on_fatal(error)
 
     async def _tick(self) -> None:
         """Once a second: try a broken store again, judge the silence, and keep what is shown."""
@@ -168,7 +153,7 @@ class Engine:
             judge = run.judge
             if judge is None or not run.store_works:
                 return
-            if self._worker is not None and (judge.waiting or judge.wanted_pass()):
+            if self.run.worker is not None and (judge.waiting or judge.wanted_pass()):
                 run.silent_for = 0.0
             halt = halted(judge, run.silent_for, run.refusals.condition())
             if halt is not None:
@@ -229,7 +214,7 @@ class Engine:
             if isinstance(known, Conflict):
                 if run.takes_outcomes:
                     return False  # nobody loads it, so it does not matter where it is
-                raise conflict(known.detail, known.errors)
+                raise Problem(ProblemType.CONFLICT, known.detail, known.errors)
             if known and not await self._was_saved_again(store, resolved, found):
                 return False
             if (full := run.allowance.refuses_announcement(store.size)) is not None:
@@ -262,8 +247,7 @@ class Engine:
             raise _bad_path(f"{path} is not a directory: announce a checkpoint once it is complete")
         if found.unfit:
             raise _bad_path(f"{path} can never be scored: {found.unfit}")
-        loads_checkpoints = self._worker is not None and self._worker.adapters is not None
-        if found.manifest is None and loads_checkpoints:  # whatever is changed would not be noticed
+        if found.manifest is None and self.run.worker is not None:  # what is changed would not be noticed
             raise _bad_path(
                 f"the files in {path} cannot be listed: see that the guard can read the directory, and "
                 "announce it again"
@@ -272,7 +256,7 @@ class Engine:
     def _look(self, path: str) -> _Found:
         """Raises `Problem` 422 if the path does not lie under the checkpoint root."""
         resolved = _resolved(self.run.root, path)
-        unfit = "" if self._worker is None else self._worker.unfit(resolved)
+        unfit = "" if self.run.worker is None else self.run.worker.unfit(resolved)
         return _Found(resolved, unfit, manifest(resolved))
 
     async def add_evaluation(self, report: EvaluationReport) -> tuple[bool, int | None]:
@@ -319,7 +303,7 @@ class Engine:
         elif report.attempt < newest:
             message = f"attempt {report.attempt} is not the newest that reported a step: {newest}"
         if message:
-            raise conflict(message, [FieldError(field="attempt", message=message)])
+            raise Problem.of_field(ProblemType.CONFLICT, "attempt", message)
         async with run.for_request() as store:
             finishes = report.finished and not run.ended
             if finishes or run.judge is None or not run.judge.knows_end(report):
@@ -357,7 +341,7 @@ class Engine:
             Problem: 422 if the state was made under another policy, 503 if the store is unavailable.
         """
         run, events = self.run, state.events(self.run.policy)
-        if run.judge is not None or not self._has_supervisor:
+        if run.judge is not None or not self.run.has_supervisor:
             for latch in events:
                 if isinstance(latch, Latch):
                     await run.adopt_latch(latch)
@@ -370,7 +354,7 @@ class Engine:
 
     async def hand_over(self, seconds: float) -> None:
         """Return once the supervisor has fetched the state of a run that ends, or after so many seconds."""
-        if not self._has_supervisor or self.run.judge is None:
+        if not self.run.has_supervisor or self.run.judge is None:
             return
         self._handed_over.clear()
         with suppress(TimeoutError):
@@ -404,7 +388,7 @@ class Engine:
 
     def rollouts(self) -> tuple[MomentRollouts, ...]:
         """Rollouts of the start, of the last good checkpoint, and of the latch or else the newest."""
-        return side_by_side(self.display.rollouts, self.run.verdict)
+        return side_by_side(self.display.data.rollouts, self.run.verdict)
 
     async def evidence(self) -> dict[str, str]:
         """What stays of the run when this guard is gone, as files by name; no outcome of an item is in it.
@@ -412,10 +396,12 @@ class Engine:
         Raises:
             Problem: 503 if the store is unavailable.
         """
+        from guard_core.kept_steps import written_steps  # numpy takes a third of a guard's start
+
         best = self.run.verdict.best_evaluation
         rounds = await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))
         total, steps = await self._read(EventLog.some_steps, EXAMINED_STEPS)
-        written = await asyncio.to_thread(written_steps, steps, self.display.figures, total)
+        written = await asyncio.to_thread(written_steps, steps, self.display.data.figures, total)
         return evidence_files(rounds, written, self.rollouts())
 
     async def _read(self, query: Callable[[EventLog, A], T], argument: A) -> T:
@@ -449,4 +435,4 @@ def _resolved(root: Path, path: str) -> Path:
 
 
 def _bad_path(message: str) -> Problem:
-    return invalid(message, [FieldError(field="path", message=message)])
+    return Problem.of_field(ProblemType.INVALID_CONTENT, "path", message)

@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,19 +79,16 @@ class ProblemDetails(BaseModel):
 class ProblemType(Enum):
     """The kinds of problem. A name does not change between releases; `docs/reference/codes.md` lists them.
 
-    Each is the HTTP status, what it means, and what to do.
+    Each is the HTTP status, what it means, what to do, and the headers that go with it.
     """
 
-    BAD_REQUEST = (
-        400,
-        "It is not HTTP, its body is not JSON, or the connection ended before it did.",
-        "fix the request",
-    )
+    BAD_REQUEST = (400, "Its body is not JSON, or the connection ended before it did.", "fix the request")
     UNAUTHORIZED = (
         401,
         "No token, or not one of this guard's.",
         "send the token of this guard: a trainer has it in RLGUARD_TOKEN, a reader finds it beside the "
         "dashboard's address",
+        {"WWW-Authenticate": 'Bearer realm="rlguard"'},
     )
     FORBIDDEN = (
         403,
@@ -105,11 +103,16 @@ class ProblemType(Enum):
         "report each step once; a trainer that was started again needs a new attempt number, which it asks "
         "for unless RLGUARD_ATTEMPT is set",
     )
-    CONTENT_TOO_LARGE = (413, "The body is larger than a request may be.", "send fewer steps at once")
+    CONTENT_TOO_LARGE = (
+        413,
+        "The body is larger than a request may be.",
+        "send fewer steps at once",
+        {"Connection": "close"},
+    )
     UNSUPPORTED_MEDIA_TYPE = (
         415,
-        "The body is not JSON by its headers, or it is compressed.",
-        "send Content-Type: application/json and no Content-Encoding",
+        "The body is not JSON by its headers.",
+        "send Content-Type: application/json",
     )
     INVALID_CONTENT = (
         422,
@@ -120,28 +123,34 @@ class ProblemType(Enum):
         429,
         "The trainer sends more steps than any training makes; nothing of the request was kept.",
         "send it again after the seconds of Retry-After",
+        {"Retry-After": "1"},
     )
     INTERNAL_SERVER_ERROR = (500, "The guard failed on this request.", "see the guard's log, and report it")
     NOT_READY = (
         503,
         "The store does not work, or the held-out split is not checked yet.",
         "wait; `detail` says for what",
+        {"Retry-After": "1"},
     )
     STORE_UNAVAILABLE = (
         503,
         "The store cannot be written or read, so nothing of the request was kept. A fire that is known stays "
         "in force: it is in `verdict`.",
         "send it again; give the guard's state directory room and write permission",
+        {"Retry-After": "1"},
     )
     INSUFFICIENT_STORAGE = (
         507,
         "The run has filled its share of the store, and nothing of the request was kept. What was "
         "acknowledged is, evaluations go on, and a fire that is known stays in force.",
         "start a new run; or raise RLGUARD_GUARD_MAX_STORE_MIB and start the guard again",
+        {"Retry-After": "60"},
     )
 
-    def __init__(self, status: int, meaning: str, remedy: str) -> None:
-        self.status, self.meaning, self.remedy = status, meaning, remedy
+    def __init__(
+        self, status: int, meaning: str, remedy: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.status, self.meaning, self.remedy, self.headers = status, meaning, remedy, headers
 
     @property
     def urn(self) -> str:
@@ -161,23 +170,34 @@ class ProblemType(Enum):
 
 
 class Problem(GuardError):
-    """A response that is not a success."""
+    """A response that is not a success.
+
+    Args:
+        kind: its status, and what it means.
+        detail: what was wrong this time.
+        errors: the fields that were refused.
+        headers: beside those of its kind.
+        verdict: the verdict as JSON, where a known fire must be told all the same.
+    """
 
     def __init__(
         self,
         kind: ProblemType,
         detail: str,
-        *,
         errors: Sequence[FieldError] = (),
-        headers: Mapping[str, str] | None = None,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
         verdict: bytes | None = None,
     ) -> None:
         super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
-        self.errors = tuple(errors)
-        self.headers = dict(headers or {})
+        self.kind, self.detail, self.errors = kind, detail, tuple(errors)
+        self.headers = {**kind.headers, **headers}
         self._verdict = verdict
+
+    @classmethod
+    def of_field(cls, kind: ProblemType, field: str, message: str, detail: str = "") -> Self:
+        """A problem of one field; `detail` is the message where it says no more."""
+        return cls(kind, detail or message, [FieldError(field=field, message=message)])
 
     @property
     def status(self) -> int:
@@ -193,15 +213,14 @@ class Problem(GuardError):
 
     def body(self, instance: str) -> bytes:
         """The problem as JSON; `instance` is the path that was asked for."""
-        content: dict[str, Any] = {
-            "type": self.kind.urn,
-            "title": self.kind.title,
-            "status": self.status,
-            "detail": self.detail,
-            "instance": instance,
-        }
-        if self.errors:
-            content["errors"] = [e.model_dump() for e in self.errors]
+        content = ProblemDetails(
+            type=self.kind.urn,
+            title=self.kind.title,
+            status=self.status,
+            detail=self.detail,
+            instance=instance,
+            errors=list(self.errors) or None,
+        ).model_dump(exclude_none=True)
         if self._verdict is not None:
             content["verdict"] = json.loads(self._verdict)
         return json.dumps(content).encode()
@@ -211,71 +230,3 @@ def damaged(path: Path, reason: str) -> StoreCorruptError:
     """One sentence for every damage: what, how it shows, and what to do."""
     one_line = " ".join(reason.split())
     return StoreCorruptError(f"{path} is damaged ({one_line}): restore it, or start a new run")
-
-
-def bad_request(detail: str) -> Problem:
-    """400: the body is not what HTTP or JSON allow."""
-    return Problem(ProblemType.BAD_REQUEST, detail)
-
-
-def unauthorized(detail: str) -> Problem:
-    """401: no token, or not one of ours."""
-    return Problem(ProblemType.UNAUTHORIZED, detail, headers={"WWW-Authenticate": 'Bearer realm="rlguard"'})
-
-
-def forbidden(detail: str) -> Problem:
-    """403: a token of ours that is not for this route."""
-    return Problem(ProblemType.FORBIDDEN, detail)
-
-
-def conflict(detail: str, errors: Sequence[FieldError]) -> Problem:
-    """409: it contradicts what is on disk."""
-    return Problem(ProblemType.CONFLICT, detail, errors=errors)
-
-
-def too_large(detail: str) -> Problem:
-    """413: more than one request may carry."""
-    return Problem(ProblemType.CONTENT_TOO_LARGE, detail, headers={"Connection": "close"})
-
-
-def unsupported_media_type(detail: str) -> Problem:
-    """415: not JSON."""
-    return Problem(ProblemType.UNSUPPORTED_MEDIA_TYPE, detail)
-
-
-def invalid(detail: str, errors: Sequence[FieldError]) -> Problem:
-    """422: well-formed JSON that says something we cannot take."""
-    return Problem(ProblemType.INVALID_CONTENT, detail, errors=errors)
-
-
-def too_many_requests(rate: int, seconds: int) -> Problem:
-    """429: later."""
-    return Problem(
-        ProblemType.TOO_MANY_REQUESTS,
-        f"more than {rate} steps a second, so nothing of this request was kept; send it again in {seconds} s",
-        headers={"Retry-After": str(seconds)},
-    )
-
-
-def store_full(what: str, limit: int) -> Problem:
-    """507: the run has no more room for what its trainer reports.
-
-    How much is used a trainer is not told: of its items so many bytes are kept.
-    """
-    return Problem(
-        ProblemType.INSUFFICIENT_STORAGE,
-        f"the store may have {limit >> 20} MiB, and the share of it for {what} is used, so no more of them "
-        "are kept: the rest is for evaluations. Start a new run, or raise RLGUARD_GUARD_MAX_STORE_MIB and "
-        "start the guard again",
-        headers={"Retry-After": "60"},
-    )
-
-
-def store_unavailable(reason: str, verdict: bytes) -> Problem:
-    """503: nothing of the request is on disk; send it again."""
-    return Problem(
-        ProblemType.STORE_UNAVAILABLE,
-        f"the guard's store is unavailable, so nothing of this request was kept; send it again. {reason}",
-        headers={"Retry-After": "1"},
-        verdict=verdict,
-    )

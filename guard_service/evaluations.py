@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,13 @@ from pathlib import Path
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
-from guard_service.errors import GuardError, SettingsError, StoreError
+from guard_service.errors import SettingsError, StoreError
 from guard_service.event_log import EventLog
 from guard_service.events import Begun, Failure, Note, NoteKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from guard_service.run import LoggedRun
-from guard_service.scoring import ScoringWorker
 
 log = logging.getLogger("rlguard.guard")
 
@@ -46,19 +45,13 @@ class Evaluations:
         worker: scores checkpoints.
         best: where the files of the best checkpoint are kept; None keeps none.
         newest_only: skip checkpoints for which a newer one waits already.
-        on_fatal: called when the guard must end, because the held-out split is unusable.
     """
 
     def __init__(
-        self,
-        run: LoggedRun,
-        worker: ScoringWorker,
-        best: Path | None,
-        newest_only: bool,
-        on_fatal: Callable[[GuardError], None],
+        self, run: LoggedRun, worker: EvaluationWorker, best: Path | None, newest_only: bool
     ) -> None:
         self._run, self._worker = run, worker
-        self._best, self._newest_only, self._on_fatal = best, newest_only, on_fatal
+        self._best, self._newest_only = best, newest_only
         self._gate: GateClosed | None = GateClosed("the held-out split is still being checked")
         self._begun: Begun | None = None  # what this guard has begun last
 
@@ -68,7 +61,11 @@ class Evaluations:
         return self._gate
 
     async def run(self) -> None:
-        """Evaluate until this is cancelled."""
+        """Evaluate until this is cancelled.
+
+        Raises:
+            SettingsError: the held-out split is unusable, or not that of the run.
+        """
         while True:
             self._run.queued.clear()
             await self._pass_gate()
@@ -133,9 +130,10 @@ class Evaluations:
             if (digest := self._worker.split_digest) is not None:
                 measure = self._worker.measure
                 await self._run.persist(lambda store: self._run.call(store.check_evaluation, digest, measure))
-        except (SplitError, SettingsError) as error:
-            self._on_fatal(SettingsError(str(error)))
-            await asyncio.Event().wait()  # the guard is being ended: score nothing
+        except SplitError as error:
+            raise SettingsError(str(error)) from error
+        except SettingsError:
+            raise
         except Exception as error:
             closed = GateClosed(_reason(error))
             if closed != self._gate:
@@ -188,9 +186,6 @@ class Evaluations:
 
     async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
         """Put an evaluation into the log; it costs too much to be lost with a store that fails."""
-        self._run.metrics.evaluation_seconds.observe(result.seconds)
-        for part, seconds in result.parts.items():
-            self._run.metrics.evaluation_part_seconds.labels(part).inc(seconds)
         evaluation = Evaluation(
             request.attempt,
             request.step,
@@ -219,8 +214,6 @@ class Evaluations:
 
     async def _give_up(self, failure: Failure) -> None:
         log.warning("checkpoint %d of attempt %d: %s", failure.step, failure.attempt, failure.message)
-        if not failure.gone:
-            self._run.metrics.evaluation_failures.inc()
         await self._run.persist(partial(self._settle, failure))
 
     async def _settle(self, what: Evaluation | Failure, store: EventLog) -> None:
@@ -229,15 +222,14 @@ class Evaluations:
         if not await self._run.call(store.is_settled, CheckpointKey.of(what), what.pass_index):
             await self._run.append(store, what)
 
-    async def _pins(self, request: EvaluationRequest) -> Mapping[str, str] | None:
+    async def _pins(self, request: EvaluationRequest) -> Mapping[str, str]:
         """Those of the first checkpoint, on disk before its template is given a prompt.
 
         Were they kept once it is scored, a template that always fails could be exchanged with every
         checkpoint, and each time ask another question about the prompts.
         """
         pins = await self._worker.pins(request)
-        if pins is not None:
-            await self._run.persist(partial(self._pin, pins))
+        await self._run.persist(partial(self._pin, pins))
         return pins
 
     async def _pin(self, pins: Mapping[str, str], store: EventLog) -> None:

@@ -30,10 +30,9 @@ from guard_service.errors import (
     GuardError,
     NotAdoptedError,
     Problem,
+    ProblemType,
     StoreCorruptError,
     StoreError,
-    store_full,
-    too_many_requests,
 )
 from guard_service.events import (
     Appended,
@@ -239,18 +238,33 @@ class Allowance:
     def refuses_steps(self, count: int, size: int, now: float) -> Problem | None:
         """Why these steps are not taken into a store of this size, if they are not; else they are counted."""
         if self.is_full(size):
-            return store_full("steps", self.max_bytes)
+            return self._full("steps")
         self._steps, self._at = min(BURST, self._steps + RATE * (now - self._at)), now
         if count > self._steps:
-            return too_many_requests(RATE, math.ceil((count - self._steps) / RATE))
+            seconds = math.ceil((count - self._steps) / RATE)
+            return Problem(
+                ProblemType.TOO_MANY_REQUESTS,
+                f"more than {RATE} steps a second, so nothing of this request was kept; send it again in "
+                f"{seconds} s",
+                headers={"Retry-After": str(seconds)},
+            )
         self._steps -= count
         return None
 
     def refuses_announcement(self, size: int) -> Problem | None:
         """The same of a checkpoint; files of checkpoints are no part of the store."""
         if size >= ANNOUNCED_SHARE * self.max_bytes:
-            return store_full("checkpoints", self.max_bytes)
+            return self._full("checkpoints")
         return None
+
+    def _full(self, what: str) -> Problem:
+        """How much is used a trainer is not told: of its items so many bytes are kept."""
+        return Problem(
+            ProblemType.INSUFFICIENT_STORAGE,
+            f"the store may have {self.max_bytes >> 20} MiB, and the share of it for {what} is used, so no "
+            "more of them are kept: the rest is for evaluations. Start a new run, or raise "
+            "RLGUARD_GUARD_MAX_STORE_MIB and start the guard again",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,17 +369,6 @@ def restore(
         raise StoreCorruptError(
             f"{store.path} cannot be folded ({type(error).__name__}): restore it, or start a new run"
         ) from error
-
-
-def restored_judge(state_dir: Path, policy: Policy) -> Judge:
-    """The judge of the log in `state_dir`, which must be a copy: it is opened for writing.
-
-    Raises:
-        StoreError: the log cannot be read.
-    """
-    store, folded = restore(state_dir, policy, None)
-    store.close()
-    return folded.judge
 
 
 def stored_policy(state_dir: Path) -> Policy:

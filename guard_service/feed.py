@@ -18,8 +18,6 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from guard_core.codes import Code
 from guard_core.feed import FollowOrder
 from guard_core.terminal import plain
@@ -33,20 +31,10 @@ SILENT_SECONDS = 60.0
 BEGIN_SECONDS = 60.0
 #: So long for the last reports, when the trainer has ended.
 FINISH_SECONDS = 20.0
+END_SECONDS = 1.0  # for a follower to end that has closed its output
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
 MAX_MESSAGE = 1 << 16
 MAX_TOLD = 2_000  # characters of why a follower ended, which may quote names that a trainer chose
-
-
-class FollowerState(BaseModel):
-    """What a follower tells of itself, since it was started."""
-
-    model_config = ConfigDict(frozen=True)
-
-    steps: int = Field(0, ge=0)
-    checkpoints: int = Field(0, ge=0)
-    bad: int = Field(0, ge=0)
-    trouble: str = Field("", max_length=4096)
 
 
 class FollowerHealth:
@@ -59,38 +47,24 @@ class FollowerHealth:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._heard = clock()
-        self._lost = ""
-        self._bad_before = 0  # of followers that have ended
-        self._state = FollowerState()
+        self._trouble = ""
 
-    def hear(self, state: FollowerState) -> None:
-        """The follower says how it is."""
-        self._heard, self._lost, self._state = self._clock(), "", state
+    def hear(self, trouble: str) -> None:
+        """The follower says why it reads nothing, or "": it reads."""
+        self._heard, self._trouble = self._clock(), trouble
 
     def lose(self, why: str) -> None:
         """The follower ended, and why."""
-        self._lost, self._bad_before = why, self._bad_before + self._state.bad
-        self._state = FollowerState()
-
-    @property
-    def trouble(self) -> str:
-        """Why nothing is read; "" if it is."""
-        if self._lost or self._state.trouble:
-            return self._lost or self._state.trouble
-        quiet = self._clock() - self._heard
-        return f"the follower has said nothing for {quiet:.0f} s" if quiet > SILENT_SECONDS else ""
-
-    @property
-    def bad(self) -> int:
-        """Lines, records and values that could not be read, since the guard started."""
-        return self._bad_before + self._state.bad
+        self._trouble = why
 
     def condition(self) -> Condition | None:
         """`not_followed`, if it holds: what is not read is not judged."""
-        if not (trouble := self.trouble):
+        trouble, quiet = self._trouble, self._clock() - self._heard
+        if not trouble and quiet > SILENT_SECONDS:
+            trouble = f"the follower has said nothing for {quiet:.0f} s"
+        if not trouble:
             return None
-        message = f"what the trainer writes is not read: {trouble}"
-        return Condition.of(Code.NOT_FOLLOWED, message)
+        return Condition.of(Code.NOT_FOLLOWED, f"what the trainer writes is not read: {trouble}")
 
 
 class FollowerProcess:
@@ -165,8 +139,12 @@ class FollowerProcess:
         try:
             while line := await self._process.stdout.readline():
                 why = self._hear(json.loads(line)) or why
-        except (ValueError, KeyError, ValidationError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             why = "the follower said what is no message"
+        # One that has ended is waited for first: to kill it would take its exit code from who waits.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
         self._kill()
         code = await self._process.wait()
         return why or f"the follower ended with exit code {code}"
@@ -178,7 +156,7 @@ class FollowerProcess:
         if "say" in message:
             log.info("follower: %s", message["say"])
         if "state" in message:
-            self._following.hear(FollowerState.model_validate(message["state"]))
+            self._following.hear(plain(message["state"]["trouble"], MAX_TOLD))
         return plain(str(message.get("lost", "")), MAX_TOLD)
 
     def _kill(self) -> None:

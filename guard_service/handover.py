@@ -18,7 +18,7 @@ from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
 from guard_core.wire import MAX_ATTEMPT, MAX_STEP
-from guard_service.errors import FieldError, invalid
+from guard_service.errors import Problem, ProblemType
 from guard_service.events import Note, NoteKind, StoredEvent
 
 
@@ -71,8 +71,8 @@ class RunState(BaseModel):
         try:
             Judge(policy).fold_adopted(state)
         except ValueError as error:
-            fields = [FieldError(field="state", message=str(error))]
-            raise invalid(f"refused: state; {error}", fields) from error
+            detail = f"refused: state; {error}"
+            raise Problem.of_field(ProblemType.INVALID_CONTENT, "state", str(error), detail) from error
         pins = [] if self.pins is None else [Note(NoteKind.PINS, self.pins)]
         return (state, *map(_understood, self.latches), *pins)
 

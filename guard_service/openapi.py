@@ -18,57 +18,27 @@ from guard_core.wire import (
     CheckpointReport,
     EndReport,
     EvaluationReport,
-    FiguresReport,
+    EvaluationSummary,
     PostedStep,
+    StepReport,
 )
-from guard_service.errors import MEDIA_TYPE, ProblemDetails
-from guard_service.metrics import CONTENT_TYPE
+from guard_service.errors import MEDIA_TYPE, ProblemDetails, ProblemType
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 
-_NAMED = (PostedStep, CheckpointReport, EvaluationReport, EndReport, FiguresReport, ProblemDetails)
+_NAMED = (PostedStep, CheckpointReport, EvaluationReport, EndReport, ProblemDetails)
 
 Responses = dict[int | str, dict[str, Any]]
 
 
-class HistoryStep(BaseModel):
-    """One step of a thinned history."""
-
-    attempt: int = Field(description="Start of the trainer, 0 for the first.")
-    step: int = Field(description="Optimizer step.")
-    reward: float | None = Field(
-        description="Mean in-loop reward of the step, reward units; null where it is NaN or infinite."
-    )
-    kl: float | None = Field(None, description="KL, nats; `kl_kind` says which KL it is.")
-    kl_kind: str = Field(description="What `kl` is; see `KlKind`.")
-    entropy: float | None = Field(None, description="Mean policy entropy, nats/token.")
-    reward_std: float | None = Field(None, description="Std of the reward, reward units.")
-
-
-class HistoryEvaluation(BaseModel):
+class HistoryEvaluation(EvaluationSummary):
     """One evaluation of a thinned history, with what the held-out rule made of it."""
 
-    attempt: int = Field(description="Start of the trainer that wrote the checkpoint.")
-    step: int = Field(description="Optimizer step of the checkpoint.")
-    score: float = Field(description="Mean score over the held-out split, in [0, 1].")
-    items: int = Field(description="How many held-out items were scored.")
-    truncated: float | None = Field(None, description="Share of completions that were cut off.")
-    unanswered: float | None = Field(
-        None, description="Share without an answer, of the completions whose answer begins after a mark."
-    )
-    timed_out: float | None = Field(
-        None, description="Share that counts as wrong because its scorer reached its limit."
-    )
-    proxy_score: float | None = Field(
-        None, description="Mean score of the same completions by the training grader."
-    )
     seconds: float | None = Field(None, description="Wall time of all of it, seconds.")
     parts: dict[str, float] = Field(
         {},
         description="Wall time of its parts, seconds: stage (copy and hash), load, generate, score.",
     )
-    path: str = Field(description="The checkpoint directory that was scored.")
-    sha256: str | None = Field(None, description="Digest of the scored weights.")
     rounds: int = Field(description="Evaluation rounds folded so far.")
     in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward after this round.")
     heldout_ema: float | None = Field(None, description="EMA of the held-out score after this round.")
@@ -83,7 +53,7 @@ class HistoryEvaluation(BaseModel):
 class History(BaseModel):
     """The history, thinned for a plot."""
 
-    steps: list[HistoryStep] = Field(description="At most `max_points`, evenly spread, first and last kept.")
+    steps: list[StepReport] = Field(description="At most `max_points`, evenly spread, first and last kept.")
     evaluations: list[HistoryEvaluation] = Field(description="All of them, in the order they finished.")
     total_steps: int = Field(description="How many steps there are before thinning.")
 
@@ -113,94 +83,54 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def problem(description: str, retry: bool = False) -> dict[str, Any]:
-    """One response of the OpenAPI document that is not a success."""
-    entry: dict[str, Any] = {
-        "description": description,
-        "content": {MEDIA_TYPE: {"schema": _ref(ProblemDetails)}},
-    }
-    if retry:
-        entry["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
-    return entry
+def problems(*kinds: ProblemType) -> Responses:
+    """Responses of these kinds."""
+    content = {MEDIA_TYPE: {"schema": _ref(ProblemDetails)}}
+    return {kind.status: {"description": kind.meaning, "content": content} for kind in kinds}
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """The body of a route."""
-    return _body(_ref(model))
-
-
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
+def body_of(*schemas: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
+    """A body that is one of these."""
+    known = [schema if isinstance(schema, dict) else _ref(schema) for schema in schemas]
+    schema = known[0] if len(known) == 1 else {"anyOf": known}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
-STEPS_BODY = _body(
-    {
-        "anyOf": [
-            _ref(PostedStep),
-            {"type": "array", "items": _ref(PostedStep), "maxItems": MAX_STEPS_PER_POST},
-        ]
-    }
+STEPS_BODY = body_of(PostedStep, {"type": "array", "items": _ref(PostedStep), "maxItems": MAX_STEPS_PER_POST})
+OF_READING = problems(ProblemType.UNAUTHORIZED, ProblemType.FORBIDDEN)
+OF_STORED = OF_READING | problems(ProblemType.STORE_UNAVAILABLE)
+OF_BODY = problems(
+    ProblemType.BAD_REQUEST,
+    ProblemType.CONTENT_TOO_LARGE,
+    ProblemType.UNSUPPORTED_MEDIA_TYPE,
+    ProblemType.INVALID_CONTENT,
 )
-UNAUTHORIZED: Responses = {
-    401: problem("No token, or not one of this guard's."),
-    403: problem("A token of this guard's that is not for this route."),
+OF_INGEST = (
+    OF_STORED
+    | OF_BODY
+    | problems(ProblemType.CONFLICT, ProblemType.TOO_MANY_REQUESTS, ProblemType.INSUFFICIENT_STORAGE)
+)
+OF_VERDICT = OF_READING | problems(ProblemType.INVALID_CONTENT)
+OF_HISTORY: Responses = OF_STORED | problems(ProblemType.INVALID_CONTENT)
+OF_HISTORY[200] = {
+    "content": {NDJSON: {"schema": {"type": "string"}}},
+    "description": "With `max_points`: thinned, as JSON. Without: every step, one JSON object a line in the "
+    "order of (attempt, step); a step whose checkpoint was evaluated has `heldout`.",
 }
-OF_A_BODY: Responses = {
-    400: problem("The body is not JSON."),
-    413: problem("The body is larger than a request may be."),
-    415: problem("The body is not `application/json`."),
-    422: problem("A field is missing, unknown or out of range; nothing was kept."),
-}
-OF_INGEST: Responses = {
-    **UNAUTHORIZED,
-    **OF_A_BODY,
-    409: problem("It contradicts what is on disk; nothing was kept."),
-    429: problem("More steps than any training makes; nothing was kept.", retry=True),
-    503: problem("The store is unavailable; nothing was kept. Send it again.", retry=True),
-    507: problem("The run has filled its share of the store; nothing was kept.", retry=True),
-}
-OF_SUPERVISION: Responses = {
-    **UNAUTHORIZED,
-    503: problem("Nothing is known yet, or the store is unavailable.", retry=True),
-}
-OF_VERDICT: Responses = {**UNAUTHORIZED, 422: problem("`since` or `wait` is out of range.")}
-OF_HISTORY: Responses = {
-    **UNAUTHORIZED,
-    200: {
-        "content": {NDJSON: {"schema": {"type": "string"}}},
-        "description": "With `max_points`: thinned, as JSON. Without: every step, one JSON object a "
-        "line in the order of (attempt, step); a step whose checkpoint was evaluated has `heldout`.",
-    },
-    422: problem("`max_points` is out of range."),
-    503: problem("The store is unavailable.", retry=True),
-}
-OF_METRICS: Responses = {
-    **UNAUTHORIZED,
-    200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}, "description": "Metrics."},
-}
-OF_READYZ: Responses = {503: problem("The store does not work, or the held-out split is not checked yet.")}
 
 
-def complete(app: FastAPI) -> None:
-    """Let the document also have the models that only `$ref` names, and none that nothing uses."""
-
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes
-    )
-    _, models = models_json_schema(
-        [(model, "validation") for model in _NAMED], ref_template="#/components/schemas/{model}"
-    )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas.update(models["$defs"])
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    return document
+def document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the models that only `$ref` names, and none that nothing uses."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, models = models_json_schema(
+            [(model, "validation") for model in _NAMED], ref_template="#/components/schemas/{model}"
+        )
+        schemas = made["components"]["schemas"]
+        schemas |= models["$defs"]
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -14,7 +14,7 @@ from guard_core.judge import Judge
 from guard_core.means import expected_error, independent_items
 from guard_core.rounds import Evaluation
 from guard_core.wire import MAX_OUTCOMES, CheckpointReport, EvaluationReport, EvaluationSummary
-from guard_service.errors import FieldError, Problem, conflict, invalid
+from guard_service.errors import Problem, ProblemType
 
 #: Ids that a message names.
 _NAMED = 3
@@ -102,13 +102,13 @@ def refuse_late(evaluation: Evaluation, last: EvaluationSummary | None, wanted: 
     if evaluation.pass_index > 0 and evaluation.pass_index != wanted:
         asked = "none is" if wanted is None else f"{wanted} is"
         message = f"{evaluation.pass_index}, but of step {key.step} {asked} wanted now"
-        raise conflict(f"refused: pass_index; {message}", [FieldError(field="pass_index", message=message)])
+        raise Problem.of_field(ProblemType.CONFLICT, "pass_index", message, f"refused: pass_index; {message}")
     if last is not None and key < CheckpointKey.of(last):
         message = (
             f"{key.step} of attempt {key.attempt} comes before step {last.step} of attempt {last.attempt}, "
             "which was judged already: report evaluations in the order of their checkpoints"
         )
-        raise conflict(f"refused: step; {message}", [FieldError(field="step", message=message)])
+        raise Problem.of_field(ProblemType.CONFLICT, "step", message, f"refused: step; {message}")
 
 
 def repeats(known: Evaluation, given: Evaluation) -> bool:
@@ -119,9 +119,10 @@ def repeats(known: Evaluation, given: Evaluation) -> bool:
     """
     if known.items != given.items or known.proxy_items != given.proxy_items:
         message = f"pass {given.pass_index} of step {given.step} was reported before with other values"
-        raise conflict(message, [FieldError(field="outcomes", message=message)])
+        raise Problem.of_field(ProblemType.CONFLICT, "outcomes", message)
     return True
 
 
 def _refused(field: str, message: str) -> Problem:
-    return invalid(f"refused: {field}; nothing was kept", [FieldError(field=field, message=message)])
+    detail = f"refused: {field}; nothing was kept"
+    return Problem.of_field(ProblemType.INVALID_CONTENT, field, message, detail)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from guard_core.wording import excerpt, message, quoted
-from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType, bad_request, invalid
+from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType
 
 MAX_ERRORS = 20  # fields named in one response
 
@@ -53,7 +53,7 @@ def _of_the_framework(request: Request, error: Exception) -> Problem:
         405: f"{request.method} is not allowed at {request.scope['path']}",
     }
     detail = details.get(error.status_code, str(error.detail))
-    return Problem(ProblemType.of(error.status_code), detail, headers=error.headers)
+    return Problem(ProblemType.of(error.status_code), detail, headers=error.headers or {})
 
 
 def _of_the_query(_: Request, error: Exception) -> Problem:
@@ -65,17 +65,19 @@ def _of_the_query(_: Request, error: Exception) -> Problem:
         )
         for one in error.errors()
     ]
-    return invalid(f"refused: {', '.join(f.field for f in fields)}", fields)
+    return Problem(ProblemType.INVALID_CONTENT, f"refused: {', '.join(f.field for f in fields)}", fields)
 
 
 def wrong_body(error: ValidationError) -> Problem:
     """400 if the body is not JSON, 422 naming the fields that are wrong."""
     errors = error.errors(include_url=False)
     if errors[0]["type"] == "json_invalid":
-        return bad_request(f"the body is not JSON: {errors[0]['msg'].removeprefix('Invalid JSON: ')}")
+        why = errors[0]["msg"].removeprefix("Invalid JSON: ")
+        return Problem(ProblemType.BAD_REQUEST, f"the body is not JSON: {why}")
     fields = [_field_error(e) for e in errors[:MAX_ERRORS]]
     more = "" if len(errors) <= MAX_ERRORS else f" and {len(errors) - MAX_ERRORS} more"
-    return invalid(f"refused: {', '.join(f.field for f in fields)}{more}; nothing was kept", fields)
+    names = ", ".join(f.field for f in fields)
+    return Problem(ProblemType.INVALID_CONTENT, f"refused: {names}{more}; nothing was kept", fields)
 
 
 def _field_error(error: Any) -> FieldError:

@@ -28,7 +28,7 @@ from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy, RefusedPolicy
 from guard_core.trainer_view import Released, for_trainer, release
 from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
-from guard_service.errors import GuardError, NotAdoptedError, Problem, StoreError, conflict, store_unavailable
+from guard_service.errors import GuardError, NotAdoptedError, Problem, ProblemType, StoreError
 from guard_service.event_log import (
     MAX_BYTES,
     Allowance,
@@ -41,8 +41,7 @@ from guard_service.event_log import (
 )
 from guard_service.events import Appended, Conflict, NoteKind, StoredEvent
 from guard_service.feed import FollowerHealth
-from guard_service.metrics import GuardMetrics
-from guard_service.scoring import ScoringWorker
+from guard_service.heldout.worker import EvaluationWorker
 from guard_service.termination import TerminationMessage
 from guard_service.verdicts import beside, refusal_in_one_line, without_store
 
@@ -189,7 +188,7 @@ class LoggedRun:
         state_dir: Path,
         checkpoint_root: Path,
         policy: Policy,
-        worker: ScoringWorker | None = None,
+        worker: EvaluationWorker | None = None,
         takes_outcomes: bool = False,
         max_store_bytes: int = MAX_BYTES,
         has_supervisor: bool = False,
@@ -197,8 +196,8 @@ class LoggedRun:
     ) -> None:
         self.state_dir, self.root, self.policy = state_dir, checkpoint_root, policy
         self.worker, self.takes_outcomes = worker, takes_outcomes
-        self.metrics = GuardMetrics()
         self.allowance = Allowance(max_store_bytes)
+        self.has_supervisor = has_supervisor
         #: What the log of a new run begins with; None until the supervisor has said it.
         self.adopted: Sequence[StoredEvent] | None = None if has_supervisor else ()
         #: Whether the trainer has said that it finished, and reported nothing since.
@@ -224,7 +223,6 @@ class LoggedRun:
         #: The verdict as every response carries it.
         self.published = Published(Judge(policy).verdict())
         self.publish()
-        self.metrics.observe(self)
 
     # -- what is known -------------------------------------------------------------------------------------
 
@@ -262,22 +260,6 @@ class LoggedRun:
     def store_works(self) -> bool:
         """Whether the store can be read and written, as far as is known."""
         return self.outage is None
-
-    @property
-    def store_bytes(self) -> int | None:
-        """Size of the store; None if it cannot be used now."""
-        return None if isinstance(self._store, Unavailable) else self._store.size
-
-    @property
-    def store_full(self) -> bool | None:
-        """Whether the store takes no further steps; None if it cannot be used now."""
-        size = self.store_bytes
-        return None if size is None else self.allowance.is_full(size)
-
-    @property
-    def queue_length(self) -> int:
-        """Checkpoints that wait for their evaluation, the one under way included."""
-        return len(self.queue)
 
     # -- using the store -----------------------------------------------------------------------------------
 
@@ -344,11 +326,9 @@ class LoggedRun:
     def fail(self, error: GuardError) -> None:
         """Note that the store does not work. The next tick tries to open it again."""
         failed, before = Unavailable(str(error)), self._store
-        waits = isinstance(error, NotAdoptedError)
         if before != failed:
-            log.log(logging.INFO if waits else logging.ERROR, "%s", error)
-        if not waits:
-            self.metrics.store_errors.inc()
+            level = logging.INFO if isinstance(error, NotAdoptedError) else logging.ERROR
+            log.log(level, "%s", error)
         self._store = failed
         self._available.clear()
         if isinstance(before, EventLog):
@@ -357,7 +337,12 @@ class LoggedRun:
 
     def unavailable(self) -> Problem:
         """The response to a request of which nothing was kept."""
-        return store_unavailable(self.outage.reason if self.outage else "", self.published.trainer_json)
+        reason = self.outage.reason if self.outage else ""
+        return Problem(
+            ProblemType.STORE_UNAVAILABLE,
+            f"the guard's store is unavailable, so nothing of this request was kept; send it again. {reason}",
+            verdict=self.trainer_json,
+        )
 
     async def append(self, store: EventLog, *events: StoredEvent) -> None:
         """Append events with the latches that they close, and fold them; whoever calls has the lock."""
@@ -419,11 +404,11 @@ class LoggedRun:
 
     async def _commit(self, batches: list[Sequence[StepReport]]) -> Sequence[Appended | Problem]:
         """Append and fold one group; one result for each request of it."""
-        started = time.monotonic()
+        now = time.monotonic()
         results: list[Appended | Conflict] = []
         try:
             store = self.open_store()
-            refused = [self.allowance.refuses_steps(len(one), store.size, started) for one in batches]
+            refused = [self.allowance.refuses_steps(len(one), store.size, now) for one in batches]
             if taken := [one for one, no in zip(batches, refused, strict=True) if no is None]:
                 results, folded = await self.call(append_steps, store, self._folded, taken)
                 self._take(folded)
@@ -434,19 +419,16 @@ class LoggedRun:
             log.exception("the judge failed on a step")
             self.fail(StoreError(f"internal error ({type(error).__name__}) while folding a step"))
             return [self.unavailable()] * len(batches)
-        self.metrics.commit_seconds.observe(time.monotonic() - started)
         told = map(self._told, results)
         answers = [next(told) if no is None else no for no in refused]
         self.publish()
         return answers
 
     def _told(self, result: Appended | Conflict) -> Appended | Problem:
-        """What a request is told of its steps, which is counted."""
+        """What a request is told of its steps."""
         if isinstance(result, Conflict):
-            self.metrics.conflicts.inc()
-            return conflict(result.detail, result.errors)
+            return Problem(ProblemType.CONFLICT, result.detail, result.errors)
         self.refusals.accepted(Kind.STEPS)
-        self.metrics.duplicate_steps.inc(result.duplicates)
         if result.new:
             self.ended, self.silent_for = False, 0.0
         return result

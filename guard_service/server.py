@@ -22,7 +22,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from guard_service.errors import MEDIA_TYPE, GuardError, SettingsError, bad_request
+from guard_service.errors import GuardError, SettingsError
 
 log = logging.getLogger("rlguard.guard")
 
@@ -32,15 +32,15 @@ DESCRIPTORS = 8192  # that the guard asks for
 #: Every address of the machine.
 ANY, ANY_OF_IPV4 = "::", "0.0.0.0"  # noqa: S104 - whoever sets it needs tokens
 
-# asyncio fills a buffer of 256 KiB for each TLS connection; a TLS record has 16.
+# asyncio has a buffer of 256 KiB for each TLS connection: 0.5 GiB for all that there may be. A record has 16.
 asyncio.sslproto.SSLProtocol.max_size = 16 * 1024
 
 
 class Listener(socket.socket):
     """A socket that keeps the newest connections: one more than it may have ends the oldest.
 
-    So whoever opens connections and does nothing with them takes neither the guard's descriptors nor its
-    memory, and keeps nobody out: clients of ours connect again.
+    The attack: a trainer opens thousands of connections, so that the guard has no descriptor left, its
+    operator hears of no fire, and its evaluation process cannot be started. Clients of ours connect again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,47 +75,40 @@ def _descriptors() -> int:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, whose response to what is no HTTP fails, with a traceback, where another has begun."""
+    """uvicorn's, but for lines in the log: it would write a traceback for each request that is no HTTP where
+    another response has begun, and so let a client fill the disk.
+    """
 
     def send_400_response(self, msg: str) -> None:
-        """Respond with a problem, if nothing was sent yet, and hang up."""
+        """Respond if nothing was sent yet, and hang up."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = bad_request(f"this is not HTTP/1.1 as the guard speaks it: {msg}").body("")
-            headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body)), "Connection": "close"}
-            head = h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request")
-            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
+            super().send_400_response(msg)
         if self.cycle is not None:
             self.cycle.disconnected = True
         self.transport.close()
 
 
 class GuardServer(uvicorn.Server):
-    """Tells where it listens, once it does, and ends when the engine must not go on.
+    """Ends when the engine must not go on, and on a signal: first `before_end`, while it still listens.
 
-    `before_end` is awaited after the first signal, while it still listens; a second signal ends it at once.
+    A second signal ends it at once.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        endpoint: Path,
-        url: str,
-        listening: Callable[[str], None],
-        before_end: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, before_end: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
-        self._endpoint, self._url, self._listening = endpoint, url, listening
         self._before_end = before_end
         self._end: asyncio.Task[None] | None = None
         self.failure: GuardError | None = None
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """End on a signal; unlike uvicorn's own, do not raise it again: the store is yet to be closed."""
+    def end_on_signals(self) -> None:
+        """End on SIGTERM and SIGINT from now on."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `end_on_signals`: uvicorn would raise them again before the store is closed."""
         yield
 
     def _on_signal(self, number: int) -> None:
@@ -129,13 +122,6 @@ class GuardServer(uvicorn.Server):
             await self._before_end()
         finally:
             self.handle_exit(number, None)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell where it listens, once it does."""
-        await super().startup(sockets)
-        write_endpoint(self._endpoint, self._url)
-        log.info("listening at %s", self._url)
-        self._listening(self._url)
 
     def fail(self, error: GuardError) -> None:
         """End the process with this error."""

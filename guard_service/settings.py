@@ -92,7 +92,7 @@ class GuardSettings(BaseSettings):
     ingest_token: SecretStr | None = Field(None, description="Bearer token of the trainer, for POST.")
     ingest_token_file: Path | None = Field(None, description="File that holds the ingest token.")
     read_token: SecretStr | None = Field(
-        None, description="Bearer token for reading: verdict, history, metrics and the dashboard's data."
+        None, description="Bearer token for reading: verdict, history and the dashboard's data."
     )
     read_token_file: Path | None = Field(None, description="File that holds the read token.")
     evaluations_token: SecretStr | None = Field(

@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from guard_core.codes import Code, Level
+from guard_core.codes import Code
 from guard_core.frameworks import FIGURES
 from guard_core.policy import Policy
-from guard_core.wire import EvaluationSummary, KlKind, Verdict
+from guard_core.wire import KlKind
 from guard_follow.frameworks import FRAMEWORKS, Framework, Layout, Setting
 from guard_operator import __main__ as operator_process
 from guard_operator.api.names import API_VERSION, KIND
@@ -28,7 +26,6 @@ from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from guard_service import __main__ as guard_process
 from guard_service.errors import MEDIA_TYPE, ProblemType
 from guard_service.heldout.config import HfEvaluatorSettings, VllmEvaluatorSettings
-from guard_service.metrics import GuardMetrics
 from guard_service.settings import ENV_PREFIX, GuardSettings
 from tools.tables import FIELD_COLUMNS, NOTE, field_rows, field_table, metric_table, table
 from trainer_image import train as trainer_process
@@ -187,24 +184,16 @@ def _layout(layout: Layout | None) -> tuple[str, str, str]:
 
 
 def metrics() -> str:
-    """The Prometheus metrics of the guard and of the operator, from what they render."""
+    """The Prometheus metrics of the operator, from what it renders."""
     operator = OperatorMetrics()
     operator.registry.register(QueueGauges(lambda: 0, list))
     operator.registry.register(JobGauges(list, list, list, lambda _: None))
     return f"""# Metrics
 
-`GET /metrics` in the Prometheus text format. A value that is not known has no sample: it is never 0.
+`GET /metrics` of the operator, in the Prometheus text format. It has what every guard says; nothing scrapes a
+guard. A value that is not known has no sample: it is never 0.
 
-## The operator
-
-On a cluster the operator exports what every guard says, and nothing scrapes a guard.
-
-{metric_table(operator.registry.collect())}
-## A guard
-
-It takes the read token. No metric carries an item, a prompt or an answer.
-
-{metric_table(metric_families())}"""
+{metric_table(operator.registry.collect())}"""
 
 
 def settings() -> str:
@@ -311,36 +300,3 @@ field of spec and status. Fields of `heldout` and `policy` are [the settings](se
 
 {table(("Type", "True means"), [(f"`{one}`", one.meaning) for one in ConditionType])}
 {table(("Reason", "Meaning"), [(f"`{one}`", one.meaning) for one in Reason])}"""
-
-
-# -- sources ---------------------------------------------------------------------------------------------
-
-
-def metric_families() -> list[Any]:
-    """The metric families that a guard exposes when every value is known."""
-    summary = EvaluationSummary(
-        attempt=0,
-        step=1,
-        score=0.5,
-        items=1,
-        truncated=0.5,
-        unanswered=0.5,
-        timed_out=0.5,
-        proxy_score=0.5,
-        path="/checkpoints/checkpoint-1",
-    )
-    names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema", "kl_start", "kl_hard_stop")
-    places = {"attempt": 0, "step": 1, "last_evaluation": summary, "best_evaluation": summary}
-    known = Verdict(level=Level.UNKNOWN, code=Code.NO_STEPS, reason="", fire=False, halt=False, stop=False)
-    engine = SimpleNamespace(
-        verdict=known.model_copy(update={**dict.fromkeys(names, 0.5), **places}),
-        store_works=True,
-        store_bytes=0,
-        store_full=False,
-        queue_length=0,
-        silent_for=0.0,
-        following=SimpleNamespace(trouble="", bad=0),
-    )
-    exposed = GuardMetrics()
-    exposed.observe(engine)
-    return [*exposed.registry.collect()]

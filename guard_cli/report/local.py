@@ -36,7 +36,7 @@ def render(folder: Path) -> str:
     """
     from guard_core.guard_log import symptoms_of_history
     from guard_core.rollouts import side_by_side
-    from guard_service.display_data import FIGURES, ROLLOUTS
+    from guard_service.display_data import DisplayData
     from guard_service.errors import GuardError
     from guard_service.event_log import stored_policy
     from guard_service.history import thinned_history
@@ -46,14 +46,13 @@ def render(folder: Path) -> str:
     plot = picture(folder)
     try:
         history, policy = thinned_history(state_dir, DRAWN_STEPS), stored_policy(state_dir)
-        figures, rollouts = FIGURES.read(state_dir), ROLLOUTS.read(state_dir)
+        shown = DisplayData.read(state_dir)
     except GuardError as error:
         raise CliError(str(error), 1) from None
-    moments = () if verdict is None else side_by_side(rollouts, verdict)
+    moments = () if verdict is None else side_by_side(shown.rollouts, verdict)
     kept = BEST if (folder / BEST).exists() else ""
-    return page(
-        facts, history, verdict, policy, plot, kept, moments, figures, symptoms_of_history(lines, figures)
-    )
+    symptoms = symptoms_of_history(lines, shown.figures)
+    return page(facts, history, verdict, policy, plot, kept, moments, shown.figures, symptoms)
 
 
 def page(

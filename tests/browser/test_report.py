@@ -23,7 +23,7 @@ from guard_core.kept_steps import written_steps
 from guard_core.rollouts import side_by_side
 from guard_core.symptoms import TITLES, Examined, Symptom
 from guard_core.wire import FiguresReport, Verdict
-from guard_service.display_data import FIGURES, ROLLOUTS
+from guard_service.display_data import DisplayData
 from guard_service.event_log import stored_policy
 from guard_service.history import export_history, thinned_history
 
@@ -62,8 +62,8 @@ class Written:
         lines = list(export_history(guard.state))
         history, policy = thinned_history(guard.state, 2000), stored_policy(guard.state)
         self.path = directory / "report.html"
-        rollouts = side_by_side(ROLLOUTS.read(guard.state), verdict)
-        figures = FIGURES.read(guard.state)
+        shown = DisplayData.read(guard.state)
+        rollouts, figures = side_by_side(shown.rollouts, verdict), shown.figures
         self.unseen = (symptoms_of_history(lines, figures) or Examined((), ())).unseen
         symptom = Symptom("entropy_collapse", f"{HOSTILE} entropy was 0.8 nats/token", 1, 9, (("end", 0.0),))
         seen = Examined((symptom,), self.unseen)
@@ -119,18 +119,22 @@ def test_it_is_what_the_dashboard_drew(written: Written, look: Callable[..., Pag
     assert drawn == written.drawn
 
 
-def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look: Callable[..., Page]) -> None:
-    fire = {"code": "reward_without_gain", "reason": HOSTILE, "attempt": 0, "step": 30}
+FIRE = {"code": "reward_without_gain", "reason": HOSTILE, "attempt": 0, "step": 30}
+
+
+def of_cluster(folder: Path, **more: str) -> Path:
+    """The report of a run on a cluster, of whose evidence four rounds were kept, and more."""
     rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
-    data = {
-        "verdict.json": json.dumps({"level": "fired", "code": fire["code"], "reason": "", "fire": fire}),
-        "history.jsonl": "\n".join(map(json.dumps, rounds)),
-    }
-    path = tmp_path / "report.html"
-    file = tmp_path / "evidence.yaml"
+    verdict = {"level": "fired", "code": FIRE["code"], "reason": "", "fire": FIRE, "rounds": 90}
+    data = {"verdict.json": json.dumps(verdict), "history.jsonl": "\n".join(map(json.dumps, rounds))} | more
+    path, file = folder / "report.html", folder / "evidence.yaml"
     file.write_text(json.dumps({"metadata": {"labels": {"rlguard.dev/job": HOSTILE}}, "data": data}))
     report_of_cluster(str(file), out=path)
-    page = look(path=path)
+    return path
+
+
+def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look: Callable[..., Page]) -> None:
+    page = look(path=of_cluster(tmp_path))
     expect(page.locator("#charts .legend").first).to_contain_text("in-loop, each round")
     expect(chart(page, "In-loop reward against held-out score").locator("path.in-loop")).to_have_count(1)
     expect(page.locator("figure", has_text="Hacking Gap:")).to_be_hidden()
@@ -141,8 +145,6 @@ def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look:
 def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
     tmp_path: Path, look: Callable[..., Page]
 ) -> None:
-    fire = {"code": "reward_without_gain", "reason": HOSTILE, "attempt": 0, "step": 30}
-    rounds = [{"attempt": 0, "step": 10 * n, "reward": 0.2 * n, "heldout": 0.5} for n in range(1, 5)]
     lines = [
         {"attempt": 0, "step": n, "reward": n / 40, "kl": n / 100, "kl_kind": "ref_token_mean"}
         for n in range(1, 41)
@@ -151,16 +153,7 @@ def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
         FiguresReport(attempt=0, step=n, figures={HOSTILE: 1.0, f"rewards/{HOSTILE}up/mean": n / 40})
         for n in range(1, 41)
     ]
-    verdict = {"level": "fired", "code": "reward_without_gain", "reason": "", "fire": fire, "rounds": 90}
-    data = {
-        "verdict.json": json.dumps(verdict),
-        "history.jsonl": "\n".join(map(json.dumps, rounds)),
-        "steps.jsonl": written_steps(lines, figures, 4000),
-    }
-    path, file = tmp_path / "report.html", tmp_path / "evidence.yaml"
-    file.write_text(json.dumps({"data": data}))
-    report_of_cluster(str(file), out=path)
-    page = look(path=path)
+    page = look(path=of_cluster(tmp_path, **{"steps.jsonl": written_steps(lines, figures, 4000) or ""}))
     legend = page.locator("#charts .legend").first
     expect(legend).to_contain_text("in-loop, each step")
     expect(legend).not_to_contain_text("EMA")

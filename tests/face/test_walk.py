@@ -1,7 +1,9 @@
-"""A step crosses the ten files that docs/concepts/architecture.md lists, from the callback to the verdict."""
+"""A step and a checkpoint cross the files that docs/concepts/architecture.md lists, up to the verdict."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,106 +11,62 @@ from pathlib import Path
 
 import pytest
 
+from tests.face import walk
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Values, what evaluations have found so far, and what a trainer does with the verdict of an earlier step.
 BESIDE = {
     *("guard_core/wire.py", "guard_core/codes.py", "guard_client/samples.py", "guard_core/trainer_view.py"),
     *("guard_core/heldout_guard.py", "guard_core/unscored.py", "guard_core/detectors/run.py"),
-    *(
-        "guard_client/waiting.py",
-        "guard_client/log.py",
-        "trainer_image/experiment.py",
-        "trainer_image/ranks.py",
-    ),
+    *("guard_client/waiting.py", "guard_client/log.py", "trainer_image/experiment.py"),
+    *("trainer_image/ranks.py", "guard_service/heldout/worker.py", "guard_service/heldout/config.py"),
+}
+#: Beside a checkpoint: values, and how a row of the log looks.
+BESIDE_A_CHECKPOINT = {f"guard_service/{name}.py" for name in ("database", "errors", "events", "history")} | {
+    "guard_service/termination.py"
 }
 
-PROGRAM = r"""
-import asyncio, json, os, sys, threading, time, urllib.request
-from pathlib import Path
-from types import SimpleNamespace
 
-import uvicorn
-from transformers import TrainerControl, TrainerState, TrainingArguments
-
-from guard_core.policy import Policy
-from guard_service.app import Tokens, create_app
-from guard_service.engine import Engine
-from trainer_image.callback import GuardCallback
-
-root, crossed, listening, ports = Path.cwd(), set(), threading.Event(), []
-on = False
-
-
-def note(frame, event, _argument):
-    path = frame.f_code.co_filename
-    if on and event == "call" and path.startswith(str(root)) and "/.venv/" not in path:
-        crossed.add(os.path.relpath(path, root))
-
-
-async def serve():
-    engine = Engine(state_dir=Path(sys.argv[1]) / "state", checkpoint_root=Path(sys.argv[1]), policy=Policy())
-    await engine.start()
-    for task in engine_tasks(engine):
-        task.cancel()
-    app = create_app(engine, Tokens("ingest", "read"))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    ports.append(server.servers[0].sockets[0].getsockname()[1])
-    listening.set()
-    await serving
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    folder = tmp_path_factory.mktemp("walk")
+    flag, crossed = folder / "flag", folder / "crossed"
+    flag.write_bytes(walk.OFF)
+    crossed.touch()
+    (folder / "sitecustomize.py").write_text("from tests.face.walk import trace\ntrace()\n")
+    rows = [{"id": f"i{n}", "prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (folder / "split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = {**os.environ, walk.FLAG: str(flag), walk.CROSSED: str(crossed)}
+    env["PYTHONPATH"] = f"{folder}:{ROOT}"
+    command = [sys.executable, walk.__file__, str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, set[str]] = {"step": set(), "checkpoint": set()}
+    for line in crossed.read_text().splitlines():
+        what, path = line.split()
+        found[what].add(path)
+    return found
 
 
-def engine_tasks(engine):
-    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-
-class GRPOConfig(TrainingArguments):
-    beta = 0.1
-
-
-def newest_step():
-    url, who = f"http://127.0.0.1:{ports[0]}/v1/verdict", {"Authorization": "Bearer read"}
-    asked = urllib.request.Request(url, headers=who)
-    with urllib.request.urlopen(asked) as answer:
-        return json.load(answer)["step"]
-
-
-GRPOConfig.__module__ = "trl.trainer"
-threading.setprofile(note)
-threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
-listening.wait()
-args = GRPOConfig(output_dir=sys.argv[1] + "/out", report_to=[], use_cpu=True, save_steps=10)
-lists = {"reward": [], "kl": [], "entropy": []}
-state = TrainerState(max_steps=100, save_steps=10, is_world_process_zero=True)
-trainer = SimpleNamespace(_metrics={"train": lists}, state=state, save_model=lambda *_, **__: None)
-callback = GuardCallback(f"http://127.0.0.1:{ports[0]}", "ingest", trainer=trainer, max_lag=None)
-callback.on_train_begin(args, state, TrainerControl(), processing_class=object())
-for step in range(1, 13):
-    if step == 12:
-        on = True
-        sys.setprofile(note)
-    state.global_step = step
-    for values in lists.values():
-        values.append(0.1 + step / 100)
-    callback.on_step_end(args, state, TrainerControl())
-    while newest_step() != step:
-        time.sleep(0.01)
-on = False
-print(*sorted(crossed))
-os._exit(0)
-"""
+def listed(heading: str) -> set[str]:
+    """The files that a list of the page has."""
+    page = (ROOT / "docs/concepts/architecture.md").read_text("utf-8")
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\d+\. `([\w/.]+)`", section, re.MULTILINE))
 
 
 @pytest.mark.torch
-def test_a_step_crosses_the_files_that_the_architecture_lists(tmp_path: Path) -> None:
-    page = (ROOT / "docs/concepts/architecture.md").read_text("utf-8")
-    walk = page.partition("## A step\n")[2].partition("\n## ")[0]
-    listed = set(re.findall(r"^\d+\. `([\w/.]+)`", walk, re.MULTILINE))
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert set(ran.stdout.split()) - BESIDE == listed and len(listed) <= 10
+def test_a_step_crosses_the_files_that_the_architecture_lists(crossed: dict[str, set[str]]) -> None:
+    assert crossed["step"] - BESIDE - {"tests/face/walk.py"} == listed("A step")
+    assert len(listed("A step")) <= 10
+
+
+@pytest.mark.torch
+def test_a_checkpoint_crosses_the_files_that_the_architecture_lists(crossed: dict[str, set[str]]) -> None:
+    """They use others of the held-out evaluation and of the detectors, which have lists of their own."""
+    way = listed("A checkpoint")
+    assert way <= crossed["checkpoint"] and len(way) <= 15
+    own = ("guard_core/", "guard_service/heldout/", "tests/")
+    others = {path for path in crossed["checkpoint"] - way - BESIDE if not path.startswith(own)}
+    assert others <= BESIDE_A_CHECKPOINT

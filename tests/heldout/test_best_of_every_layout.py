@@ -18,6 +18,7 @@ from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from guard_service.run import LoggedRun
 from tests.cli.follow.test_follower import Followed
 from tests.cli.logs.test_layouts import LAID_OUT, LONG_AGO, save
 from tests.heldout.models import save_tiny_model
@@ -65,17 +66,13 @@ def test_the_best_checkpoint_of_every_layout_outlives_its_rotation(tmp_path: Pat
     state, root = tmp_path / "state", tmp_path / "checkpoints"
     kept = state / "best"
     worker = EvaluationWorker(heldout, state / "scratch")
-    engine = Engine(
-        state_dir=state,
-        checkpoint_root=root,
-        policy=Policy(detector="heldout_guard"),
-        worker=worker,
-        keep_best=True,
-    )
+    policy = Policy(detector="heldout_guard")
+    run = LoggedRun(state_dir=state, checkpoint_root=root, policy=policy, worker=worker)
+    engine = Engine(run, keep_best=True)
 
     async def score(folder: Path, key: str, step: int, model: Path) -> None:
         await engine.add_checkpoint(a_checkpoint(folder, key, step, model))
-        await until(lambda: engine.run.queue_length == 0)
+        await until(lambda: not engine.run.queue)
         last = engine.run.verdict.last_evaluation
         assert last is not None and (last.step, engine.run.verdict.failed) == (step, 0)
 

@@ -24,6 +24,8 @@ import httpx
 import pytest
 
 from guard_core.policy import Policy
+from guard_service import engine
+from tests.service.engines import Run
 
 #: Unless a test says otherwise HeldOutGuard decides, and a KL stops within five steps.
 POLICY = {"detector": "heldout_guard", "kl": {"hard_stop": 0.08, "min_steps": 5}}
@@ -38,10 +40,12 @@ import guard_service.__main__ as guard
 import guard_service.heldout.worker, guard_service.server, guard_service.settings
 from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
+from guard_service.run import LoggedRun
 from pathlib import Path
 from guard_core.policy import Policy
 # An app that is made once has loaded what making one loads late.
-create_app(Engine(state_dir=Path(), checkpoint_root=Path(), policy=Policy()), Tokens(None, None))
+run = LoggedRun(state_dir=Path(), checkpoint_root=Path(), policy=Policy())
+create_app(Engine(run), Tokens(None, None))
 for line in sys.stdin:
     job = json.loads(line)
     if "wait" in job:
@@ -167,8 +171,11 @@ class Guard:
         return httpx.Client(base_url=self.url, headers=headers, timeout=20.0, trust_env=False)
 
     def post(self, path: str, content: Any) -> httpx.Response:
+        return self.post_bytes(path, json.dumps(content).encode())
+
+    def post_bytes(self, path: str, content: bytes) -> httpx.Response:
         with self.client() as client:
-            return client.post(path, json=content)
+            return client.post(path, content=content, headers={"Content-Type": "application/json"})
 
     def get(self, path: str) -> httpx.Response:
         with self.client(READ) as client:
@@ -202,6 +209,13 @@ def new_guard(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Guard]]:
 def guard(new_guard: Callable[..., Guard]) -> Guard:
     """A running guard without held-out evaluation."""
     return new_guard().start()
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose engines look fifty times a second whether the store works and the trainer is silent."""
+    monkeypatch.setattr(engine, "TICK_SECONDS", 0.02)
+    return Run(tmp_path)
 
 
 @pytest.fixture

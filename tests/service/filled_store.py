@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Latch
+from guard_core.judge import Judge, Latch
 from guard_core.policy import Policy
 from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, StepReport, Verdict
-from guard_service.event_log import EventLog, restored_judge
+from guard_service.event_log import EventLog, restore
 
 POLICY = Policy()
 FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)
@@ -49,4 +49,11 @@ def content(directory: Path) -> Content:
         events = list(log.events(0))
     finally:
         log.close()
-    return Content(events, restored_judge(directory, POLICY).verdict())
+    return Content(events, folded(directory, POLICY).verdict())
+
+
+def folded(directory: Path, policy: Policy) -> Judge:
+    """The judge of a log that is folded from its first event."""
+    store, found = restore(directory, policy, None)
+    store.close()
+    return found.judge

@@ -1,4 +1,4 @@
-"""Invariant 8: no per-item score, prompt or answer leaves the guard: not in answers, logs or metrics.
+"""Invariant 8: no per-item score, prompt or answer leaves the guard: not in a response, a log or a file.
 
 And a trainer, whose weights can be made to answer a question about a held-out prompt, is told the released
 scores alone: no share of the completions, no statistic of the detectors, and no failure that names an item.
@@ -9,236 +9,159 @@ outcomes are drawn at random with long decimal expansions, so that any of them w
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from guard_core import trainer_view
 from guard_core.codes import Code
 from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, FailureKind, StepReport
+from guard_core.trainer_view import status_view
+from guard_core.wire import FailureKind
 from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.history import export_history
+from tests.service.engines import FakeEvaluator, Run, settled, until
 
+pytestmark = pytest.mark.asyncio
 ITEMS = 50
 ROUNDS = 12
 
 
-class LeakyEvaluator:
+def client(engine: Engine, token: str = "") -> httpx.AsyncClient:
+    tokens = Tokens("trainer", "reader") if token else Tokens(None, None)
+    transport = httpx.ASGITransport(create_app(engine, tokens))
+    headers = {"Authorization": f"Bearer {token}"}
+    return httpx.AsyncClient(transport=transport, base_url="http://guard", headers=headers)
+
+
+@dataclass
+class LeakyEvaluator(FakeEvaluator):
     """Scores at random; every third evaluation fails with a message that quotes an item."""
 
-    split_digest: str | None = "digest"
-    adapters: Adapters | None = None
-    needed: EvaluationsNeeded | None = None
-    measure: Mapping[str, Any] = MappingProxyType({"scorer": "exact"})
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self.canaries: set[str] = set()
-
-    async def start(self) -> None:
-        """Nothing to do."""
-
-    def unfit(self, checkpoint: Path) -> str:
-        return ""
-
-    async def pins(self, request: EvaluationRequest) -> None:
-        return None
+    rng: random.Random = field(default_factory=random.Random)
+    canaries: set[str] = field(default_factory=set)
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         if request.step % 3 == 2:
-            prompt = f"canary-prompt-{self._rng.getrandbits(64):x}"
+            prompt = f"canary-prompt-{self.rng.getrandbits(64):x}"
             self.canaries.add(prompt)
             raise RuntimeError(f"could not parse {prompt}")
         if request.step % 3 == 1:
             raise EvaluationError("the evaluation process was ended by SIGKILL (out of memory?)")
-        items = tuple(self._rng.random() for _ in range(ITEMS))
-        proxies = tuple(self._rng.random() for _ in range(ITEMS))
-        fooled = tuple(self._rng.random() for _ in range(ITEMS))
+        items, proxies, fooled = (tuple(self.rng.random() for _ in range(ITEMS)) for _ in range(3))
         self.canaries |= {repr(item) for item in items + proxies + fooled}
         return EvaluationResult(items, "sha", 0.01, None, 0.25, proxies, fooled_items=fooled)
 
-    async def close(self) -> None:
-        """Nothing to do."""
 
-
-@pytest.mark.asyncio
 async def test_nothing_of_an_item_leaves_the_guard(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    run: Run, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
-    worker = LeakyEvaluator(random.Random(seed))
+    worker = LeakyEvaluator(rng=random.Random(seed))
     policy = Policy(
         detector="heldout_guard",
         heldout_guard=HeldOutGuardPolicy(min_steps=1),
         evaluation_failing=EvaluationFailingPolicy(after_failures=1),
     )
-    root = tmp_path / "checkpoints"
-    engine = Engine(
-        state_dir=tmp_path / "state", checkpoint_root=root, policy=policy, worker=worker, keep_best=True
-    )
-    app = create_app(engine, Tokens(None, None))
     said: list[str] = []
+    routes = ("verdict", "history", "history?max_points=5", "state", "rollouts", "figures")
+    async with run.engine(worker, policy, keep_best=True) as engine, client(engine) as http:
 
-    async def ask(client: httpx.AsyncClient, method: str, path: str, content: Any = None) -> None:
-        response = await client.request(method, path, json=content)
-        said.extend([response.text, str(response.headers)])
+        async def ask(method: str, path: str, content: Any = None) -> None:
+            response = await http.request(method, path, json=content)
+            said.extend([response.text, str(response.headers)])
 
-    await engine.start()
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://guard") as client:
         for number in range(ROUNDS):
-            (root / str(number)).mkdir(parents=True)
-            await ask(client, "POST", "/v1/steps", {"attempt": 0, "step": number, "reward": number / 7})
-            path = {"attempt": 0, "step": number, "path": str(root / str(number))}
-            await ask(client, "POST", "/v1/checkpoints", path)
-            async with asyncio.timeout(60):
-                while engine.run.queue_length:  # noqa: ASYNC110
-                    await asyncio.sleep(0.002)
-            for route in (
-                "/v1/verdict",
-                "/v1/history",
-                "/v1/history?max_points=5",
-                "/v1/state",
-                "/metrics",
-                "/",
-                "/readyz",
-            ):
-                await ask(client, "GET", route)
+            await ask("POST", "/v1/steps", {"attempt": 0, "step": number, "reward": number / 7})
+            await ask("POST", "/v1/checkpoints", run.checkpoint(number).model_dump(exclude_none=True))
+            await settled(engine)
+            for route in (*(f"/v1/{route}" for route in routes), "/", "/readyz"):
+                await ask("GET", route)
+            said.append(json.dumps(await engine.evidence()))
         assert engine.run.verdict.fire, "a fire's reason must be among what is said"
-    await engine.close()
     assert len(worker.canaries) > ITEMS
     output = capfd.readouterr()
     everything = "\n".join([*said, caplog.text, output.out, output.err])
     assert "heldout" in everything and "canary" not in everything
-    leaked = [canary for canary in worker.canaries if canary in everything]
-    assert leaked == []
+    assert [canary for canary in worker.canaries if canary in everything] == []
     # The canaries are real: the local export, which stays with the operator of the guard, has them.
-    exported = json.dumps(list(export_history(tmp_path / "state")))
+    exported = json.dumps(list(export_history(run.state)))
     assert sum(canary in exported for canary in worker.canaries) >= ITEMS
 
 
-TRUNCATED = 0.421875
-UNANSWERED = 0.390625
-TIMED_OUT = 0.359375
+TRUNCATED, UNANSWERED, TIMED_OUT = 0.421875, 0.390625, 0.359375
 
 
-class Questioned:
-    """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails.
-
-    `answered`: what a completion that never ends, a missing answer and the training grader make of it.
-    """
-
-    def __init__(self, answered: float = 0.0) -> None:
-        self._answered = answered
-
-    split_digest: str | None = "digest"
-    adapters: Adapters | None = None
-    needed: EvaluationsNeeded | None = None
-    measure: Mapping[str, Any] = MappingProxyType({"scorer": "exact"})
-
-    async def start(self) -> None:
-        """Nothing to do."""
-
-    def unfit(self, checkpoint: Path) -> str:
-        """Nothing to refuse."""
-        return ""
-
-    async def pins(self, request: EvaluationRequest) -> None:
-        return None
+class Questioned(FakeEvaluator):
+    """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails."""
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
-        """The outcomes that the step asks for."""
         if request.step == 4:
             raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': fix it, or the item")
         share = 8 if request.step < 2 else 3
-        items = tuple(float(i % 10 < share) for i in range(200))
-        proxies = tuple(float(i % 10 < 8) - self._answered * (i == 0) for i in range(200))
         return EvaluationResult(
-            items,
+            tuple(float(i % 10 < share) for i in range(200)),
             "sha",
-            0.01 + self._answered,
+            0.01,
             None,
-            TRUNCATED + self._answered,
-            proxies,
-            unanswered=UNANSWERED + self._answered,
-            timed_out=TIMED_OUT + self._answered,
-            parts={"generate": 0.01 + self._answered},
+            TRUNCATED,
+            tuple(float(i % 10 < 8) for i in range(200)),
+            unanswered=UNANSWERED,
+            timed_out=TIMED_OUT,
+            parts={"generate": 0.01},
         )
 
-    async def close(self) -> None:
-        """Nothing to do."""
 
-
-@pytest.mark.asyncio
-async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer(tmp_path: Path) -> None:
+async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer(run: Run) -> None:
     policy = Policy.model_validate(
         {"calibrated": {"baseline_passes": 1}, "evaluation_failing": {"after_failures": 1}}
     )
-    root = tmp_path / "checkpoints"
-    engine = Engine(state_dir=tmp_path / "state", checkpoint_root=root, policy=policy, worker=Questioned())
     told: list[dict[str, Any]] = []
     full: list[dict[str, Any]] = []
-    await engine.start()
-    transport = httpx.ASGITransport(create_app(engine, Tokens("trainer", "reader")))
-    async with httpx.AsyncClient(transport=transport, base_url="http://guard") as client:
-
-        async def ask(token: str, method: str, path: str, content: Any = None) -> dict[str, Any]:
-            headers = {"Authorization": f"Bearer {token}"}
-            answer = (await client.request(method, path, json=content, headers=headers)).json()
-            return answer.get("verdict", answer)
-
+    async with (
+        run.engine(Questioned(), policy) as engine,
+        client(engine, "trainer") as trainer,
+        client(engine, "reader") as reader,
+    ):
         for number in range(1, 5):
-            (root / str(number)).mkdir(parents=True)
             step = {"attempt": 0, "step": number, "reward": number / 7}
-            told.append(await ask("trainer", "POST", "/v1/steps", step))
-            path = {"attempt": 0, "step": number, "path": str(root / str(number))}
-            told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
-            async with asyncio.timeout(60):
-                while engine.run.queue_length or engine.run.verdict.waiting:  # noqa: ASYNC110
-                    await asyncio.sleep(0.002)
-            told.append(await ask("trainer", "POST", "/v1/steps", step))
-            told.append(await ask("trainer", "POST", "/v1/checkpoints", path))
-            told.append(await ask("trainer", "GET", "/v1/verdict"))
-            full.append(await ask("reader", "GET", "/v1/verdict"))
-    engine.run.fail(StoreError("disk full"))
-    told.append(json.loads(engine.run.unavailable().body("/v1/steps"))["verdict"])
-    await engine.close()
+            path = run.checkpoint(number).model_dump(exclude_none=True)
+            for settle in (False, True):
+                for route, content in (("steps", step), ("checkpoints", path)):
+                    answer = await trainer.post(f"/v1/{route}", json=content)
+                    told.append(answer.json()["verdict"])
+                if settle:
+                    break
+                await settled(engine)
+            told.append((await trainer.get("/v1/verdict")).json())
+            full.append((await reader.get("/v1/verdict")).json())
+        engine.run.fail(StoreError("disk full"))
+        told.append((await trainer.post("/v1/steps", json=step)).json()["verdict"])
 
+    shares = ("truncated", "unanswered", "timed_out", "proxy_score")
     for verdict in told:
         assert verdict["detectors"] == []
         for evaluation in (verdict["last_evaluation"], verdict["best_evaluation"]):
-            assert evaluation is None or all(
-                evaluation[share] is None for share in ("truncated", "unanswered", "timed_out", "proxy_score")
-            )
-        for condition in verdict["conditions"]:
-            if Code(condition["code"]) not in trainer_view._TOLD_IN_FULL:
-                meaning = Code(condition["code"]).meaning
-                newest = f" The newest: {FailureKind.UNDERWAY.words}."
-                failing = condition["code"] == "evaluation_failing"
-                assert condition["message"] == meaning + (newest if failing else "")
-    said = json.dumps(told)
-    assert "canary" not in said and "42%" not in said and str(TRUNCATED) not in said
-    assert "39%" not in said and str(UNANSWERED) not in said and str(TIMED_OUT) not in said
+            assert evaluation is None or all(evaluation[share] is None for share in shares)
+    numbers = ["canary", "42%", "39%", *map(str, (TRUNCATED, UNANSWERED, TIMED_OUT))]
+    assert [one for one in numbers if one in json.dumps(told)] == []
     # It is all there for whoever reads, and what a trainer acts on is there for it.
-    read = json.dumps(full)
-    assert "canary-id" in read and "42%" in read and str(TRUNCATED) in read and full[-1]["detectors"]
-    assert "39%" in read and str(UNANSWERED) in read and str(TIMED_OUT) in read
+    assert [one for one in numbers if one not in json.dumps(full)] == [] and full[-1]["detectors"]
     newest = told[-2]
+    failing = [c["message"] for c in newest["conditions"] if c["code"] == "evaluation_failing"]
+    assert failing == [
+        f"{Code.EVALUATION_FAILING.meaning} The newest: {FailureKind.UNDERWAY.words}."
+    ] and "canary-id" in json.dumps(full[-1]["conditions"])
     rounded = {"heldout_ema", "proxy_real_gap"}
     kept = set(newest) - {"reason", "conditions", "detectors", "last_evaluation", "best_evaluation"} - rounded
     assert {name: newest[name] for name in kept} == {name: full[-1][name] for name in kept}
@@ -248,40 +171,19 @@ async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer
     assert [c["code"] for c in newest["conditions"]] == [c["code"] for c in full[-1]["conditions"]]
 
 
-class Failing(Questioned):
-    """Every evaluation fails, with words that name an item."""
-
-    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
-        """No outcome."""
-        raise EvaluationError(f"scorer 'exact' raised KeyError on item 'canary-{request.step}'")
-
-
 @pytest.mark.parametrize("action", ["warn", "stop"])
-@pytest.mark.asyncio
-async def test_what_outlives_a_guard_names_no_item(tmp_path: Path, action: str) -> None:
+async def test_what_outlives_a_guard_names_no_item(run: Run, action: str) -> None:
     """The termination message is in the pod's status, and the state in a Secret."""
-    failing = {"evaluation_failing": {"after_failures": 2, "action": action}}
-    root, message = tmp_path / "checkpoints", tmp_path / "message"
-    engine = Engine(
-        state_dir=tmp_path / "state",
-        checkpoint_root=root,
-        policy=Policy.model_validate(failing),
-        worker=Failing(),
-        termination_message=message,
-    )
-    await engine.start()
-    for number in (1, 2):
-        (root / str(number)).mkdir(parents=True)
-        await engine.run.add_steps([StepReport(attempt=0, step=number, reward=0.5)])
-        await engine.add_checkpoint(CheckpointReport(attempt=0, step=number, path=str(root / str(number))))
-    async with asyncio.timeout(60):
-        while engine.run.verdict.code is not Code.EVALUATION_FAILING:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
-    assert "canary" in engine.run.verdict.reason, "the verdict of the read token has it"
-    assert engine.run.verdict.halt is (action == "stop")
-    shown = trainer_view.status_view(engine.run.verdict)
-    assert Code.EVALUATION_FAILING.meaning in shown.reason
-    for told in (engine.run_state().model_dump_json(), message.read_text(), shown.model_dump_json()):
-        assert "evaluation_failing" in told or "underway" in told
-        assert "canary" not in told
-    await engine.close()
+    policy = Policy.model_validate({"evaluation_failing": {"after_failures": 2, "action": action}})
+    message = run.directory / "message"
+    failing = [EvaluationError(f"scorer 'exact' raised KeyError on item 'canary-{n}'") for n in (1, 2)]
+    async with run.engine(FakeEvaluator(failing), policy, of_run={"termination_message": message}) as engine:
+        await run.report(engine, 1, 2)
+        await until(lambda: engine.run.verdict.code is Code.EVALUATION_FAILING)
+        assert "canary" in engine.run.verdict.reason, "the verdict of the read token has it"
+        assert engine.run.verdict.halt is (action == "stop")
+        shown = status_view(engine.run.verdict)
+        assert Code.EVALUATION_FAILING.meaning in shown.reason
+        for told in (engine.run_state().model_dump_json(), message.read_text(), shown.model_dump_json()):
+            assert "evaluation_failing" in told or "underway" in told
+            assert "canary" not in told

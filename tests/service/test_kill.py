@@ -25,8 +25,8 @@ from typing import Any
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.wire import Verdict
-from guard_service.event_log import restored_judge
 from guard_service.history import export_history
+from tests.service.filled_store import folded
 
 RUNS, LIVES = 4, 51
 CLIENTS = 3
@@ -102,7 +102,7 @@ def replay(state: Path, copy: Path, policy: Policy) -> tuple[Verdict, dict[tuple
         shutil.copy(file, copy)
     if not (copy / "guard.db").exists():  # killed before there was a log
         return alone(Judge(policy)), {}
-    judge = restored_judge(copy, policy)
+    judge = folded(copy, policy)
     steps = {(line["attempt"], line["step"]): line for line in export_history(copy)}
     return alone(judge), steps
 

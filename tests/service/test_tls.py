@@ -25,7 +25,6 @@ from guard_core.wire import StepReport
 from guard_operator.reconcile.certificate import BEFORE, VALID, own_certificate
 from guard_service.errors import SettingsError
 from guard_service.server import tls_options
-from guard_service.settings import GuardSettings, load_settings
 from tests.service.conftest import INGEST
 
 HOST = "localhost"
@@ -82,23 +81,13 @@ def test_a_trainer_with_its_certificate_reports(guard: Any, tls: Files) -> None:
 def test_no_other_certificate_is_taken_for_the_guards(guard: Any, tls: Files, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = files(tmp_path / "other").certificate
-    for ca in (other, None):
-        with pytest.raises(GuardUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
-            GuardClient(named(guard.url), INGEST, ca=ca).verdict()
-
-
-def test_a_certificate_of_another_host_is_not_the_guards(
-    new_guard: Callable[..., Any], tmp_path: Path
-) -> None:
-    tls = files(tmp_path, "example.org")
-    guard = new_guard(**tls.settings).start()
-    with pytest.raises(GuardUnavailableError, match="Hostname mismatch"):
-        GuardClient(named(guard.url), INGEST, ca=tls.certificate).verdict()
-
-
-def test_who_does_not_speak_tls_gets_nothing(guard: Any) -> None:
-    with pytest.raises(GuardUnavailableError):
-        GuardClient(guard.url.replace("https", "http"), INGEST).verdict()
+    for url, ca, said in (
+        (named(guard.url), other, "CERTIFICATE_VERIFY_FAILED"),
+        (named(guard.url), None, "CERTIFICATE_VERIFY_FAILED"),
+        (guard.url.replace("https", "http"), None, "."),
+    ):
+        with pytest.raises(GuardUnavailableError, match=said):
+            GuardClient(url, INGEST, ca=ca).verdict()
 
 
 def test_the_certificate_holds_by_the_strictest_rules(tls: Files) -> None:
@@ -137,17 +126,6 @@ def test_a_name_as_long_as_dns_has_them_fits(tmp_path: Path) -> None:
     host = ".".join(["a" * 59, "b" * 63, "c" * 63])
     made = files(tmp_path, host)
     assert ssl.create_default_context(cadata=made.certificate).cert_store_stats()["x509"] == 1
-
-
-@pytest.mark.parametrize("one", ["tls_certificate", "tls_key"])
-def test_one_file_alone_is_refused(tmp_path: Path, one: str) -> None:
-    with pytest.raises(SettingsError, match="tls_certificate and tls_key must be set together"):
-        settings(tmp_path, **{one: tmp_path / "file"})
-
-
-def settings(directory: Path, **values: Any) -> GuardSettings:
-    own = {"state_dir": directory, "checkpoint_root": directory, "allow_unauthenticated_loopback": True}
-    return load_settings(**own, **values)
 
 
 def test_files_that_cannot_be_used_are_named(tls: Files, tmp_path: Path) -> None:

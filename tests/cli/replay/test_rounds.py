@@ -32,9 +32,10 @@ from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport, Verdict
 from guard_service.engine import Engine
 from guard_service.errors import Problem
-from guard_service.event_log import restored_judge
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.history import export_history
+from guard_service.run import LoggedRun
+from tests.service.filled_store import folded
 
 POLICY = Policy(
     detector="heldout_guard",
@@ -106,8 +107,8 @@ class Scores:
     def unfit(self, checkpoint: Path) -> str:
         return ""
 
-    async def pins(self, request: EvaluationRequest) -> None:
-        return None
+    async def pins(self, request: EvaluationRequest) -> dict[str, str]:
+        return {}
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
         return EvaluationResult(tuple(await self.given.get()), None, 0.01, None)
@@ -133,16 +134,16 @@ class Live:
         worker = Scores()
         root, state = self.directory / "out", self.directory / "state"
         root.mkdir()
-        engine = Engine(state_dir=state, checkpoint_root=root, policy=POLICY, worker=worker)
+        engine = Engine(LoggedRun(state_dir=state, checkpoint_root=root, policy=POLICY, worker=worker))
         await engine.start()
         for kind, *event in stream:
             if kind == "step":
                 await self._step(engine, *event)
             elif kind == "save":
                 await self._save(engine, root, *event)
-            elif engine.run.queue_length:
+            elif engine.run.queue:
                 await self._score(engine, worker, event[0])
-        while engine.run.queue_length:
+        while engine.run.queue:
             await self._score(engine, worker, [1.0, 0.5, 0.0])
         self.history = await engine.thinned_history(1_000)
         self.verdict = engine.run.verdict
@@ -169,9 +170,9 @@ class Live:
         await engine.add_checkpoint(CheckpointReport(attempt=attempt, step=step, path=str(path)))
 
     async def _score(self, engine: Engine, worker: Scores, items: list[float]) -> None:
-        left = engine.run.queue_length
+        left = len(engine.run.queue)
         worker.given.put_nowait(items)
-        while engine.run.queue_length == left:  # noqa: ASYNC110
+        while len(engine.run.queue) == left:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         last = engine.run.verdict.last_evaluation
         assert last is not None
@@ -255,4 +256,4 @@ def test_live_store_status_and_replay_have_the_same_rounds(stream: list[Event], 
             check_replay(live, source)
         if stream is FROM_SCRATCH:
             assert [bool(starts) for starts in live.starts] == [False] * 4 + [True] * 2
-        assert said(restored_judge(state, POLICY).verdict()) == said(live.verdict)
+        assert said(folded(state, POLICY).verdict()) == said(live.verdict)
