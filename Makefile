@@ -222,12 +222,10 @@ push: images ## Push them to REGISTRY/rlguard/…, which is the chart's global.i
 
 # The same commit gives the same wheel and SBOMs.
 release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-release: install ## dist/: wheel, source, both charts, an SBOM of each and of each image, checksums; says what to sign.
+release: install ## dist/: wheel, source, the chart, an SBOM of each and of each image, checksums; says what to sign.
 	rm -rf dist
 	$(PY) -m hatchling build
-	helm=$$(CACHE=$(CACHE) tests/chart/build.sh helm) && for chart in rlguard-crds rlguard; do \
-	  "$$helm" package charts/$$chart --destination dist || exit 1; \
-	done
+	"$$(CACHE=$(CACHE) tests/chart/build.sh helm)" package charts/rlguard --destination dist
 	$(PY) -m tools.release dist
 
 clean: ## Remove what the build made (not the cache).

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guard_operator import rbac
+import yaml
+
 from guard_operator.api import names
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
 from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
+    APPLY,
     CLAIMS,
     CONFIG_MAPS,
     EVENTS,
@@ -47,6 +49,8 @@ ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
 Json = dict[str, Any]
+RIGHTS = Path(__file__).parents[3] / "charts" / "rlguard" / "files" / "rbac.yaml"
+OPERATOR_ROLE = "rlguard-operator"
 
 W = TypeVar("W", bound="World")
 
@@ -109,6 +113,8 @@ class World:
 
     workloads = PYTORCHJOBS
     name = "run"
+    #: The operator's own namespace, with its Lease and what it keeps; "": that of the job.
+    system = ""
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
@@ -133,22 +139,19 @@ class World:
     # -- given -------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
-        """What a namespace-scoped installation grants: the generated roles, bound in this namespace."""
-        name = "operator"
-        self.put(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
-        cluster_role = rbac.cluster_role()
-        self.client.request(
-            "PATCH",
-            CLUSTER_ROLES.path(None, cluster_role["metadata"]["name"]),
-            query={"fieldManager": "test", "force": "true"},
-            body=cluster_role,
-            content_type="application/apply-patch+yaml",
-        )
-        own_role = rbac.own_namespace_role()
-        self.put(ROLES, own_role)
-        self.bind("Role", own_role["metadata"]["name"], self.namespace)
-        self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
-        self.token = token_for(self.client, self.namespace, name)
+        """What a namespace-scoped installation grants: the chart's roles, bound in this namespace."""
+        self.put(SERVICE_ACCOUNTS, {"metadata": {"name": "operator"}})
+        generated = yaml.safe_load(RIGHTS.read_text())
+        rules = generated["rules"] + [rule for kind in generated["kinds"].values() for rule in kind]
+        apply = {"fieldManager": "test", "force": "true"}
+        role = {"apiVersion": CLUSTER_ROLES.api_version, "kind": CLUSTER_ROLES.kind, "rules": rules}
+        role["metadata"] = {"name": OPERATOR_ROLE}
+        path = CLUSTER_ROLES.path(None, OPERATOR_ROLE)
+        self.client.request("PATCH", path, query=apply, body=role, content_type=APPLY)
+        self.put(ROLES, {"metadata": {"name": "own"}, "rules": generated["ownNamespaceRules"]})
+        self.bind("Role", "own", self.namespace)
+        self.bind("ClusterRole", OPERATOR_ROLE, self.namespace)
+        self.token = token_for(self.client, self.namespace, "operator")
 
     def bind(self, kind: str, role: str, namespace: str) -> None:
         """Give the operator's service account this role in a namespace."""
@@ -182,7 +185,7 @@ class World:
         kubeconfig = self.plane.kubeconfig(self.directory / f"kubeconfig-{number}", server, self.token)
         command = [
             sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
-            f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}",
+            f"--namespace={self.namespace}", f"--lease-namespace={self.system or self.namespace}",
             f"--lease-seconds={lease_seconds}", "--bind=127.0.0.1", "--port=0", *flags,
         ]  # fmt: skip
         out = self._stack.enter_context(log.open("wb"))
