@@ -34,6 +34,7 @@ from guard_operator.runtime.client import (
     MERGE,
     PODS,
     SECRETS,
+    STATEFUL_SETS,
     Client,
     Resource,
 )
@@ -260,6 +261,31 @@ class World:
         self.guards[self.name] = Guard(address, port, secret["data"])
         self._stack.callback(self.guards[self.name].end)
         return self.guards[self.name]
+
+    def guards_set(self) -> Json | None:
+        """The StatefulSet of a guard in a pod of its own, unless it is on its way out."""
+        items = self.client.list(STATEFUL_SETS, self.namespace, {}).get("items") or []
+        return next((raw for raw in items if not is_going(raw)), None)
+
+    def start_guard(self) -> Json:
+        """What the StatefulSet controller and a kubelet do for a guard in a pod of its own; the pod."""
+        made = eventually(self.guards_set, "the guard's StatefulSet is there", 60)
+        name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
+        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "other"}})
+        (status,) = RUNNING["initContainerStatuses"]
+        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [status]}), name)
+        self.guard_says(step=1)
+        return pod
+
+    def guard_goes(self) -> None:
+        """Wait until the operator has ended the guard; what the garbage collector does then."""
+        eventually(lambda: self.guards_set() is None, "the StatefulSet is deleted", 60)
+        for pod in self.pods():
+            if pod["metadata"]["labels"].get(names.PART_LABEL) == names.GUARD_PART:
+                self.kubelet_ends(pod)
 
     def start(self, **pod: str) -> None:
         """The workload's pod runs, and its guard was heard."""
