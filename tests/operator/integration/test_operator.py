@@ -1,11 +1,8 @@
 """The operator process against a real API server; the tests play kubelet and training-operator.
 
 - Creating: child, support objects, rights; refusals as conditions; the claim that comes later.
-- Stopping: fire → evidence → stop at once → confirmed only when no pod is left; refused patch → delete; no
-  effect → delete; killed in the middle; two operators; API server away; suspended and deleted on request.
-- What is ours: pods, workloads, kinds; jobs that are being deleted, or that a newer version wrote.
-- Ends that are no fires. Graceful shutdown, readiness, metrics.
-Skipped here, because they need a kubelet or the real training-operator: the e2e tests have them.
+- What is ours: pods, workloads, namespaces; jobs that are being deleted, or that a newer version wrote.
+- Evidence; ends that are no fires; graceful shutdown, readiness, metrics.
 """
 
 from __future__ import annotations
@@ -151,43 +148,23 @@ def test_templates_that_break_the_isolation_are_refused(
     assert here.phase() == "Refused" and here.events() == ["TemplateRefused"]
 
 
-def test_what_the_workloads_schema_refuses_is_a_condition(here: World, make_job: MakeJob) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"replicas": "one"}, "replicas"), ({"replica": 1}, "replica")],
+    ids=["wrong type", "unknown field"],
+)
+def test_what_the_workloads_schema_refuses_is_a_condition(
+    here: World, make_job: MakeJob, changes: Json, said: str
+) -> None:
     here.claim()
     job = make_job()
-    job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = "one"
+    job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"] |= changes
     here.submit(job)
     operator = here.operator()
-    message = here.expect("Guarded", "False", "WorkloadRefused")
-    assert "replicas" in message
+    assert said in here.expect("Guarded", "False", "WorkloadRefused")
     time.sleep(1.0)
     assert here.events() == ["WorkloadRefused"], "no retry loop"
     assert "again in" not in operator.log.read_text()
-
-
-@pytest.mark.parametrize("path", [("args",), ("env", 0, "value"), ("resources",)], ids=str)
-def test_what_only_an_apply_refuses_is_a_condition(
-    here: World, make_job: MakeJob, path: tuple[str | int, ...]
-) -> None:
-    """A create drops nulls, and the apply by which workloads are made does not."""
-    here.claim()
-    job = make_job()
-    master = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    node = master["spec"]["containers"][0]
-    node["env"] = [{"name": "A", "value": "b"}]
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = None
-    here.submit(job)
-    here.operator()
-    assert "null" in here.expect("Guarded", "False", "WorkloadRefused")
-
-
-def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: MakeJob) -> None:
-    job = make_job()
-    job["spec"]["template"]["kind"] = "MPIJob"
-    here.submit(job)
-    here.operator()
-    assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
 
 
 @pytest.mark.parametrize("levels", [120, 2_000])
@@ -215,15 +192,6 @@ def test_one_that_nests_too_deeply_is_a_condition_and_holds_up_no_other(
     assert "more than 100 objects and lists are in one another" in said
 
 
-def test_a_field_that_the_workload_does_not_have_is_a_condition(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    job = make_job()
-    job["spec"]["template"]["spec"]["runPolice"] = {}
-    here.submit(job)
-    here.operator()
-    assert "runPolice" in here.expect("Guarded", "False", "WorkloadRefused")
-
-
 def test_a_missing_claim_is_a_condition_until_it_is_there(here: World, make_job: MakeJob) -> None:
     here.submit(make_job())
     here.operator()
@@ -241,14 +209,6 @@ def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob
     here.expect("Guarded", "False", "NameTaken")
     assert here.workload()["metadata"]["uid"] == foreign["metadata"]["uid"]
     assert "ownerReferences" not in here.workload()["metadata"]
-
-
-def test_relaxed_isolation_lists_the_broken_rows(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    here.submit(change_pod(make_job(isolation="Relaxed"), hostNetwork=True))
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated")
-    assert "hostNetwork" in here.expect("Isolated", "False", "RelaxedIsolation")
 
 
 def test_only_the_namespaces_that_are_named_are_watched(here: World, make_job: MakeJob) -> None:
@@ -306,7 +266,8 @@ def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     running.expect("Fired", "True", "HackingGap")
     running.ends()
     status = running.job()["status"]
-    assert status["guard"]["fire"]["step"] == 40 and status["guard"]["step"] == 41
+    assert status["guard"]["fire"]["step"] == 40
+    eventually(lambda: running.job()["status"]["guard"]["step"] == 41, "its figures are told, too", within=60)
     assert status["guard"]["fire"]["at"].startswith("2026-01-01T00:00:07")
     assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
 
@@ -474,39 +435,7 @@ JUDGED = {
 }
 
 
-@pytest.mark.slow
-def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    job = make_job()
-    job["spec"]["onSilence"] = {"afterSeconds": 30, "action": "Stop"}
-    here.submit(job)
-    here.operator()
-    here.start()
-    assert here.conditions()["GuardSilent"][:2] == ("False", "GuardReports")
-    here.hangs()
-    here.expect_workload(is_deleted, "the workload is deleted", within=45)
-    here.expect("GuardSilent", "True", "GuardSilent")
-    here.expect("Halted", "True", "GuardSilent")
-    here.ends()
-    assert here.conditions()["Fired"][0] == "False"
-
-
 # -- ends that are no fires ------------------------------------------------------------------------------
-
-
-def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
-    running.guard_says(**JUDGED | {"evaluated": 1, "waiting": 2})
-    eventually(lambda: running.job()["status"]["guard"].get("waiting") == 2, "it is read")
-    running.workload_condition("Succeeded")
-    message = running.expect("Succeeded", "True", "CheckpointsLeft")
-    assert "2 of 3 checkpoints were not evaluated, 2 evaluations were left waiting" in message
-
-
-def test_a_run_whose_last_verdict_is_not_healthy_says_so(running: World) -> None:
-    running.guard_says(**JUDGED | {"level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"})
-    eventually(lambda: running.job()["status"]["guard"].get("code") == "warming_up", "it is read")
-    running.workload_condition("Succeeded")
-    assert "unknown (warming_up): 1 of 3 rounds" in running.expect("Succeeded", "True", "NotJudged")
 
 
 @pytest.mark.always
@@ -526,12 +455,6 @@ def test_a_run_that_succeeds(running: World) -> None:
     running.client.delete(PYTORCHJOBS, running.namespace, "run", uid)
     time.sleep(1.0)
     assert running.phase() == "Succeeded"
-
-
-def test_a_run_that_fails(running: World) -> None:
-    running.workload_condition("Failed")
-    running.expect("Failed", "True", "WorkloadFailed")
-    assert running.conditions()["Fired"][0] == "False" and "Stopped" not in running.conditions()
 
 
 def test_an_evicted_run(running: World) -> None:
@@ -602,14 +525,6 @@ def test_nobody_else_leads_while_an_operator_that_ends_still_works(
         assert first.process.wait(30) == 0
     eventually(lambda: here.leader() not in {"", mine}, "another one leads")
     here.expect_workload(is_deleted, "the workload is deleted")
-
-
-def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
-    with fault_proxy(plane) as proxy:
-        operator = here.operator(server=proxy.url, lease_seconds=4)
-        eventually(here.leader, "it leads")
-        proxy.inject(lambda _method, path: Answer(500) if "/leases" in path else None)
-        assert operator.process.wait(20) == 1
 
 
 @pytest.mark.parametrize(

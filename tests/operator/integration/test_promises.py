@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from guard_operator.runtime.client import MERGE, PODS, Client
+from guard_operator.runtime.client import PODS, Client
 
 from .conftest import CRDS, new_namespace
 from .controlplane import ControlPlane
@@ -84,14 +84,6 @@ def replace_pod(here: World, pod: Json) -> None:
     here.pod_status(RUNNING)
 
 
-@pytest.mark.always
-def test_a_rank_0_without_its_guard_is_not_called_guarded(running: World) -> None:
-    replace_pod(running, without_guard(running))
-    assert "run-master-0" in running.expect("Guarded", "False", "GuardMissing")
-    running.expect("Fired", "Unknown", "GuardNotRunning")
-    running.expect_events("GuardMissing")
-
-
 @pytest.mark.slow
 def test_a_rank_0_without_its_guard_is_met_as_a_silent_guard_is(here: World, make_job: MakeJob) -> None:
     here.claim()
@@ -101,41 +93,14 @@ def test_a_rank_0_without_its_guard_is_met_as_a_silent_guard_is(here: World, mak
     here.operator()
     here.start()
     replace_pod(here, without_guard(here))
+    assert "run-master-0" in here.expect("Guarded", "False", "GuardMissing")
+    here.expect("Fired", "Unknown", "GuardNotRunning")
+    here.expect_events("GuardMissing")
     here.expect_workload(is_deleted, "the workload is deleted", within=60)
     assert "without its guard" in here.expect("Halted", "True", "GuardSilent")
 
 
 # -- how a run ended -------------------------------------------------------------------------------------
-
-
-def ended_while_nobody_looked(here: World, make_job: MakeJob, **said: object) -> None:
-    """The trainer finishes, and a TTL removes the workload, while no operator runs."""
-    here.claim()
-    here.submit(make_job())
-    first = here.operator(lease_seconds=4)
-    here.start()
-    first.kill()
-    here.guard_says(**FINISHED | said)
-    here.workload_condition("Succeeded")
-    here.delete_pods()
-    here.kubelet_ends_pods()
-    here.client.delete(PYTORCHJOBS, here.namespace, "run", here.workload()["metadata"]["uid"])
-    here.operator(lease_seconds=4)
-
-
-def test_a_run_that_succeeded_while_the_operator_was_down_has_succeeded(
-    here: World, make_job: MakeJob
-) -> None:
-    ended_while_nobody_looked(here, make_job)
-    assert "told the guard at step 9" in here.expect("Succeeded", "True", "WorkloadSucceeded")
-    assert here.phase() == "Succeeded" and "Disrupted" not in here.conditions()
-
-
-def test_a_run_that_was_not_judged_while_the_operator_was_down_says_so(
-    here: World, make_job: MakeJob
-) -> None:
-    ended_while_nobody_looked(here, make_job, evaluated=1, waiting=2)
-    here.expect("Succeeded", "True", "CheckpointsLeft")
 
 
 def test_a_trainer_that_fails_is_quoted(running: World) -> None:
@@ -219,35 +184,6 @@ def test_a_kind_that_is_no_longer_served_ends_no_run(here: World, make_job: Make
     here.expect_workload(is_deleted, "the workload is deleted")
 
 
-def test_a_guard_of_a_kind_that_cannot_be_read_any_more_is_not_called_healthy(
-    plane: ControlPlane, here: World, make_job: MakeJob
-) -> None:
-    """As where a role is narrowed, or a conversion webhook dies, while runs go on."""
-
-    def no_kind(method: str, path: str) -> Fault | None:
-        return Answer(500, "InternalError") if method == "GET" and "/pytorchjobs" in path else None
-
-    here.claim()
-    job = make_job()
-    job["spec"]["onSilence"] = {"action": "Stop", "afterSeconds": 60}
-    here.submit(job)
-    with fault_proxy(plane) as proxy:
-        operator = here.operator(server=proxy.url)
-        here.start()
-        here.guard_says(step=1)
-        here.expect("Fired", "False", "NotFired")
-        proxy.inject(no_kind)
-        here.expect("GuardSilent", "Unknown", "KindUnread", within=240)
-        here.expect("Fired", "Unknown", "KindUnread")
-        synced = f'rlguard_kind_synced{{kind="PyTorchJob",namespace="{here.namespace}"}} 0.0'
-        assert synced in operator.page("/metrics")
-        here.hangs()
-        time.sleep(5.0)
-        assert "Halted" not in here.conditions()
-        proxy.heal()
-        here.expect("Halted", "True", "GuardSilent", within=180)
-
-
 def test_a_kind_that_cannot_be_listed_holds_up_no_other(
     plane: ControlPlane, here: World, make_job: MakeJob
 ) -> None:
@@ -298,45 +234,6 @@ def test_a_fire_goes_before_all_else_when_an_operator_starts(
         here.another(name).submit(make_job(name))
     first_stop, others = asked_in_turn(plane, here)
     assert first_stop < others[0]
-
-
-def test_a_fire_goes_before_the_history_when_an_operator_starts(
-    plane: ControlPlane, here: World, make_job: MakeJob
-) -> None:
-    """One worker, and fifty jobs that have ended, half of them by a fire, which the list shows first.
-
-    A job that was stopped is read again, in case that a pod of it has come back.
-    """
-    here.claim()
-    first = here.operator(lease_seconds=4)
-    stopped, succeeded = here.another("a-stopped"), here.another("a-succeeded")
-    for one in (stopped, succeeded, here):
-        one.submit(make_job(one.name))
-        one.start()
-    stopped.fire()
-    stopped.expect_workload(is_deleted, "the workload is deleted")
-    stopped.ends()
-    end_pod_of(succeeded)
-    for one in (stopped, succeeded):
-        eventually(lambda one=one: "evidence" in one.job()["status"], f"evidence of {one.name} is there")
-    first.kill()
-    for number in range(OTHERS):
-        name = f"a{number}"
-        here.another(name).submit(make_job(name))
-        status = (stopped, succeeded)[number % 2].job()["status"]
-        here.client.request(
-            "PATCH", JOBS.path(here.namespace, name, "status"), body={"status": status}, content_type=MERGE
-        )
-    first_stop, others = asked_in_turn(plane, here)
-    assert first_stop < others[0]
-
-
-def end_pod_of(one: World) -> None:
-    """The pod of this run, and its workload after it, have succeeded."""
-    (pod,) = (raw for raw in one.pods() if raw["metadata"]["name"].startswith(f"{one.name}-"))
-    one.delete(pod)
-    one.kubelet_ends(pod)
-    one.workload_condition("Succeeded")
 
 
 def asked_in_turn(plane: ControlPlane, here: World) -> tuple[int, list[int]]:
