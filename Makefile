@@ -122,7 +122,7 @@ KUBERNETES ?= $(patsubst tests/go/kubernetes-%,%,$(wildcard tests/go/kubernetes-
 test-kubernetes: install ## What an API server decides, with every other Kubernetes, or with one of them: KUBERNETES=1.30.
 	$(TIMED) for version in $(KUBERNETES); do \
 	  export RLGUARD_KUBERNETES=$$version; CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && \
-	  $(PYTEST) tests/operator/integration tests/chart/test_cluster.py || exit 1; done
+	  $(PYTEST) tests/operator/integration tests/chart/test_release.py || exit 1; done
 
 test-kinds: install test-tools ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers on an API server.
 	$(TIMED) $(VENV)/bin/pytest -q tests/kinds

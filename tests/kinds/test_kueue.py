@@ -25,7 +25,7 @@ from guard_operator.runtime.client import (
     controller_of,
 )
 from tests.operator.integration.controlplane import ControlPlane
-from tests.operator.integration.test_batch_job import as_job
+from tests.operator.integration.test_placements import as_job
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import JOBS, is_deleted, world
 

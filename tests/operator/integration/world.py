@@ -269,7 +269,7 @@ class World:
 
     def start_guard(self) -> Json:
         """What the StatefulSet controller and a kubelet do for a guard in a pod of its own; the pod."""
-        made = eventually(self.guards_set, "the guard's StatefulSet is there", 60)
+        made = eventually(self.guards_set, "the guard's StatefulSet is there", 120)
         name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
         owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
         owner |= {key: made["metadata"][key] for key in ("name", "uid")}
