@@ -40,7 +40,6 @@ Json = dict[str, Any]
 LOOK_SECONDS = 0.3
 #: The least that a job may ask for: no guard here may be met as silent.
 SILENCE = {"afterSeconds": 30, "action": "Stop"}
-GUARD = "rlguard-guard"
 #: A rise of the KL is counted from what the first five steps had.
 START_STEPS = 10
 #: Where operators ask a guard, and where it listens behind the network.

@@ -36,11 +36,6 @@ class JobSetWorld(KindWorld):
         found = self.items(BATCH_JOBS)
         return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
 
-    def ended(self) -> dict[str, str]:
-        """Reasons of the final conditions of the JobSet."""
-        found = (self.workload().get("status") or {}).get("conditions") or []
-        return {one["type"]: one["reason"] for one in found if one["status"] == "True"}
-
     def runs(self) -> None:
         """Pods of all Jobs run; the guard has reported once."""
         self.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)

@@ -73,12 +73,6 @@ class QueueWorld(KindWorld):
         spec = {"clusterQueue": self.namespace}
         self.put(LOCAL_QUEUES, {"metadata": {"name": name}, "spec": spec})
 
-    def quota_in_use(self) -> str:
-        """CPU that the queue has given away."""
-        raw = self.client.request("GET", CLUSTER_QUEUES.path(None, self.namespace))
-        (flavor,) = (raw.get("status") or {}).get("flavorsReservation") or [{"resources": []}]
-        return str(next((one["total"] for one in flavor["resources"] if one["name"] == "cpu"), "?"))
-
     def entry(self) -> Json:
         """What Kueue has of the run's workload."""
         uid = self.workload()["metadata"]["uid"]

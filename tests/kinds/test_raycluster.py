@@ -65,9 +65,6 @@ class ClusterWorld(AttachedWorld):
     def pods_of_cluster(self) -> list[Json]:
         return [pod for pod in self.pods() if pod["metadata"]["labels"].get("ray.io/cluster") == TARGET]
 
-    def cluster_goes(self) -> None:
-        eventually(lambda: self.cluster() is None, "the RayCluster is deleted", SECONDS)
-
 
 @pytest.fixture
 def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[ClusterWorld]:
