@@ -124,7 +124,7 @@ test-kubernetes: install ## What an API server decides, with every other Kuberne
 	  export RLGUARD_KUBERNETES=$$version; CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && \
 	  $(PYTEST) tests/operator/integration tests/chart/test_release.py || exit 1; done
 
-test-kinds: install test-tools ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers on an API server.
+test-kinds: install test-tools ## RayJob, RayCluster, JobSet and TrainJob against their real controllers on an API server.
 	$(TIMED) $(VENV)/bin/pytest -q tests/kinds
 
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.

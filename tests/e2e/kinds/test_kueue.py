@@ -15,6 +15,7 @@ from tests.e2e.kube import Job, Json, Namespace
 from tests.e2e.workloads import BatchRun, as_batch_job
 
 QUEUE = "training"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 VERSION = "kueue.x-k8s.io/v1beta1"
 KUEUE_WORKLOADS = Resource("kueue.x-k8s.io", "v1beta1", "workloads", "Workload")
 #: What one run asks for: 100m for its guard, 100m for its trainer.
@@ -34,16 +35,18 @@ def queue(namespace: Namespace) -> Iterator[str]:
     }
     cluster_queue = {
         "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
         "resourceGroups": [group],
     }
     made = [
         _object("ResourceFlavor", name, spec={}),
         _object("ClusterQueue", name, spec=cluster_queue),
         _object("LocalQueue", QUEUE, spec={"clusterQueue": name}),
+        _object("WorkloadPriorityClass", name, value=1000),
     ]
     given.objects(namespace, made)
     yield name
-    for kind in ("clusterqueue", "resourceflavor"):
+    for kind in ("clusterqueue", "resourceflavor", "workloadpriorityclass"):
         namespace.kubectl("delete", kind, name, "--wait=false")
 
 
@@ -54,19 +57,20 @@ def _object(kind: str, name: str, **content: Any) -> Json:
 Submit = Callable[..., Job]
 
 
-def _batch(namespace: Namespace, name: str, *orders: str, **options: Any) -> Job:
+def _batch(namespace: Namespace, name: str, *orders: str, priority: str = "", **options: Any) -> Job:
     *others, job = jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options)
-    _submit(namespace, [*others, as_batch_job(job)])
+    _submit(namespace, [*others, as_batch_job(job)], priority)
     return BatchRun(namespace, name)
 
 
-def _pytorch(namespace: Namespace, name: str, *orders: str, **options: Any) -> Job:
-    _submit(namespace, jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options))
+def _pytorch(namespace: Namespace, name: str, *orders: str, priority: str = "", **options: Any) -> Job:
+    _submit(namespace, jobs.scripted(name, namespace.cluster.images["trainer"], orders, **options), priority)
     return namespace.job(name)
 
 
-def _submit(namespace: Namespace, manifests: list[Json]) -> None:
-    manifests[-1]["metadata"]["labels"] = {QUEUE_LABEL: QUEUE}
+def _submit(namespace: Namespace, manifests: list[Json], priority: str) -> None:
+    wanted = {PRIORITY_LABEL: priority} if priority else {}
+    manifests[-1]["metadata"]["labels"] = {QUEUE_LABEL: QUEUE} | wanted
     given.objects(namespace, manifests)
 
 
@@ -94,6 +98,33 @@ def test_a_run_waits_fires_and_the_next_one_has_its_quota(
         )
 
     then.eventually(lambda: reserving() == "0", "the queue holds quota for neither", timeouts.REPORT)
+
+
+@pytest.mark.parametrize("submit", [_batch, _pytorch])
+def test_a_run_that_is_preempted_comes_back_with_what_its_guard_knew(
+    namespace: Namespace, queue: str, submit: Submit
+) -> None:
+    checkpoints, state = given.a_claim(namespace, "checkpoints"), given.a_claim(namespace, "guards")
+    silence = {"afterSeconds": SILENT, "action": "Stop"}
+    kept = {"checkpoints": checkpoints, "state": state["persistentVolumeClaim"], "onSilence": silence}
+    first = submit(namespace, "first", "steps 8", deaf=True, **kept)
+    then.the_guard_has_counted(first, 8, within=timeouts.START)
+    when.the_trainer_is_told(first, "checkpoint")
+    before = then.the_guard_has_evaluated(first)
+
+    urgent = submit(namespace, "urgent", "steps 8", "sleep 40", "exit 0", priority=queue)
+
+    then.the_condition_is(first, "Waiting", "True", "Queued", within=timeouts.STOP)
+    assert first.guard["steps"] == before["steps"], "of the time before"
+    then.the_condition_is(urgent, "Succeeded", "True", within=timeouts.START)
+    after = then.the_guard_has_counted(first, 16, within=timeouts.REPLACE)
+    assert (before["attempt"], after["attempt"]) == (0, 1)
+    for known in ("rounds", "bestCheckpoint", "lastEvaluation"):
+        assert after[known] == before[known], known
+    assert "Halted" not in first.conditions, "it waited longer than a guard may be silent"
+    then.the_job_never_fired(first)
+
+    fires_and_gives_its_quota_back(first)
 
 
 def it_waits_longer_than_a_guard_may_be_silent(job: Job) -> None:

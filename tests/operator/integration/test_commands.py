@@ -154,7 +154,7 @@ def test_a_job_that_ran_before_is_wrapped_and_made_again_with_its_guard(
     assert (found["detector"], found["kl"]["hardStop"], found["silent"]["action"]) == ("Both", 0.5, "Stop")
     assert found["kl"].get("warnAbove") is None
     here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated", within=60)
+    here.expect("Guarded", "True", "WorkloadCreated")
     workload = client.get(resource, namespace, "run")
     assert workload is not None and workload["metadata"]["uid"] != before["metadata"]["uid"]
     assert workload["metadata"]["labels"]["team"] == "a" and workload["metadata"]["annotations"]["b"] == "c"

@@ -43,12 +43,12 @@ FAULTS: dict[str, Fault] = {
 @pytest.mark.always
 def test_one_leads_and_a_lease_that_was_given_back_is_taken_at_once(here: World) -> None:
     first = here.operator(lease_seconds=60)
-    mine = eventually(here.leader, "the first leads", 60)
+    mine = eventually(here.leader, "the first leads")
     here.operator(lease_seconds=60)
     time.sleep(3.0)
     assert here.leader() == mine
     assert first.terminate() == 0
-    eventually(lambda: here.leader() not in {"", mine}, "the second leads", within=30)
+    eventually(lambda: here.leader() not in {"", mine}, "the second leads")
 
 
 @pytest.mark.always
@@ -57,16 +57,16 @@ def test_the_clock_of_the_holder_does_not_count(here: World) -> None:
     spec = {"holderIdentity": "other", "renewTime": "2001-01-01T00:00:00.000000Z", "leaseDurationSeconds": 5}
     here.put(LEASES, {"metadata": {"name": LEASE}, "spec": {**spec, "leaseTransitions": 0}})
     operator = here.operator(lease_seconds=5)
-    eventually(lambda: "probes and metrics" in operator.log.read_text(), "it has started", 60)
+    eventually(lambda: "probes and metrics" in operator.log.read_text(), "it has started")
     assert here.leader() == "other"
-    eventually(lambda: here.leader() not in {"", "other"}, "it leads in the end", 60)
+    eventually(lambda: here.leader() not in {"", "other"}, "it leads in the end")
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
 def test_a_leader_that_cannot_renew_ends(plane: ControlPlane, here: World, fault: Fault) -> None:
     with fault_proxy(plane) as proxy:
         operator = here.operator(server=proxy.url, lease_seconds=4)
-        eventually(here.leader, "it leads", 60)
+        eventually(here.leader, "it leads")
         proxy.inject(lambda _method, path: fault if "/leases" in path else None)
         assert operator.process.wait(60) == 1
 
@@ -74,18 +74,18 @@ def test_a_leader_that_cannot_renew_ends(plane: ControlPlane, here: World, fault
 def test_a_short_fault_is_survived(plane: ControlPlane, here: World) -> None:
     with fault_proxy(plane) as proxy:
         operator = here.operator(server=proxy.url, lease_seconds=30)
-        mine = eventually(here.leader, "it leads", 60)
+        mine = eventually(here.leader, "it leads")
         proxy.inject(lambda _method, path: Answer(500) if "/leases" in path else None)
-        eventually(lambda: proxy.count("/leases") > 3, "it tries to renew", 60)
+        eventually(lambda: proxy.count("/leases") > 3, "it tries to renew")
         proxy.heal()
         before = proxy.count("PUT") + proxy.count("PATCH")
-        eventually(lambda: proxy.count("PUT") + proxy.count("PATCH") > before + 1, "it renews", 60)
+        eventually(lambda: proxy.count("PUT") + proxy.count("PATCH") > before + 1, "it renews")
         assert here.leader() == mine and operator.process.poll() is None
 
 
 def test_a_stolen_lease_ends_the_leader(here: World) -> None:
     operator = here.operator(lease_seconds=4)
-    eventually(here.leader, "it leads", 60)
+    eventually(here.leader, "it leads")
     thief = {"spec": {"holderIdentity": "thief", "renewTime": "2020-01-01T00:00:00.000000Z"}}
     here.client.request("PATCH", LEASES.path(here.namespace, LEASE), body=thief, content_type=MERGE)
     assert operator.process.wait(60) == 1

@@ -148,7 +148,7 @@ def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
     guarded.expect("Fired", "True", "HackingGap")
     guarded.collect_garbage()
     guarded.guard_goes()
-    guarded.expect("Stopped", "True", "NoPodsLeft", within=60)
+    guarded.expect("Stopped", "True", "NoPodsLeft")
     assert guarded.evidence()["verdict.json"] and not guarded.pods()
 
 
@@ -156,10 +156,10 @@ def test_the_guard_judges_after_the_trainer_and_then_it_ends(guarded: PodWorld) 
     guarded.trainer_succeeds()
     guarded.client.request("DELETE", PYTORCHJOBS.path(guarded.namespace, "run"))  # as a TTL does
     guarded.guard_says(step=10, **JUDGED | {"waiting": 1, "evaluated": 2})
-    eventually(lambda: guarded.job()["status"]["guard"]["step"] == 10, "it reports", within=60)
+    eventually(lambda: guarded.job()["status"]["guard"]["step"] == 10, "it reports")
     assert guarded.phase() == "Judging" and guarded.guards_set() is not None
     guarded.guard_says(step=10, attempt=0, ended={"attempt": 0, "step": 10}, **JUDGED)
-    guarded.expect("Succeeded", "True", "WorkloadSucceeded", within=60)
+    guarded.expect("Succeeded", "True", "WorkloadSucceeded")
     guarded.guard_goes()
 
 
@@ -196,7 +196,7 @@ def test_a_set_that_somebody_deleted_is_made_again(guarded: PodWorld) -> None:
         now = guarded.guards_set()
         return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
 
-    eventually(again, "it is back", within=60)
+    eventually(again, "it is back")
 
 
 def test_a_claim_that_two_nodes_cannot_share_is_refused(apart: PodWorld, make_job: MakeJob) -> None:
@@ -269,7 +269,7 @@ def theirs(
 
 
 def is_attached(here: AttachedWorld) -> None:
-    here.expect("Guarded", "True", "WorkloadAttached", within=60)
+    here.expect("Guarded", "True", "WorkloadAttached")
     here.start_guard()
     here.expect("Fired", "False", "NotFired")
 
@@ -277,7 +277,7 @@ def is_attached(here: AttachedWorld) -> None:
 @pytest.mark.always
 def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(theirs: AttachedWorld) -> None:
     theirs.operator()
-    said = theirs.expect("Waiting", "True", "TargetMissing", within=60)
+    said = theirs.expect("Waiting", "True", "TargetMissing")
     assert f"Job {TARGET} (batch/v1) does not exist" in said and theirs.phase() == "Pending"
     made = theirs.make_target()
     is_attached(theirs)
@@ -299,7 +299,7 @@ def test_a_fire_deletes_a_target_also_when_somebody_recreates_it(theirs: Attache
     spec = {"template": {"spec": made["spec"]["template"]["spec"]}}
     body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": TARGET}, "spec": spec}
     theirs.client.create(BATCH_JOBS, theirs.namespace, body, "argocd-controller")
-    eventually(lambda: is_going(theirs.target()), "it is deleted again", within=60)
+    eventually(lambda: is_going(theirs.target()), "it is deleted again")
     recreated = theirs.expect("Stopped", "False", "TargetRecreated")
     assert "argocd-controller recreated Job nightly" in recreated
     theirs.ends()
@@ -329,11 +329,11 @@ def test_another_of_its_name_is_left_alone(theirs: AttachedWorld) -> None:
         theirs.kubelet_ends(pod)
     other = theirs.make_target()
     operator.send_signal(signal.SIGCONT)
-    said = theirs.expect("Disrupted", "True", "WorkloadDeleted", within=60)
+    said = theirs.expect("Disrupted", "True", "WorkloadDeleted")
     assert "another one has its name now" in said
     theirs.guard_goes()
     theirs.noted(fire={"code": "x", "reason": "r", "attempt": 0, "step": 9, "at": BEAT})
-    theirs.expect("Stopped", "True", "NoPodsLeft", within=60)
+    theirs.expect("Stopped", "True", "NoPodsLeft")
     now, (pod,) = theirs.target(), theirs.pods_of_target()
     assert now["metadata"]["uid"] == other["metadata"]["uid"] and now["spec"] == other["spec"]
     assert not is_going(now) and not is_going(pod)

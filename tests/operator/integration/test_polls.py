@@ -78,7 +78,7 @@ def test_a_pod_whose_guard_never_began_is_no_past_that_nobody_knows(running: Wor
 def test_steps_stay_out_of_etcd_and_a_fire_does_not_wait(running: World) -> None:
     """Figures are written at most every ten seconds, whatever the guard says meanwhile."""
     running.guard_says(step=2)
-    eventually(lambda: running.job()["status"]["guard"]["step"] == 2, "a step is noted", within=20)
+    eventually(lambda: running.job()["status"]["guard"]["step"] == 2, "a step is noted")
     before, versions, begun = running.job(), set[str](), time.monotonic()
     for step in range(3, 1003):
         running.guard_says(step=step, steps=step)
@@ -146,7 +146,7 @@ def test_a_secret_that_somebody_removes_comes_back_with_the_same_bytes(
     assert before is not None and before["data"].keys() == KEYS and before["immutable"]
     here.client.request("DELETE", SECRETS.path(here.namespace, before["metadata"]["name"]))
     here.start_pod_without_guard()
-    after = eventually(lambda: jobs_secret(here), "it is back", within=60)
+    after = eventually(lambda: jobs_secret(here), "it is back")
     assert after["data"] == before["data"]
 
 
@@ -170,7 +170,7 @@ def test_who_has_another_key_is_no_guard(here: World, make_job: MakeJob) -> None
     thief = Guard(address, here.guards["run"].port, stolen)
     try:
         here.pod_status(RUNNING | {"podIP": address, "podIPs": [{"ip": address}]})
-        message = here.expect("Guarded", "Unknown", "GuardUnreachable", within=90)
+        message = here.expect("Guarded", "Unknown", "GuardUnreachable")
         assert "certificate" in message.lower() and thief.asked == 0 and thief.told is None
         assert here.conditions()["Fired"][0] == "Unknown"
     finally:

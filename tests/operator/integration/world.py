@@ -41,7 +41,7 @@ from guard_operator.runtime.client import (
 
 from .controlplane import ControlPlane
 from .guards import Guard, next_address
-from .waiting import eventually
+from .waiting import WITHIN_SECONDS, eventually
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
@@ -397,7 +397,7 @@ class World:
         found = (self.job().get("status") or {}).get("conditions") or []
         return {c["type"]: (c["status"], c["reason"], c["message"]) for c in found}
 
-    def expect(self, kind: str, status: str, reason: str, within: float = 20.0) -> str:
+    def expect(self, kind: str, status: str, reason: str, within: float = WITHIN_SECONDS) -> str:
         """Wait for a condition; its message."""
 
         def there() -> tuple[str, str, str] | None:
@@ -409,7 +409,9 @@ class World:
         except AssertionError as error:
             raise AssertionError(f"{error}; conditions: {self.conditions()}{self._ended()}") from None
 
-    def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
+    def expect_workload(
+        self, probe: Callable[[Json], Any], what: str, within: float = WITHIN_SECONDS
+    ) -> None:
         def there() -> Any:
             return probe(self.client.get(self.workloads, self.namespace, self.name) or {})
 
