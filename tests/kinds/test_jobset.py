@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import is_deleted, world
+from tests.operator.integration.world import JOB_SETS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -29,7 +29,7 @@ WHEN = "2026-01-01T00:00:00Z"
 class JobSetWorld(KindWorld):
     """A world whose workload is a JobSet."""
 
-    workloads = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+    workloads = JOB_SETS
 
     def jobs(self) -> dict[str, Json]:
         """The Jobs that are there and not on their way out."""

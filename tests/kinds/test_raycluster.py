@@ -14,18 +14,16 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import world
+from tests.operator.integration.world import RAY_CLUSTERS, RAY_JOBS, world
 
 from .cluster import AttachedWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
 TARGET = "shared"
-RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
 
 
 def group(**more: Any) -> Json:

@@ -15,17 +15,15 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     MERGE,
     STATEFUL_SETS,
     Client,
-    Resource,
 )
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import is_deleted, world
+from tests.operator.integration.world import RAY_CLUSTERS, RAY_JOBS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
@@ -36,7 +34,7 @@ SECONDS = 120.0
 class RayWorld(KindWorld):
     """A world whose workload is a RayJob."""
 
-    workloads = Resource("ray.io", "v1", "rayjobs", "RayJob")
+    workloads = RAY_JOBS
     owners = (RAY_CLUSTERS, BATCH_JOBS)
 
     def head(self) -> Json | None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import world
+from tests.operator.integration.world import JOB_SETS, world
 
 from .cluster import AttachedWorld, sample
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import BATCH_JOBS
 from tests.e2e import given, jobs, then, timeouts
-from tests.e2e.kube import Namespace
+from tests.e2e.kube import RAY_CLUSTERS, Namespace
 from tests.e2e.workloads import RayRun, as_rayjob
 
 from . import demo, ends

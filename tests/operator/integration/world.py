@@ -24,7 +24,6 @@ import yaml
 
 from guard_operator.api import names
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
     APPLY,
     CLAIMS,
@@ -45,6 +44,9 @@ from .waiting import WITHIN_SECONDS, eventually
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
+RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
@@ -67,6 +69,8 @@ RUNNING = {
     ],
 }
 
+#: `spec.guard.port` where a job does not set it.
+GUARD_PORT = 8470
 BEAT = "2026-01-01T00:00:00Z"
 START_SECONDS = 60.0
 END_SECONDS = 30.0
@@ -257,7 +261,7 @@ class World:
         assert secret is not None
         if (before := self.guards.get(self.name)) is not None:
             before.end()
-        port = int(job["spec"]["guard"].get("port", GuardSpec.model_fields["port"].default))
+        port = int(job["spec"]["guard"].get("port", GUARD_PORT))
         self.guards[self.name] = Guard(address, port, secret["data"])
         self._stack.callback(self.guards[self.name].end)
         return self.guards[self.name]
