@@ -122,9 +122,9 @@ KUBERNETES ?= $(patsubst tests/go/kubernetes-%,%,$(wildcard tests/go/kubernetes-
 test-kubernetes: install ## What an API server decides, with every other Kubernetes, or with one of them: KUBERNETES=1.30.
 	$(TIMED) for version in $(KUBERNETES); do \
 	  export RLGUARD_KUBERNETES=$$version; CACHE=$(CACHE) tests/operator/controlplane/build.sh >/dev/null && \
-	  $(PYTEST) tests/operator/integration tests/chart/test_cluster.py || exit 1; done
+	  $(PYTEST) tests/operator/integration tests/chart/test_release.py || exit 1; done
 
-test-kinds: install test-tools ## RayJob, JobSet, TrainJob and a Kueue queue against their real controllers on an API server.
+test-kinds: install test-tools ## RayJob, RayCluster, JobSet and TrainJob against their real controllers on an API server.
 	$(TIMED) $(VENV)/bin/pytest -q tests/kinds
 
 # SEED repeats a run, ONLY='etcd killed' plays one round of it and leaves the page as it is.
@@ -222,12 +222,10 @@ push: images ## Push them to REGISTRY/rlguard/…, which is the chart's global.i
 
 # The same commit gives the same wheel and SBOMs.
 release: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-release: install ## dist/: wheel, source, both charts, an SBOM of each and of each image, checksums; says what to sign.
+release: install ## dist/: wheel, source, the chart, an SBOM of each and of each image, checksums; says what to sign.
 	rm -rf dist
 	$(PY) -m hatchling build
-	helm=$$(CACHE=$(CACHE) tests/chart/build.sh helm) && for chart in rlguard-crds rlguard; do \
-	  "$$helm" package charts/$$chart --destination dist || exit 1; \
-	done
+	"$$(CACHE=$(CACHE) tests/chart/build.sh helm)" package charts/rlguard --destination dist
 	$(PY) -m tools.release dist
 
 clean: ## Remove what the build made (not the cache).

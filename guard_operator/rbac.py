@@ -1,4 +1,4 @@
-"""What the operator may do: the least that its requests need. Generated into k8s/rbac and the chart.
+"""What the operator may do: the least that its requests need. Generated into the chart.
 
 In the namespaces of jobs it creates Secrets and never reads one. What it keeps is in its own namespace.
 """
@@ -55,26 +55,6 @@ def own_namespace_rules() -> list[dict[str, Any]]:
         _rule("coordination.k8s.io", ["leases"], ["create", "get", "update"]),
         _rule("", ["secrets"], ["create", "delete", "get", "list", "patch"]),
     ]
-
-
-def cluster_role() -> dict[str, Any]:
-    """The ClusterRole; bind it cluster-wide, or with a RoleBinding in each watched namespace."""
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": names.OPERATOR_MANAGER},
-        "rules": rules(),
-    }
-
-
-def own_namespace_role() -> dict[str, Any]:
-    """The Role in the operator's own namespace."""
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": {"name": f"{names.OPERATOR_MANAGER}-own-namespace"},
-        "rules": own_namespace_rules(),
-    }
 
 
 def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ What a maintainer signs:
   the tag        git tag -s v{version} -m "RLGuard {version}"
   the files      gpg --armor --detach-sign {folder}/SHA256SUMS
   the images     cosign sign $REGISTRY/rlguard/IMAGE@DIGEST, by the digest that its push prints
-  the charts     cosign sign $REGISTRY/charts/CHART@DIGEST, by the digest that its push prints"""
+  the chart      cosign sign $REGISTRY/charts/rlguard@DIGEST, by the digest that its push prints"""
 
 
 def closure(extras: Iterable[str]) -> list[importlib.metadata.Distribution]:

@@ -891,12 +891,17 @@ class Status(StatusModel):
     )
 
 
-#: At the root of the schema, so that dropping `status.guard` or all of `status` does not get round it.
-LATCH_RULE = (
-    "!(has(oldSelf.status) && has(oldSelf.status.guard) && has(oldSelf.status.guard.fire)) || "
-    "(has(self.status) && has(self.status.guard) && has(self.status.guard.fire) && "
-    "self.status.guard.fire == oldSelf.status.guard.fire)"
-)
+def latch_rule(name: str) -> tuple[str, str]:
+    """Forbid any change of a latch in `status.guard`.
+
+    For the root of the schema: dropping `status.guard` or all of `status` must not get round it.
+    """
+    there = "has({0}.status) && has({0}.status.guard) && has({0}.status.guard." + name + ")"
+    return (
+        f"!({there.format('oldSelf')}) || "
+        f"({there.format('self')} && self.status.guard.{name} == oldSelf.status.guard.{name})",
+        f"status.guard.{name} is latched: it can be neither changed nor removed",
+    )
 
 
 class GuardedTrainingJob(ApiModel):
@@ -904,7 +909,8 @@ class GuardedTrainingJob(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=cel(
-            (LATCH_RULE, "status.guard.fire is latched: it can be neither changed nor removed"),
+            latch_rule("fire"),
+            latch_rule("halt"),
             (
                 f"self.metadata.name.size() <= {MAX_JOB_NAME} && "
                 f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",

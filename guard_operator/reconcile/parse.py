@@ -44,6 +44,8 @@ def _with_reading(former: Json, reading: Reading | None) -> tuple[Json, Unsaid]:
     """`status.guard` with what was read since, and what of it the status lacks."""
     if reading is None or reading.verdict is None or reading.heard_at is None:
         return former, Unsaid.NOTHING
+    if not reading.verdict.stop and (former.get("fire") or former.get("halt")):
+        return former, Unsaid.NOTHING  # it is older than the latch, which a last word may have brought
     guard = guard_status(reading.verdict, former, reading.heard_at)
     if not differs(guard, former):
         return former, Unsaid.NOTHING

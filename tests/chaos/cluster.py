@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from guard_operator.api import names
-from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import EVENTS, PODS, SECRETS
 from guard_operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job
-from tests.operator.integration.world import JOBS, PYTORCHJOBS, RUNNING, World
+from tests.operator.integration.world import GUARD_PORT, JOBS, PYTORCHJOBS, RUNNING, World
 from tests.service.conftest import Guard, Zygote
 
 from .counts import Facts, Seen, seen_of
@@ -40,11 +39,10 @@ Json = dict[str, Any]
 LOOK_SECONDS = 0.3
 #: The least that a job may ask for: no guard here may be met as silent.
 SILENCE = {"afterSeconds": 30, "action": "Stop"}
-GUARD = "rlguard-guard"
 #: A rise of the KL is counted from what the first five steps had.
 START_STEPS = 10
 #: Where operators ask a guard, and where it listens behind the network.
-PORT: int = GuardSpec.model_fields["port"].default
+PORT = GUARD_PORT
 BEHIND = PORT + 1
 PROBE_SECONDS = 2.0
 #: A container that ended is started again within these seconds.

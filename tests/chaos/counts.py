@@ -9,8 +9,6 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from guard_operator.api.reasons import Reason
-
 from .schedule import Run
 
 
@@ -25,19 +23,17 @@ class Count(StrEnum):
 
 
 #: Events of a story that is told once. Others, such as those of a guard that is back, may come again.
-ONCE = frozenset(
-    {
-        Reason.WORKLOAD_CREATED,
-        Reason.KL_HARD_STOP,
-        Reason.STOP_REQUESTED,
-        Reason.EVIDENCE_CAPTURED,
-        Reason.NO_PODS_LEFT,
-        Reason.WORKLOAD_SUCCEEDED,
-        Reason.CHECKPOINTS_LEFT,
-        Reason.NOT_JUDGED,
-        Reason.FINISHED_WITH_WARNING,
-    }
-)
+ONCE = {
+    "WorkloadCreated",
+    "KlHardStop",
+    "StopRequested",
+    "EvidenceCaptured",
+    "NoPodsLeft",
+    "WorkloadSucceeded",
+    "CheckpointsLeft",
+    "NotJudged",
+    "FinishedWithWarning",
+}
 
 
 @dataclass(frozen=True, slots=True)

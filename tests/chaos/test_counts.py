@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from .counts import Count, Facts, Seen, totals, wrong
-from .page import PAGE, Made, Played, findings, page, table
+from .page import PAGE, Made, Played, findings, page
 from .schedule import Run
 
 STEP = {"attempt": 0, "step": 1, "reward": 0.5, "kl": 0.01}
@@ -83,18 +83,6 @@ def test_each_step_and_each_event_too_many_counts() -> None:
     lost = replace(HEALTHY, acknowledged={1: STEP, 2: STEP}, stored={})
     thrice = replace(TORN_DOWN, events=(("NoPodsLeft", "left"),) * 3)
     assert totals([lost, thrice]) == {Count.STEP_LOST: 2, Count.DOUBLE_EVENT: 2}
-
-
-def test_the_table_has_a_row_for_each_round_and_one_of_all() -> None:
-    lost = replace(HEALTHY, stored={})
-    rounds = [Played("etcd killed", 3, (TORN_DOWN, HEALTHY)), Played("disk", 2, (TORN_DOWN, lost))]
-    rows = table(rounds).splitlines()[2:]
-    assert rows == [
-        "| etcd killed | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 2 |",
-        "| disk | 2 | 1 | 1 | 0 | 0 | 0 | 1 | 0 | 2 |",
-        "| **all** | 5 | 2 | 2 | 0 | 0 | 0 | 1 | 0 | 2 |",
-    ]
-    assert findings(rounds).startswith("- disk, healthy-1: acknowledged steps lost: step 1 is not there")
 
 
 def test_the_page_says_how_it_was_made_and_what_was_not_0() -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from guard_operator.runtime.client import APPLY, Client
+from tests.operator.integration.conftest import client, install, kubeconfig, plane
+
 ROOT = Path(__file__).resolve().parents[2]
-CHART, CRDS = ROOT / "charts" / "rlguard", ROOT / "charts" / "rlguard-crds"
+CHART = ROOT / "charts" / "rlguard"
 VALUES = Path(__file__).parent / "values"
 BUILD = Path(__file__).parent / "build.sh"
 BUILD_SECONDS = 1800  # once per machine
@@ -24,6 +23,8 @@ RELEASE, NAMESPACE = "rlguard", "rlguard-system"
 KUBE_VERSION = "1.34.0"  # of the control plane that the tests build
 
 Json = dict[str, Any]
+
+__all__ = ["client", "kubeconfig", "plane"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,60 +34,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS + 120))
 
 
-def load(path: Path, name: str) -> ModuleType:
-    """A module by its path: of tests/operator, which is no package from here."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-class Tools:
-    """What tests/chart/build.sh makes: each when a test first asks for it."""
-
-    @cached_property
-    def helm(self) -> Path:
-        return self._build("helm")
-
-    @cached_property
-    def kustomize(self) -> Path:
-        return self._build("kustomize")
-
-    @cached_property
-    def promtool(self) -> Path:
-        return self._build("promtool")
-
-    @cached_property
-    def monitoring_crds(self) -> Path:
-        return self._build("crds")
-
-    @staticmethod
-    def _build(tool: str) -> Path:
-        command = [BUILD, tool]
-        built = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False)
-        assert built.returncode == 0, f"{BUILD} {tool} failed; what it said is above"
-        return Path(built.stdout.strip())
-
-
-@pytest.fixture(scope="session")
-def tools() -> Tools:
-    return Tools()
+def tool(name: str) -> Path:
+    """What tests/chart/build.sh makes of this name."""
+    built = subprocess.run(
+        [BUILD, name], stdout=subprocess.PIPE, text=True, timeout=BUILD_SECONDS, check=False
+    )
+    assert built.returncode == 0, f"{BUILD} {name} failed; what it said is above"
+    return Path(built.stdout.strip())
 
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def helm(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Run helm with a home of its own."""
-    home = tmp_path_factory.mktemp("helm")
+    home, program = tmp_path_factory.mktemp("helm"), tool("helm")
     environment = {**os.environ, "HELM_CACHE_HOME": f"{home}/cache", "HELM_CONFIG_HOME": f"{home}/config"}
     environment |= {"HELM_DATA_HOME": f"{home}/data", "KUBECONFIG": "/dev/null"}
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [str(tools.helm), *map(str, arguments)]
+        command = [str(program), *map(str, arguments)]
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
@@ -131,38 +99,10 @@ def find(objects: list[Json], kind: str, name: str | None = None) -> Json:
     return found[0]
 
 
-@pytest.fixture(scope="session")
-def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The administrator's kubeconfig, once `client` is there."""
-    return tmp_path_factory.mktemp("kubeconfig") / "config"
-
-
-@pytest.fixture(scope="session")
-def client(tools: Tools, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An administrator of a real API server with the CRDs: ours, PyTorchJob, the Prometheus operator's."""
-    from guard_operator.api.schema import crd
-    from guard_operator.runtime.client import APPLY, Client, load_configuration
-
-    integration = ROOT / "tests" / "operator" / "integration"
-    controlplane = load(integration / "controlplane.py", "chart_controlplane")
-    eventually = load(integration / "waiting.py", "chart_waiting").eventually
-    directory = tmp_path_factory.mktemp("control-plane")
-    with controlplane.control_plane(directory) as plane:
-        client = Client(load_configuration(str(plane.kubeconfig(kubeconfig))))
-        files = [plane.crds / "kubeflow.org_pytorchjobs.yaml", *tools.monitoring_crds.glob("*.yaml")]
-        for definition in [crd(), *(yaml.safe_load(path.read_text()) for path in files)]:
-            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}"
-            client.request("PATCH", path, query={"fieldManager": "test"}, body=definition, content_type=APPLY)
-            spec = definition["spec"]
-            served = f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}"
-            eventually(lambda served=served: client.request("GET", served), f"{served} is served")
-        yield client
-
-
 class Cluster:
     """Server-side apply of any object, with its plural from the server's own discovery."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
 
@@ -178,14 +118,26 @@ class Cluster:
         return f"{base}{scope}/{plural}/{obj['metadata']['name']}"
 
     def apply(self, obj: Json, dry_run: bool = True) -> Json:
-        from guard_operator.runtime.client import APPLY
-
         query = {"fieldManager": "chart-test", "force": "true", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         done: Json = self.client.request("PATCH", self.path(obj), query=query, body=obj, content_type=APPLY)
         return done
 
+    def namespaces(self, *names: str) -> None:
+        """Make these."""
+        for name in names:
+            self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, dry_run=False)
+
 
 @pytest.fixture(scope="session")
-def cluster(client: Any) -> Cluster:
+def cluster(client: Client) -> Cluster:
+    """A real API server with the CRDs of RLGuard and PyTorchJob."""
     return Cluster(client)
+
+
+@pytest.fixture(scope="session")
+def monitored(cluster: Cluster) -> Cluster:
+    """The same with the CRDs of the Prometheus operator."""
+    for path in tool("crds").glob("*.yaml"):
+        install(cluster.client, yaml.safe_load(path.read_text()))
+    return cluster

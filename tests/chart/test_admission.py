@@ -1,241 +1,212 @@
-"""The chart's admission policies against a real API server: pods, shells, who may create what."""
+"""The chart's admission policies against a real API server: pods, shells, who may create what.
+
+The operator runs with the rights that the chart gives it, under these policies. Its workloads are the pods.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from guard_core import __version__
-from guard_operator.adapters import ADAPTERS, WorkloadAdapter
-from guard_operator.api.names import KIND, guard_name, support_name
-from guard_operator.api.types import GuardPod
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.evidence import build_evidence
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.isolation import TABLE, broken_rows, guard_objects_of
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Job
-from guard_operator.reconcile.support import new_credentials, support_objects
+from guard_operator.api.names import guard_name, support_name
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
+    PODS,
     SECRETS,
+    SERVICES,
     STATEFUL_SETS,
     Client,
     Resource,
     load_configuration,
 )
 from guard_operator.runtime.errors import ApiError
+from tests.operator.integration.controlplane import ControlPlane
+from tests.operator.integration.waiting import eventually
+from tests.operator.integration.world import JOBS, PYTORCHJOBS, World, token_for
+from tests.operator.unit import isolation_cases as cases
 
-from .conftest import NAMESPACE, ROOT, Cluster, Json, Render, load
+from .conftest import NAMESPACE, ROOT, Cluster, Json, Render
 
 pytestmark = pytest.mark.nightly
 
-eventually = load(ROOT / "tests/operator/integration/waiting.py", "chart_waiting").eventually
-cases = load(ROOT / "tests/operator/unit/isolation_cases.py", "isolation_cases")
-
 STRICT, OTHER = "team-strict", "team-other"
-CONFIG = OperatorConfig(f"rlguard/guard-hf:{__version__}")
-#: The jobs that `admission` has created: with a guard beside the trainer, in another pod, and unprotected.
-JOBS: dict[str, Job] = {}
-
-
-def sample() -> Json:
-    documents = yaml.safe_load_all((ROOT / "k8s" / "samples" / "single-gpu.yaml").read_text())
-    return next(d for d in documents if d["kind"] == KIND)
-
-
-def submit(
-    client: Client,
-    namespace: str,
-    name: str,
-    change: Callable[[Json], Any] = lambda _: None,
-    dry_run: bool = False,
-) -> Job:
-    """The sample as a job of this name in the API server, after a change of its spec."""
-    raw = sample() | {"metadata": {"name": name, "namespace": namespace}}
-    change(raw["spec"])
-    path = f"/apis/rlguard.dev/v1alpha1/namespaces/{namespace}/guardedtrainingjobs"
-    query = {"dryRun": "All"} if dry_run else {}
-    made = client.request("POST", path, query=query, body=raw)
-    made["metadata"].setdefault("resourceVersion", "0")  # a dry run has none
-    return parse_job(made)
-
-
-def guarded_pod(job: Job, role: str = "Master") -> Json:
-    """The pod that the training-operator makes of what our operator built."""
-    workload = build_workload(with_worker(job), ADAPTERS[0], CONFIG)
-    template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
-    labels = {**template["metadata"]["labels"], "training.kubeflow.org/replica-type": role.lower()}
-    name = f"{job.name}-{role.lower()}-0"
-    metadata = template["metadata"] | {"name": name, "namespace": STRICT, "labels": labels}
-    spec = {"serviceAccountName": "default"} | template[
-        "spec"
-    ]  # as in a cluster, where each namespace has one
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def with_worker(job: Job) -> Job:
-    """The job with a Worker like its Master, and a name and UID as they are."""
-    replicas = job.spec.made_from.spec["pytorchReplicaSpecs"]
-    replicas.setdefault("Worker", copy.deepcopy(replicas["Master"]))
-    return job
-
-
-def create(client: Client, pod: Json, dry_run: bool = True) -> Json:
-    query = {"fieldManager": "training-operator", "fieldValidation": "Strict"}
-    query |= {"dryRun": "All"} if dry_run else {}
-    path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
-    return client.request("POST", path, query=query, body=pod)
-
-
-def only_forbidden(error: ApiError) -> str:
-    """Its words; any other error is the test's own mistake."""
-    if error.status != 403:
-        raise error
-    return str(error)
-
-
-def refusal(client: Client, pod: Json) -> str | None:
-    """What the API server says against the pod; None if it admits it."""
-    try:
-        create(client, pod)
-    except ApiError as error:
-        return only_forbidden(error)
-    return None
-
-
-def set_guard(spec: Json, **values: Any) -> None:
-    spec["guard"].update(values)
-
-
-@pytest.fixture(scope="session")
-def admission(cluster: Cluster, render: Render) -> Client:
-    """A release that watches one namespace, with a job of each placement and isolation."""
-    for name in (NAMESPACE, STRICT, OTHER):
-        cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, dry_run=False)
-    values = {"watchNamespaces": f'["{STRICT}"]', "admissionPolicy.guardImages": '["mine/", "one/guard:1"]'}
-    for obj in render(values, "strict"):
-        if obj["kind"].startswith(("ValidatingAdmissionPolicy", "Role", "ServiceAccount")):
-            cluster.apply(obj, dry_run=False)
-    for name, guard in {
-        "beside": {},
-        "apart": {"placement": "Pod", "pod": {"serviceAccountName": cases.ACCOUNT}},
-        "relaxed": {"isolation": "Relaxed"},
-    }.items():
-        JOBS[name] = submit(cluster.client, STRICT, name, partial(set_guard, **OWN, **guard))
-    for name in ("beside", "apart"):  # the server takes a moment to know policies and jobs
-        bad = guarded_pod(JOBS[name])
-        bad["spec"]["hostPID"] = True
-        eventually(partial(refusal, cluster.client, bad), f"the policies know the job {name}")
-    return cluster.client
-
-
+MADE = (SECRETS, CONFIG_MAPS, SERVICES, STATEFUL_SETS, PYTORCHJOBS)
+#: A name so long that the guard's StatefulSet has not all of it.
+LONG = "n" * 50
 #: What only the guards may have.
 OWN: Json = {
     "heldout": {"volume": {"claimName": cases.HELDOUT}, "split": "h.jsonl", "evaluator": {"hf": {}}},
     "state": {"claimName": cases.STATE},
 }
+PLACED: dict[str, Json] = {
+    "beside": {},
+    "apart": {"placement": "Pod", "pod": {"serviceAccountName": cases.ACCOUNT}},
+    "relaxed": {"isolation": "Relaxed"},
+    LONG: {"placement": "Pod"},
+}
+KINDS = {
+    "PyTorchJob": ("kubeflow.org", "v1", "pytorchjobs"),
+    "Job": ("batch", "v1", "jobs"),
+    "RayJob": ("ray.io", "v1", "rayjobs"),
+    "RayCluster": ("ray.io", "v1", "rayclusters"),
+    "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+    "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
+}
+
+
+def sample(name: str, **guard: Any) -> Json:
+    """A sample as a job of this name, with a Worker like its Master."""
+    documents = yaml.safe_load_all((ROOT / "k8s" / "samples" / "single-gpu.yaml").read_text())
+    job: Json = next(d for d in documents if d["kind"] == JOBS.kind)
+    job["metadata"] = {"name": name, "namespace": STRICT}
+    replicas = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]
+    replicas["Worker"] = copy.deepcopy(replicas["Master"])
+    job["spec"]["guard"] |= OWN | guard
+    return job
+
+
+def refusal(client: Client, resource: Resource, body: Json, namespace: str = STRICT) -> str:
+    """What the API server says against a new object; "" if it admits it. Nothing is made."""
+    typed = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+    try:
+        client.create(resource, namespace, typed, "test", dry_run=True)
+    except ApiError as error:
+        if error.status != 403:  # any other error is the test's own mistake
+            raise
+        return error.message
+    return ""
+
+
+class Strict(World):
+    """The operator of a release that watches one namespace."""
+
+    system = NAMESPACE
+
+    def _grant(self) -> None:
+        self.token = token_for(self.client, NAMESPACE, "strict-rlguard")
+
+    def pod(self, name: str, role: str = "Master") -> Json:
+        """The pod that the training-operator makes of a job's workload."""
+        workload = self.client.get(PYTORCHJOBS, STRICT, name)
+        assert workload is not None
+        template = workload["spec"]["pytorchReplicaSpecs"][role]["template"]
+        labels = {**template["metadata"]["labels"], "training.kubeflow.org/replica-type": role.lower()}
+        metadata = template["metadata"] | {"name": f"{name}-{role.lower()}-0", "labels": labels}
+        # As in a cluster, where each namespace has an account.
+        return {"metadata": metadata, "spec": {"serviceAccountName": "default"} | template["spec"]}
+
+    def guards_pod(self, name: str) -> Json:
+        """The pod that the StatefulSet controller makes of the guard's."""
+        made = self.client.get(STATEFUL_SETS, STRICT, guard_name(name, self.uid(name)))
+        assert made is not None
+        pod, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
+        labels = template["metadata"]["labels"] | {"statefulset.kubernetes.io/pod-name": pod}
+        spec = template["spec"] | {"hostname": pod, "subdomain": made["spec"]["serviceName"]}
+        return {"metadata": template["metadata"] | {"name": pod, "labels": labels}, "spec": spec}
+
+    def uid(self, name: str) -> str:
+        job = self.client.get(JOBS, STRICT, name)
+        assert job is not None
+        return str(job["metadata"]["uid"])
+
+    def refuses(self, pod: Json, namespace: str = STRICT) -> str:
+        return refusal(self.client, PODS, pod, namespace)
+
+
+@pytest.fixture(scope="module")
+def strict(
+    cluster: Cluster, render: Render, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Strict]:
+    """A release that watches one namespace, with a job of each placement and isolation."""
+    cluster.namespaces(NAMESPACE, STRICT, OTHER)
+    values = {"watchNamespaces": f'["{STRICT}"]', "admissionPolicy.guardImages": '["mine/", "one/guard:1"]'}
+    for obj in render(values, "strict"):
+        if obj["kind"].startswith(("ValidatingAdmissionPolicy", "Role", "ServiceAccount")):
+            cluster.apply(obj, dry_run=False)
+    made = Strict(plane, cluster.client, STRICT, tmp_path_factory.mktemp("strict"))
+    try:
+        for name in (cases.HELDOUT, cases.STATE, "models", "single-gpu-checkpoints"):
+            made.claim(name, "ReadWriteMany")
+        for name, guard in PLACED.items():
+            made.submit(sample(name, **guard))
+        made.operator()
+        for name in PLACED:
+            made.another(name).expect("Guarded", "True", "WorkloadCreated", within=60)
+        for name in ("beside", "apart"):  # the server takes a moment to know policies and jobs
+            bad = made.pod(name)
+            bad["spec"]["hostPID"] = True
+            eventually(partial(made.refuses, bad), f"the policies know the job {name}")
+        yield made
+    finally:
+        made.close()
+
+
+# -- pods ------------------------------------------------------------------------------------------------
+
 #: Rows that this API server itself answers for, or drops the field of: it is behind a gate, or a pod cannot
-#: have it beside what every pod has.
+#: have it beside what every pod has. Those have the operator's tests alone.
 SERVERS_OWN = {"device", "env-file", "pod-certificate", "windows"}
+#: Rows that hold in the pod of a guard alone, and one of jobs whose guard has an account of its own.
+OF_THE_GUARDS_POD, OF_AN_ACCOUNT = {"host-network", "shared-processes", "mount"}, {"guard-account"}
+ROWS = sorted(cases.broken("").keys() - SERVERS_OWN)
 
 
-def changes(job: Job) -> Json:
-    """Every way to break a row, and everything that is admitted, for the pods of a job."""
-    broken = cases.broken(support_name(job.name, job.uid))
-    return {**broken, **cases.ADMITTED}
-
-
-def rows(job: Job, pod: Json) -> set[str]:
-    """The rows that the operator finds broken."""
-    own = guard_objects_of(job.name, job.uid, job.spec.guard, CONFIG)
-    names = [one["name"] for one in pod["spec"].get("initContainers", [])]
-    return {one.row for one in broken_rows(pod["spec"], own, beside="rlguard-guard" in names)}
-
-
-def changed(job: Job, names: list[str], role: str = "Master") -> Json:
-    """A pod of a job after some changes, with a name of its own for each volume and container."""
-    pod = guarded_pod(job, role)
-    for name in names:
-        changes(job)[name](pod["spec"])
-    for key in ("volumes", "containers"):
-        for number, one in enumerate(pod["spec"][key]):
-            one["name"] = f"extra-{number}" if one["name"] == "extra" else one["name"]
+def changed(strict: Strict, name: str, change: str, role: str = "Master") -> Json:
+    """A pod of a job after one change."""
+    pod = strict.pod(name, role)
+    changes = {**cases.broken(support_name(name, strict.uid(name))), **cases.ADMITTED}
+    changes[change](pod["spec"])
     return pod
-
-
-#: Rows as a pod can break them on an API server. Those of SERVERS_OWN have the operator's tests alone.
-ROWS = {row.id for row in TABLE if not row.in_template} - SERVERS_OWN - {"debugger"}
 
 
 @pytest.mark.always
 @pytest.mark.parametrize(
-    ("row", "job"),
-    # A pod whose guard stands elsewhere has no volume of it to mount.
-    sorted({(row, job) for row in ROWS for job in ("beside", "apart")} - {("mount", "apart")}),
+    ("name", "role", "row"),
+    [
+        (name, role, row)
+        for name, role, apart_from in (
+            ("beside", "Master", OF_AN_ACCOUNT),
+            ("beside", "Worker", OF_THE_GUARDS_POD | OF_AN_ACCOUNT),
+            ("apart", "Master", OF_THE_GUARDS_POD),
+        )
+        for row in sorted(set(ROWS) - apart_from)
+    ],
 )
-def test_what_breaks_a_row_is_refused(admission: Client, row: str, job: str) -> None:
-    pod = changed(JOBS[job], [row])
-    assert {row} >= rows(JOBS[job], pod)
-    answer = refusal(admission, pod)
-    assert (answer is not None) == bool(rows(JOBS[job], pod)), answer
-    assert answer is None or f"(isolation: {row})" in answer
+def test_what_breaks_a_row_is_refused(strict: Strict, name: str, role: str, row: str) -> None:
+    assert f"(isolation: {row})" in strict.refuses(changed(strict, name, row, role))
+
+
+@pytest.mark.parametrize("row", sorted(OF_THE_GUARDS_POD - {"mount"}))
+def test_where_no_guard_is_in_the_pod_there_is_nothing_to_reach(strict: Strict, row: str) -> None:
+    assert strict.refuses(changed(strict, "apart", row)) == ""
 
 
 @pytest.mark.parametrize("name", cases.ADMITTED)
-def test_what_gpu_training_needs_is_admitted(admission: Client, name: str) -> None:
-    assert refusal(admission, changed(JOBS["beside"], [name])) is None
+def test_what_gpu_training_needs_is_admitted(strict: Strict, name: str) -> None:
+    assert strict.refuses(changed(strict, "beside", name)) == ""
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    job=st.sampled_from(["beside", "apart"]),
-    role=st.sampled_from(["Master", "Worker"]),
-    names=st.sets(st.sampled_from(sorted({*cases.broken(""), *cases.ADMITTED} - SERVERS_OWN)), max_size=3),
-)
-def test_operator_and_api_server_agree(admission: Client, job: str, role: str, names: set[str]) -> None:
-    pod = changed(JOBS[job], sorted(names), role)
-    if {"host-ipc", "host-pid", "host-network"} & names:
-        pod["spec"].pop("hostUsers", None)  # the server admits no user namespace beside these
-        names = names - {"unmasked-proc"}
-    try:
-        create(admission, pod)
-        refused = False
-    except ApiError as error:
-        if error.status != 403:
-            return  # the server's own validation
-        refused = True
-    assert refused == bool(rows(JOBS[job], pod))
-
-
-def test_a_relaxed_job_has_what_it_wants(admission: Client) -> None:
-    job = JOBS["relaxed"]
+def test_a_relaxed_job_has_what_it_wants(strict: Strict) -> None:
     for row in ("privileged", "host-path", "host-pid", "secret-env", "claim"):
-        assert refusal(admission, changed(job, [row])) is None
+        assert strict.refuses(changed(strict, "relaxed", row)) == ""
 
 
 @pytest.mark.always
-def test_the_pods_that_the_operator_made_are_admitted(admission: Client) -> None:
-    assert refusal(admission, guarded_pod(JOBS["beside"])) is None
-    assert refusal(admission, guarded_pod(JOBS["beside"], "Worker")) is None
-    assert refusal(admission, guarded_pod(JOBS["apart"])) is None
-    assert refusal(admission, own_guard_pod(STRICT, JOBS["apart"])) is None
+def test_the_pods_that_the_operator_made_are_admitted(strict: Strict) -> None:
+    made = [strict.pod("beside"), strict.pod("beside", "Worker"), strict.pod("apart")]
+    assert [strict.refuses(pod) for pod in [*made, strict.guards_pod("apart")]] == [""] * 4
 
 
-def test_what_webhooks_add_is_admitted(admission: Client) -> None:
+def test_what_webhooks_add_is_admitted(strict: Strict) -> None:
     """A mesh, OpenTelemetry, IRSA: variables, a sidecar and a volume in every container, the guard's too."""
-    pod = guarded_pod(JOBS["beside"])
+    pod = strict.pod("beside")
     token = {"path": "token", "audience": "sts.amazonaws.com"}
     pod["spec"]["volumes"].append({"name": "iam", "projected": {"sources": [{"serviceAccountToken": token}]}})
     for container in [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]:
@@ -244,120 +215,87 @@ def test_what_webhooks_add_is_admitted(admission: Client) -> None:
     mesh = {"name": "istio-proxy", "image": "proxy", "restartPolicy": "Always"}
     mesh["securityContext"] = {"capabilities": {"add": ["NET_ADMIN", "NET_RAW"]}}
     pod["spec"]["initContainers"].insert(0, mesh)
-    assert refusal(admission, pod) is None
+    assert strict.refuses(pod) == ""
 
 
 @pytest.mark.always
-def test_the_pod_of_rank_0_must_have_its_guard(admission: Client) -> None:
-    pod = guarded_pod(JOBS["beside"])
+def test_the_pod_of_rank_0_must_have_its_guard(strict: Strict) -> None:
+    pod = strict.pod("beside")
     del pod["spec"]["initContainers"]
     pod["spec"]["volumes"] = [v for v in pod["spec"]["volumes"] if not v["name"].startswith("rlguard-")]
-    assert "must have its guard" in str(refusal(admission, pod))
+    assert "must have its guard" in strict.refuses(pod)
 
 
 @pytest.mark.always
-def test_other_pods_and_other_namespaces_are_left_alone(admission: Client) -> None:
-    pod = changed(JOBS["beside"], ["privileged"])
-    other = copy.deepcopy(pod)
-    other["metadata"]["namespace"] = OTHER
-    assert refusal(admission, other) is None
+def test_other_pods_and_other_namespaces_are_left_alone(strict: Strict) -> None:
+    pod = changed(strict, "beside", "privileged")
+    assert strict.refuses(copy.deepcopy(pod), OTHER) == ""
     del pod["metadata"]["labels"]["rlguard.dev/job-uid"]
-    assert refusal(admission, pod) is None
+    assert strict.refuses(pod) == ""
 
 
-class TestADebugContainer:
-    @pytest.fixture(scope="class")
-    def pod(self, admission: Client) -> Json:
-        return create(admission, guarded_pod(JOBS["beside"]), dry_run=False)
+def test_a_debug_container_looks_at_the_trainer_and_does_not_enter_the_guard(strict: Strict) -> None:
+    strict.put(PODS, strict.pod("beside"))
 
-    def debug(self, client: Client, pod: Json, **fields: Any) -> None:
-        path = f"/api/v1/namespaces/{STRICT}/pods/{pod['metadata']['name']}/ephemeralcontainers"
-        container = {"name": "debug", "image": "busybox", **fields}
-        body = {"spec": {"ephemeralContainers": [container]}}
+    def debug(**fields: Any) -> str:
+        path = f"/api/v1/namespaces/{STRICT}/pods/beside-master-0/ephemeralcontainers"
+        body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox", **fields}]}}
         kind = "application/strategic-merge-patch+json"
-        client.request("PATCH", path, query={"dryRun": "All"}, body=body, content_type=kind)
+        try:
+            strict.client.request("PATCH", path, query={"dryRun": "All"}, body=body, content_type=kind)
+        except ApiError as error:
+            return error.message
+        return ""
 
-    def test_looks_at_the_trainer(self, admission: Client, pod: Json) -> None:
-        self.debug(admission, pod, targetContainerName="pytorch")
-
-    @pytest.mark.parametrize(
-        ("row", "fields"),
-        [
-            *cases.IN_DEBUG_CONTAINER.items(),
-            ("mount", {"volumeMounts": [{"name": "rlguard-heldout", "mountPath": "/x"}]}),
-            ("privileged", {"securityContext": {"privileged": True}}),
-        ],
-    )
-    def test_does_not_enter_the_guard(self, admission: Client, pod: Json, row: str, fields: Json) -> None:
-        with pytest.raises(ApiError, match=rf"\(isolation: {row}\)"):
-            self.debug(admission, pod, **fields)
+    assert debug(targetContainerName="pytorch") == ""
+    enters = {
+        **cases.IN_DEBUG_CONTAINER,
+        "mount": {"volumeMounts": [{"name": "rlguard-heldout", "mountPath": "/x"}]},
+        "privileged": {"securityContext": {"privileged": True}},
+    }
+    for row, fields in enters.items():
+        assert f"(isolation: {row})" in debug(**fields)
 
 
-def attach(spec: Json, kind: str = "RayCluster") -> None:
-    """To a workload that exists, instead of what it is made of."""
-    del spec["template"]
-    api_version = next(one.resource.api_version for one in ADAPTERS if one.resource.kind == kind)
-    spec["targetRef"] = {"apiVersion": api_version, "kind": kind, "name": "shared"}
-    follow = {"path": "run/metrics.jsonl", "format": "verl"}
-    set_guard(
-        spec,
-        placement="Pod",
-        state={"claimName": "state"},
-        checkpoints={"claimName": "ckpt"},
-        metrics={"follow": follow},
-    )
-
-
-def own_guard_pod(namespace: str, job: Job) -> Json:
-    """The pod that the StatefulSet controller makes of what our operator built."""
-    own = job.spec.guard.own_pod
-    assert own is not None
-    made = dict(guard_objects(job, own, ADAPTERS[0], CONFIG))[STATEFUL_SETS]
-    name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
-    labels = template["metadata"]["labels"] | {"statefulset.kubernetes.io/pod-name": name}
-    metadata = template["metadata"] | {"name": name, "namespace": namespace, "labels": labels}
-    spec = template["spec"] | {"hostname": name, "subdomain": made["spec"]["serviceName"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+# -- accounts --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Accounts:
-    """Service accounts of a namespace, with real tokens."""
+    """Service accounts of the namespace, with real tokens."""
 
     cluster: Cluster
-    kubeconfig: Path
+    plane: ControlPlane
     directory: Path
 
-    def may(self, namespace: str, account: str, *rules: Json) -> None:
-        meta = {"name": account, "namespace": namespace}
-        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": meta}
-        self.cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta}, dry_run=False)
-        self.cluster.apply({**role, "rules": list(rules)}, dry_run=False)
+    def may(self, account: str, *rules: tuple[str, str, str]) -> None:
+        """Give an account these rights alone: verbs, API group and resources of each."""
+        meta = {"name": account, "namespace": STRICT}
+        role: Json = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": meta}
+        given = [
+            {"verbs": verbs.split(), "apiGroups": [group], "resources": resources.split()}
+            for verbs, group, resources in rules
+        ]
         reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account}
-        subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-        self.cluster.apply(
-            {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": [subject]}, dry_run=False
-        )
+        subjects = [{"kind": "ServiceAccount", "name": account, "namespace": STRICT}]
+        for body in (
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
+            {**role, "rules": given},
+            {**role, "kind": "RoleBinding", "roleRef": reference, "subjects": subjects},
+        ):
+            self.cluster.apply(body, dry_run=False)
 
-    def client(self, namespace: str, account: str) -> Client:
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = self.cluster.client.request("POST", path, body=body)["status"]["token"]
-        config = yaml.safe_load(self.kubeconfig.read_text())
-        config["users"][0]["user"] = {"token": token}
-        file = self.directory / f"{namespace}-{account}"
-        file.write_text(yaml.safe_dump(config))
+    def client(self, account: str, namespace: str = STRICT) -> Client:
+        token = token_for(self.cluster.client, namespace, account)
+        file = self.plane.kubeconfig(self.directory / account, token=token)
         return Client(load_configuration(str(file)))
 
 
 @pytest.fixture(scope="module")
 def accounts(
-    cluster: Cluster, admission: Client, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
+    cluster: Cluster, strict: Strict, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Accounts:
-    return Accounts(cluster, kubeconfig, tmp_path_factory.mktemp("accounts"))
-
-
-# -- who may enter the container of a guard --------------------------------------------------------------
+    return Accounts(cluster, plane, tmp_path_factory.mktemp("accounts"))
 
 
 def entered(client: Client, pod: str, container: str, way: str = "exec") -> str:
@@ -366,205 +304,154 @@ def entered(client: Client, pod: str, container: str, way: str = "exec") -> str:
     try:
         client.request("POST", f"/api/v1/namespaces/{STRICT}/pods/{pod}/{way}", query=query)
     except ApiError as error:
-        return only_forbidden(error) if error.status == 403 else ""
+        return error.message if error.status == 403 else ""
     return ""
 
 
-class TestAShellInAGuard:
-    @pytest.fixture(scope="class")
-    def developer(self, accounts: Accounts, admission: Client) -> Client:
-        """Whoever may run and look into pods of the namespace."""
-        into = {"apiGroups": [""], "resources": ["pods/exec", "pods/attach"], "verbs": ["create", "get"]}
-        accounts.may(STRICT, "developer", into)
-        client = accounts.client(STRICT, "developer")
-        eventually(lambda: entered(client, "run-master-0", "pytorch") == "", "it may enter pods")
-        eventually(lambda: entered(client, "run-master-0", "rlguard-guard") != "", "the policy is on")
-        return client
+def test_a_shell_in_a_guard_is_for_who_may_operate_jobs(accounts: Accounts, strict: Strict) -> None:
+    into = ("create get", "", "pods/exec pods/attach")
+    accounts.may("developer", into)
+    developer = accounts.client("developer")
+    eventually(lambda: entered(developer, "run-master-0", "pytorch") == "", "it may enter pods")
+    eventually(lambda: entered(developer, "run-master-0", "rlguard-guard") != "", "the policy is on")
+    for way in ("exec", "attach"):
+        for pod, container in (("run-master-0", "rlguard-guard"), ("run-0a1b2c3d-0", "")):
+            assert "enters the container of a guard" in entered(developer, pod, container, way)
+    for pod, container in (("run-0a1b2c3d-0", "other"), ("run-master-0", "")):
+        assert entered(developer, pod, container) == "", "that is nobody's business"
+    assert entered(strict.client, "run-master-0", "rlguard-guard") == "", "an administrator may"
+    accounts.may("on-call", into, ("operate", "rlguard.dev", "guardedtrainingjobs"))
+    on_call = accounts.client("on-call")
+    eventually(lambda: entered(on_call, "run-master-0", "rlguard-guard") == "", "its right counts")
 
-    @pytest.mark.parametrize("way", ["exec", "attach"])
-    @pytest.mark.parametrize(
-        ("pod", "container"),
-        [("run-master-0", "rlguard-guard"), ("run-0a1b2c3d-0", "")],
-        ids=["named", "alone"],
+
+def test_who_may_create_pods_may_create_a_job(accounts: Accounts) -> None:
+    jobs = ("create", "rlguard.dev", "guardedtrainingjobs")
+    accounts.may("author", jobs)
+    client = accounts.client("author")
+    eventually(lambda: "you may not create pods" in refusal(client, JOBS, sample("mine")), "it is asked")
+    accounts.may("author", jobs, ("create", "", "pods"))
+    eventually(lambda: not refusal(client, JOBS, sample("mine")), "the right to create pods counts")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_has_the_operator_stop_what_he_may_not_delete(accounts: Accounts, kind: str) -> None:
+    group, version, plural = KINDS[kind]
+    follow = {"path": "run/metrics.jsonl", "format": "verl"}
+    job = sample("m", placement="Pod", checkpoints={"claimName": "c"}, metrics={"follow": follow})
+    del job["spec"]["template"]
+    job["spec"]["targetRef"] = {"apiVersion": f"{group}/{version}", "kind": kind, "name": "shared"}
+    create = (("create", "", "pods"), ("create", "rlguard.dev", "guardedtrainingjobs"))
+    accounts.may(plural, *create)
+    client = accounts.client(plural)
+    refused = f"you may not delete {kind} shared"
+    eventually(lambda: refused in refusal(client, JOBS, job), "the other rights count")
+    accounts.may(plural, *create, ("delete", group, plural))
+    eventually(lambda: refusal(client, JOBS, job) == "", "the right to delete it counts")
+
+
+@pytest.mark.parametrize(
+    ("image", "admitted"),
+    [
+        ("one/guard:1", True),
+        ("mine/guard@sha256:a", True),
+        ("one/guard:11", False),
+        ("one/guard", False),
+        ("evil/mine/guard:1", False),
+    ],
+)
+def test_a_guard_has_an_image_that_is_listed(strict: Strict, image: str, admitted: bool) -> None:
+    answer = refusal(strict.client, JOBS, sample("mine", image=image))
+    assert (answer == "") == admitted
+    assert admitted or "admissionPolicy.guardImages" in answer
+
+
+# -- what the operator makes -------------------------------------------------------------------------------
+
+
+def copies(strict: Strict, name: str) -> Iterator[tuple[Resource, Json]]:
+    """All that the operator has made for a job, as somebody might make it."""
+    owner = strict.uid(name)
+    for resource in MADE:
+        for raw in strict.client.list(resource, STRICT, {})["items"]:
+            meta = raw["metadata"]
+            if any(one["uid"] == owner for one in meta.get("ownerReferences") or []):
+                kept = {key: meta[key] for key in ("name", "labels", "ownerReferences") if key in meta}
+                raw.get("spec", {}).pop("clusterIPs", None), raw.get("spec", {}).pop("clusterIP", None)
+                body = {key: raw[key] for key in ("spec", "data", "type", "immutable") if key in raw}
+                yield resource, {"metadata": kept, **body}
+
+
+def evidence(strict: Strict) -> Json:
+    name = support_name("beside", strict.uid("beside"))
+    labels = {"rlguard.dev/job": "beside"}
+    return {"metadata": {"name": f"{name}-evidence", "labels": labels}, "data": {"a": "b"}}
+
+
+def test_the_operator_makes_nothing_that_no_job_owns(accounts: Accounts, strict: Strict) -> None:
+    operator = accounts.client("strict-rlguard", NAMESPACE)
+    only = "only what a GuardedTrainingJob owns"
+    found = list(copies(strict, "apart"))
+    assert {resource.kind for resource, _ in found} == {one.kind for one in MADE}
+    for resource, body in found:
+        body["metadata"] |= {"name": "loose", "ownerReferences": []}
+        assert only in refusal(operator, resource, body), resource.kind
+    kept = evidence(strict)  # spec.keepEvidence
+    assert refusal(operator, CONFIG_MAPS, kept) == ""
+    kept["metadata"]["labels"] = {}
+    assert only in refusal(operator, CONFIG_MAPS, kept)
+
+
+def test_nobody_else_takes_the_names_of_what_it_makes(strict: Strict) -> None:
+    """It takes what is there for its own: a policy, for example."""
+    uid = strict.uid(LONG)
+    assert support_name(LONG, uid) != guard_name(LONG, uid)
+    for resource, body in [*copies(strict, LONG), (CONFIG_MAPS, evidence(strict))]:
+        if resource is PYTORCHJOBS:
+            continue  # it has the name of its job, which anybody may have taken
+        assert "the operator makes what has this name" in refusal(strict.client, resource, body)
+        body["metadata"] |= {"name": f"{body['metadata']['name'][:40]}-other", "ownerReferences": []}
+        assert refusal(strict.client, resource, body) == "", resource.kind
+
+
+def test_secrets_are_read_and_kept_in_its_own_namespace_alone(accounts: Accounts) -> None:
+    operator = accounts.client("strict-rlguard", NAMESPACE)
+    state = {"metadata": {"name": "state"}, "stringData": {"a": "b"}}
+    assert refusal(operator, SECRETS, state, NAMESPACE) == ""
+    assert operator.get(SECRETS, NAMESPACE, "state") is None
+    with pytest.raises(ApiError, match="403"):
+        operator.get(SECRETS, STRICT, "state")
+    assert "only what a GuardedTrainingJob owns" in refusal(operator, SECRETS, state)
+
+
+def owned_by(api_version: str, kind: str, controller: bool) -> Json:
+    owner = {"apiVersion": api_version, "kind": kind, "controller": controller, "name": "x", "uid": "y"}
+    return {"ownerReferences": [owner]}
+
+
+PODS_TO_DELETE: dict[str, tuple[Callable[[Strict], Json], bool]] = {
+    "of-a-job": (lambda strict: strict.pod("beside")["metadata"], True),
+    "of-nobody": (lambda _: {}, False),
+    "of-a-raycluster": (lambda _: owned_by("ray.io/v1", "RayCluster", True), True),
+    "of-a-batch-job": (lambda _: owned_by("batch/v1", "Job", True), True),
+    "not-controlled": (lambda _: owned_by("batch/v1", "Job", False), False),
+    "of-a-replicaset": (lambda _: owned_by("apps/v1", "ReplicaSet", True), False),
+    "of-another-group": (lambda _: owned_by("example.com/v1", "Job", True), False),
+}
+
+
+@pytest.mark.parametrize("name", PODS_TO_DELETE)
+def test_it_deletes_pods_of_workloads_alone(accounts: Accounts, strict: Strict, name: str) -> None:
+    metadata, admitted = PODS_TO_DELETE[name]
+    pod = (
+        strict.pod("beside")
+        if name == "of-a-job"
+        else {"spec": {"containers": [{"name": "c", "image": "i"}]}}
     )
-    def test_is_refused(self, developer: Client, pod: str, container: str, way: str) -> None:
-        assert "enters the container of a guard" in entered(developer, pod, container, way)
-
-    @pytest.mark.parametrize(
-        ("pod", "container"),
-        [("run-master-0", "pytorch"), ("run-0a1b2c3d-0", "other"), ("run-master-0", "")],
-        ids=["the trainer", "another one", "the only one"],
-    )
-    def test_elsewhere_is_nobodys_business(self, developer: Client, pod: str, container: str) -> None:
-        assert entered(developer, pod, container) == ""
-
-    def test_is_for_who_may_operate_jobs(self, accounts: Accounts, admission: Client) -> None:
-        assert entered(admission, "run-master-0", "rlguard-guard") == "", "an administrator may"
-        into = {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]}
-        operates = {"apiGroups": ["rlguard.dev"], "resources": ["guardedtrainingjobs"], "verbs": ["operate"]}
-        accounts.may(STRICT, "on-call", into, operates)
-        client = accounts.client(STRICT, "on-call")
-        eventually(lambda: entered(client, "run-master-0", "rlguard-guard") == "", "its right counts")
-
-
-class TestWhoMayCreateAJob:
-    def create(self, client: Client, name: str = "mine", **values: Any) -> str:
-        try:
-            submit(client, STRICT, name, partial(set_guard, **values), dry_run=True)
-        except ApiError as error:
-            return only_forbidden(error)
-        return ""
-
-    def test_who_may_create_pods(self, accounts: Accounts) -> None:
-        jobs = {"apiGroups": ["rlguard.dev"], "resources": ["guardedtrainingjobs"], "verbs": ["create"]}
-        pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
-        accounts.may(STRICT, "author", jobs)
-        assert "you may not create pods" in self.create(accounts.client(STRICT, "author"))
-        accounts.may(STRICT, "author", jobs, pods)
-        eventually(
-            lambda: not self.create(accounts.client(STRICT, "author")), "the right to create pods counts"
-        )
-
-    @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.resource.kind)
-    def test_nobody_has_the_operator_stop_what_he_may_not_delete(
-        self, accounts: Accounts, adapter: WorkloadAdapter
-    ) -> None:
-        kind, name = adapter.resource, f"other-{adapter.resource.plural}"
-        create = {"verbs": ["create"], "apiGroups": ["", "rlguard.dev"]}
-        create["resources"] = ["pods", "guardedtrainingjobs"]
-        accounts.may(STRICT, name, create)
-        client = accounts.client(STRICT, name)
-
-        def answer() -> str:
-            try:
-                submit(client, STRICT, "mine", partial(attach, kind=kind.kind), dry_run=True)
-            except ApiError as error:
-                return only_forbidden(error)
-            return ""
-
-        eventually(lambda: f"you may not delete {kind.kind} shared" in answer(), "the other rights count")
-        delete = {"verbs": ["delete"], "apiGroups": [kind.group], "resources": [kind.plural]}
-        accounts.may(STRICT, name, create, delete | {"resourceNames": ["another"]})
-        assert f"you may not delete {kind.kind} shared" in answer()
-        accounts.may(STRICT, name, create, delete | {"resourceNames": ["shared"]})
-        eventually(lambda: answer() == "", "the right to delete it counts")
-
-    @pytest.mark.parametrize(
-        ("image", "admitted"),
-        [
-            ("one/guard:1", True),
-            ("mine/guard:2", True),
-            ("mine/guard@sha256:a", True),
-            ("one/guard:11", False),
-            ("one/guard", False),
-            ("evil/mine/guard:1", False),
-        ],
-    )
-    def test_with_a_guard_image_that_is_listed(self, admission: Client, image: str, admitted: bool) -> None:
-        answer = self.create(admission, image=image)
-        assert (answer == "") == admitted
-        assert admitted or "admissionPolicy.guardImages" in answer
-
-    def test_with_the_default_image(self, admission: Client) -> None:
-        assert self.create(admission) == ""
-
-
-class TestWhatTheOperatorMayCreate:
-    @pytest.fixture(scope="class")
-    def operator(self, accounts: Accounts) -> Client:
-        return accounts.client(NAMESPACE, "strict-rlguard")
-
-    def objects(self) -> list[tuple[Resource, Json]]:
-        """All that it creates for a job."""
-        job = JOBS["beside"]
-        made = support_objects(job, new_credentials(job, datetime.now(UTC)))
-        return [*made, (ADAPTERS[0].resource, build_workload(job, ADAPTERS[0], CONFIG))]
-
-    def test_all_that_a_job_needs_and_nothing_that_no_job_owns(self, operator: Client) -> None:
-        for resource, body in self.objects():
-            operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
-            loose = copy.deepcopy(body)
-            loose["metadata"] |= {"name": "loose", "ownerReferences": []}
-            with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
-                operator.create(resource, STRICT, loose, "rlguard-operator", dry_run=True)
-
-    def test_nobody_else_takes_the_names_of_what_it_makes(self, operator: Client, admission: Client) -> None:
-        """It takes what is there for its own: a policy, for example."""
-        job = submit(admission, STRICT, "n" * 50, partial(set_guard, **OWN, placement="Pod"))
-        assert support_name(job.name, job.uid) != guard_name(job.name, job.uid)
-        made = list(support_objects(job, {}))
-        made += guard_objects(job, GuardPod(), ADAPTERS[0], CONFIG)
-        assert {resource.kind for resource, _ in made} == {"Secret", "ConfigMap", "Service", "StatefulSet"}
-        made.append((CONFIG_MAPS, build_evidence(job, {}, {}, datetime.now(UTC))))
-
-        def taken(resource: Resource, body: Json) -> str:
-            try:
-                admission.create(resource, STRICT, body, "somebody", dry_run=True)
-            except ApiError as error:
-                return only_forbidden(error)
-            return ""
-
-        eventually(partial(taken, *made[0]), "the policies know the job")
-        for resource, body in made:
-            assert "the operator makes what has this name" in taken(resource, body), resource.kind
-            other = copy.deepcopy(body)
-            other["metadata"] |= {"name": f"{body['metadata']['name'][:40]}-other", "ownerReferences": []}
-            assert taken(resource, other) == "", resource.kind
-        for resource, body in made:
-            operator.create(resource, STRICT, body, "rlguard-operator", dry_run=True)
-
-    def test_secrets_are_read_and_kept_in_its_own_namespace_alone(self, operator: Client) -> None:
-        state = {"metadata": {"name": "state"}, "stringData": {"a": "b"}}
-        operator.create(SECRETS, NAMESPACE, state, "rlguard-operator", dry_run=True)
-        assert operator.get(SECRETS, NAMESPACE, "state") is None
-        with pytest.raises(ApiError, match="403"):
-            operator.get(SECRETS, STRICT, "state")
-        with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
-            operator.create(SECRETS, STRICT, state, "rlguard-operator", dry_run=True)
-
-    def test_the_evidence(self, operator: Client) -> None:
-        job = JOBS["beside"]
-        body = build_evidence(job, {}, {}, datetime.now(UTC))
-        operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
-        del body["metadata"]["ownerReferences"]  # spec.keepEvidence
-        operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
-        body["metadata"]["labels"] = {}
-        with pytest.raises(ApiError, match="only what a GuardedTrainingJob owns"):
-            operator.create(CONFIG_MAPS, STRICT, body, "rlguard-operator", dry_run=True)
-
-    def test_it_deletes_the_pods_of_jobs_alone(self, operator: Client, admission: Client) -> None:
-        job = guarded_pod(JOBS["beside"])
-        job["metadata"]["name"] = "of-a-job"
-        create(admission, job, dry_run=False)
-        other = {"name": "of-nobody", "namespace": STRICT}
-        spec = {"containers": [{"name": "c", "image": "i"}]}
-        create(admission, {"apiVersion": "v1", "kind": "Pod", "metadata": other, "spec": spec}, dry_run=False)
-        path = f"/api/v1/namespaces/{STRICT}/pods/"
-        operator.request("DELETE", f"{path}of-a-job", query={"dryRun": "All"})
+    strict.put(PODS, pod | {"metadata": metadata(strict) | {"name": name}})
+    operator, path = accounts.client("strict-rlguard", NAMESPACE), f"/api/v1/namespaces/{STRICT}/pods/{name}"
+    if admitted:
+        operator.request("DELETE", path, query={"dryRun": "All"})
+    else:
         with pytest.raises(ApiError, match="delete only pods of workloads"):
-            operator.request("DELETE", f"{path}of-nobody", query={"dryRun": "All"})
-
-    @pytest.mark.parametrize(
-        ("owner", "admitted"),
-        [
-            ({"apiVersion": "ray.io/v1", "kind": "RayCluster", "controller": True}, True),
-            ({"apiVersion": "batch/v1", "kind": "Job", "controller": True}, True),
-            ({"apiVersion": "batch/v1", "kind": "Job", "controller": False}, False),
-            ({"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}, False),
-            ({"apiVersion": "example.com/v1", "kind": "Job", "controller": True}, False),
-        ],
-        ids=str,
-    )
-    def test_it_deletes_pods_of_what_it_may_be_attached_to(
-        self, operator: Client, admission: Client, owner: Json, admitted: bool
-    ) -> None:
-        name = f"of-{owner['kind'].lower()}-{len(str(owner))}"
-        metadata = {"name": name, "namespace": STRICT, "ownerReferences": [owner | {"name": "x", "uid": "y"}]}
-        spec = {"containers": [{"name": "c", "image": "i"}]}
-        create(admission, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, False)
-        path = f"/api/v1/namespaces/{STRICT}/pods/{name}"
-        if admitted:
             operator.request("DELETE", path, query={"dryRun": "All"})
-        else:
-            with pytest.raises(ApiError, match="delete only pods of workloads"):
-                operator.request("DELETE", path, query={"dryRun": "All"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,13 +63,6 @@ def namespace(installation: Cluster, request: pytest.FixtureRequest) -> Iterator
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")
     with fresh_namespace(installation, words[:40].strip("-")) as made:
         yield made
-
-
-@pytest.fixture
-def more_namespaces(installation: Cluster) -> Iterator[Callable[[str], Namespace]]:
-    """Makes further namespaces by name."""
-    with ExitStack() as stack:
-        yield lambda name: stack.enter_context(fresh_namespace(installation, name))
 
 
 @pytest.fixture

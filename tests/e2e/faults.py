@@ -14,15 +14,10 @@ from guard_operator.runtime.client import LEASES
 
 from . import then, timeouts
 from .kube import (
-    CHART,
-    GUARD_CONTAINER,
-    KIND_VALUES,
     RELEASE,
     SYSTEM,
     TRAINING,
     Cluster,
-    CommandError,
-    Job,
     Json,
     container_id,
     container_statuses,
@@ -56,21 +51,6 @@ def running_on_the_node(cluster: Cluster, pod: Json) -> list[str]:
 
 
 @contextmanager
-def the_guard_is_frozen(job: Job) -> Iterator[None]:
-    """The guard neither answers nor ends (SIGSTOP); afterwards it goes on, if its pod is still there."""
-    pod, cluster = job.guard_pod, job.namespace.cluster
-    assert pod is not None
-    cluster.signal(pod, GUARD_CONTAINER, "SIGSTOP")
-    try:
-        yield
-    finally:
-        try:
-            cluster.signal(pod, GUARD_CONTAINER, "SIGCONT")
-        except CommandError:
-            assert GUARD_CONTAINER not in running_on_the_node(cluster, pod)
-
-
-@contextmanager
 def the_kubelet_is_away(cluster: Cluster, node: str) -> Iterator[None]:
     """Nobody ends a container of the node, or says how it is; afterwards it is back and says so."""
     nobody_else_is_there()
@@ -83,42 +63,7 @@ def the_kubelet_is_away(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.kubectl(*ready, within=timeouts.API_SERVER + timeouts.COMMAND)
 
 
-@contextmanager
-def the_admission_policies_are_away(cluster: Cluster) -> Iterator[None]:
-    """The API server asks none of ours, as on a cluster where they are switched off; afterwards it does."""
-    nobody_else_is_there()
-    bindings = ("validatingadmissionpolicybinding", f"--selector=app.kubernetes.io/instance={RELEASE}")
-    kept = cluster.kubectl("get", *bindings, "--output=yaml")
-    assert "policyName" in kept, "there are some"
-    cluster.kubectl("delete", *bindings)
-    try:
-        yield
-    finally:
-        cluster.kubectl("apply", "-f", "-", give=kept)
-
-
 # -- operators -------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def a_second_release(cluster: Cluster, *watched: str) -> Iterator[str]:
-    """The chart once more, for these namespaces only, in a namespace of its own; the namespace."""
-    name = f"{watched[0]}-operator"
-    helm = ("--namespace", name)
-    values = (
-        *("--values", str(KIND_VALUES), "--set", f"watchNamespaces={{{','.join(watched)}}}"),
-        *(
-            "--set",
-            "replicas=1,crds.install=false,rbac.aggregateToUsers=false,podDisruptionBudget.enabled=false",
-        ),
-    )
-    wait = ("--create-namespace", "--wait", f"--timeout={timeouts.INSTALL}s")
-    try:
-        cluster.helm("install", RELEASE, str(CHART), *helm, *values, *wait)
-        yield name
-    finally:
-        cluster.helm("uninstall", RELEASE, *helm, "--ignore-not-found", "--wait")
-        cluster.kubectl("delete", "namespace", name, "--ignore-not-found", within=timeouts.NAMESPACE_DELETE)
 
 
 @contextmanager

@@ -28,6 +28,10 @@ RELEASE, SYSTEM = "rlguard", "rlguard-system"
 TRAINING = "kubeflow"  # where the training-operator runs
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
+JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
+RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
+TRAIN_JOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 GUARD_CONTAINER, TRAINER_CONTAINER = names.GUARD_CONTAINER, "pytorch"
 

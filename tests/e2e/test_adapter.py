@@ -79,16 +79,6 @@ def test_an_adapter_that_learns_to_hack_is_stopped(namespace: Namespace, shared:
     )
 
 
-def test_an_honest_adapter_succeeds(namespace: Namespace, shared: list[Json]) -> None:
-    job = an_adapter_run(namespace, shared, "strict", steps=24)  # fewer than ten rounds judge nothing
-
-    then.the_condition_is(job, "Succeeded", "True", "WorkloadSucceeded", within=timeouts.GRPO)
-
-    assert job.guard["steps"] == 24 and job.guard["rounds"] == 12
-    assert job.guard["failed"] == job.guard["refused"] == 0
-    then.the_job_never_fired(job)
-
-
 def an_adapter_run(
     namespace: Namespace,
     shared: list[Json],

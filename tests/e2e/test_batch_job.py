@@ -26,17 +26,6 @@ def test_a_hacking_batch_job_is_deleted(namespace: Namespace) -> None:
     assert "attempt 0" in then.evidence(job)["trainer.log"]
 
 
-def test_a_batch_job_that_succeeds_ends_its_guard_with_it(namespace: Namespace) -> None:
-    """It has saved no checkpoint, so nothing of it was judged, and its success is not a plain one."""
-    job = a_batch_run(namespace, "steps 8", "exit 0")
-
-    message = then.the_condition_is(job, "Succeeded", "True", "NotJudged", within=timeouts.START)
-    assert "no checkpoint was announced" in message
-    then.the_job_never_fired(job)
-    (pod,) = job.pods
-    assert pod["status"]["phase"] == "Succeeded"
-
-
 def test_a_lost_pod_of_a_batch_job_leaves_its_guards_state_to_the_next(namespace: Namespace) -> None:
     job = a_batch_run(namespace, "steps 8")
     then.the_guard_has_counted(job, 8, within=timeouts.START)

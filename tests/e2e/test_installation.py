@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from . import faults, given, then, timeouts, walk, when
+from . import given, then, timeouts, walk, when
 from .kube import RELEASE, SYSTEM, TRAINER_CONTAINER, Cluster, Namespace, install
 
 CRD = "guardedtrainingjobs.rlguard.dev"
@@ -90,21 +90,6 @@ def test_uninstall_keeps_the_jobs_and_a_new_release_adopts_them(namespace: Names
     then.it_was_told_once(kept, "WorkloadCreated", "KlHardStop", "StopRequested", "NoPodsLeft")
 
 
-def test_a_release_for_one_namespace_has_no_rights_elsewhere(
-    namespace: Namespace, more_namespaces: Callable[[str], Namespace]
-) -> None:
-    cluster, elsewhere = namespace.cluster, more_namespaces("elsewhere")
-    with when.the_operator_is_away(cluster), faults.a_second_release(cluster, namespace.name) as system:
-        other = given.a_submitted_run(elsewhere, "steps 8")
-        job = given.a_scripted_run(namespace, deaf=True)
-
-        when.the_trainer_fires(job)
-
-        then.the_job_is_stopped(job)
-        assert other.status == {}, "nobody has looked at it"
-        the_rights_end_at_the_namespace(cluster, f"system:serviceaccount:{system}:{RELEASE}", namespace.name)
-
-
 # -- then, in the words of these tests -------------------------------------------------------------------
 
 
@@ -126,26 +111,3 @@ def left_of_the_release(cluster: Cluster) -> str:
     )
     label = f"--selector=app.kubernetes.io/instance={RELEASE}"
     return cluster.kubectl("get", kinds, "--all-namespaces", label, "--output=name")
-
-
-def the_rights_end_at_the_namespace(cluster: Cluster, account: str, watched: str) -> None:
-    """What the service account may do in its namespace, and neither elsewhere nor cluster-wide."""
-    for verb, resource in (
-        ("watch", "guardedtrainingjobs.rlguard.dev"),
-        ("delete", "pytorchjobs.kubeflow.org"),
-        ("delete", "pods"),
-        ("create", "secrets"),
-    ):
-        assert may(cluster, account, verb, resource, "--namespace", watched), (verb, resource)
-        for scope in (("--namespace", "kube-system"), ("--all-namespaces",)):
-            assert not may(cluster, account, verb, resource, *scope), (verb, resource, scope)
-    for verb in ("get", "list"):
-        assert not may(cluster, account, verb, "secrets", "--namespace", watched), verb
-
-
-def may(cluster: Cluster, account: str, verb: str, resource: str, *scope: str) -> bool:
-    """`kubectl auth can-i` as that account."""
-    asked = cluster.try_kubectl("auth", "can-i", verb, resource, *scope, f"--as={account}")
-    said = asked.stdout.strip()
-    assert said in {"yes", "no"}, (said, asked.stderr)
-    return said == "yes"

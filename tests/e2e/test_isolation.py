@@ -79,7 +79,6 @@ def test_the_trainer_cannot_reach_what_is_the_guards(namespace: Namespace) -> No
     the_guards_processes_cannot_be_seen(job)
     the_trainers_token_is_for_reports(job)
     the_checkpoints_are_read_only_for_the_guard(job)
-    nobody_gets_in_with_a_debug_container(job)
 
 
 # -- given and then, in the words of these tests ---------------------------------------------------------
@@ -145,19 +144,3 @@ def the_checkpoints_are_read_only_for_the_guard(job: Job) -> None:
     job.exec(TRAINER_CONTAINER, "touch", "/checkpoints/file")
     tried = job.try_exec(GUARD_CONTAINER, "touch", "/checkpoints/another")
     assert "Read-only file system" in tried.stderr, tried
-
-
-def nobody_gets_in_with_a_debug_container(job: Job) -> None:
-    """The admission policy refuses a container that would share the guard's processes."""
-    image = job.namespace.cluster.images["trainer"]
-    command = (
-        "debug",
-        job.pod_name,
-        f"--image={image}",
-        f"--target={GUARD_CONTAINER}",
-        "--",
-        "true",
-    )
-    refused = job.namespace.try_kubectl(*command)
-    assert refused.returncode != 0
-    assert "ValidatingAdmissionPolicy" in refused.stderr, refused.stderr

@@ -24,33 +24,6 @@ def test_a_trainer_that_crashes_is_a_new_attempt_under_the_same_guard(namespace:
     then.the_job_never_fired(job)
 
 
-def test_a_lost_pod_leaves_its_guards_state_to_the_next(namespace: Namespace) -> None:
-    """Once because the trainer dies (ExitCode makes a new pod of it), once because the pod is deleted.
-
-    No volume outlives the pod but that of the checkpoints: the operator tells the next guard.
-    """
-    checkpoints = given.a_claim(namespace, "checkpoints")
-    job = given.a_run_with_one_round(namespace, restart="ExitCode", checkpoints=checkpoints)
-    first = job.guard
-
-    lost = str(job.pod["metadata"]["uid"])
-    when.the_trainer_is_killed(job)
-
-    then.the_pod_was_replaced(job, lost)
-    second = then.the_guard_has_counted(job, 16, within=timeouts.REPLACE)
-    assert second["attempt"] == 1
-    assert second["bestCheckpoint"] == first["bestCheckpoint"]
-    assert second["rounds"] == first["rounds"]
-
-    lost = when.the_pod_is_deleted(job)
-
-    then.the_pod_was_replaced(job, lost)
-    third = then.the_guard_has_counted(job, 24, within=timeouts.REPLACE)
-    assert third["attempt"] == 2
-    assert third["bestCheckpoint"] == first["bestCheckpoint"]
-    then.the_job_never_fired(job)
-
-
 def test_a_guard_that_is_killed_keeps_verdict_and_count(namespace: Namespace) -> None:
     job = given.a_run_with_one_round(namespace)
     before = job.guard

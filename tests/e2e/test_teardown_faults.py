@@ -6,13 +6,12 @@ that it stops by the guard's answer.
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 
 from . import faults, given, jobs, then, timeouts, when
-from .kube import GUARD_CONTAINER, TRAINER_CONTAINER, Job, Namespace
+from .kube import Namespace
 
 #: Once each, whoever acts and however often.
 STORY = ("WorkloadCreated", "KlHardStop", "StopRequested", "EvidenceCaptured", "NoPodsLeft")
@@ -82,33 +81,6 @@ def test_the_api_server_is_away(namespace: Namespace) -> None:
 # -- the guard -------------------------------------------------------------------------------------------
 
 
-def test_a_guard_that_hangs_is_told_and_comes_back(namespace: Namespace) -> None:
-    """With the policy Warn: nobody stops anything. A scenario has what Stop does."""
-    job = given.a_scripted_run(namespace, onSilence={"afterSeconds": 30, "action": "Warn"})
-
-    with faults.the_guard_is_frozen(job):
-        then.the_condition_is(job, "GuardSilent", "True", "GuardSilent", within=timeouts.SILENCE)
-        then.the_condition_is(job, "Fired", "Unknown", "GuardSilent", says="its last verdict")
-        assert job.status["phase"] == "Running"
-        assert "running" in job.container(TRAINER_CONTAINER)["state"], "a warning stops nothing"
-
-    then.the_condition_is(job, "GuardSilent", "False", "GuardReports", within=timeouts.REPORT)
-    assert "Halted" not in job.conditions
-    then.the_job_never_fired(job)
-
-
-def test_a_guard_that_has_nothing_to_judge_by_halts_the_run(namespace: Namespace) -> None:
-    """`stale` with the policy Stop: steps, and no checkpoint for the guard to score."""
-    policy = {"stale": {"afterSteps": 5, "action": "Stop"}}
-    job = given.a_submitted_run(namespace, "steps 8", policy=policy)
-
-    message = then.the_condition_is(job, "Halted", "True", "GuardHalt", within=timeouts.START)
-    assert message.startswith("stale at step ")
-    then.the_job_is_stopped(job)
-    assert job.conditions["Fired"]["status"] == "False"
-    then.it_was_told_once(job, "GuardHalt", "StopRequested", "NoPodsLeft")
-
-
 # -- ways of stopping ------------------------------------------------------------------------------------
 
 
@@ -154,65 +126,4 @@ def test_a_pod_on_a_node_that_does_not_answer_is_named_with_it(namespace: Namesp
     then.it_was_told_once(job, *STORY, "StopBlocked")
 
 
-@pytest.mark.alone
-def test_a_pod_that_runs_without_its_guard_is_told_and_then_stopped(namespace: Namespace) -> None:
-    """Where no policy is asked, somebody may take the guard out of the workload, and lose the pod."""
-    job = given.a_scripted_run(
-        namespace, restart="ExitCode", deaf=True, onSilence={"afterSeconds": 30, "action": "Stop"}
-    )
-    with faults.the_admission_policies_are_away(namespace.cluster):
-        take_the_guard_out(job)
-        when.the_pod_is_deleted(job)
-
-        without = then.the_condition_is(job, "Guarded", "False", "GuardMissing", within=timeouts.REPLACE)
-        assert job.pod_name in without
-        then.the_condition_is(job, "Halted", "True", "GuardSilent", within=timeouts.SILENCE)
-        then.the_job_is_stopped(job)
-
-    then.it_was_told_once(job, "GuardMissing", "GuardSilent", "StopRequested", "NoPodsLeft")
-    assert "fire" not in job.guard
-
-
-def test_workers_without_a_master(namespace: Namespace) -> None:
-    """Each Worker has a guard beside it, and the guard of index 0 alone speaks for the run."""
-    image = namespace.cluster.images["trainer"]
-    manifests = jobs.scripted("run", image, ["steps 8"], deaf=True)
-    replicas = manifests[-1]["spec"]["template"]["spec"]["pytorchReplicaSpecs"]
-    replicas["Worker"] = replicas.pop("Master") | {"replicas": 2}
-    given.objects(namespace, manifests)
-    job = namespace.job("run")
-    then.the_guard_has_counted(job, 8, within=timeouts.START)
-
-    tell(namespace, "run-worker-1", "fire")
-    then.eventually(
-        lambda: "fire latched" in namespace.kubectl("logs", "run-worker-1", "--container=rlguard-guard"),
-        "the other guard sees a fire",
-        timeouts.REPORT,
-    )
-    tell(namespace, "run-worker-0", "steps 8")
-    then.the_guard_has_counted(job, 16)
-    assert job.guard["steps"] == 16 and "fire" not in job.guard
-
-    tell(namespace, "run-worker-0", "fire")
-    then.the_job_has_fired(job, "KlHardStop")
-    then.the_job_is_stopped(job)
-
-
 # -- in the words of these tests -------------------------------------------------------------------------
-
-
-def take_the_guard_out(job: Job) -> None:
-    """Of the workload's template, so that the next pod has none."""
-    workload = job.workload
-    assert workload is not None
-    where = "/spec/pytorchReplicaSpecs/Master/template/spec/initContainers"
-    pod = workload["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    (place,) = (n for n, one in enumerate(pod["initContainers"]) if one["name"] == GUARD_CONTAINER)
-    patch = json.dumps([{"op": "remove", "path": f"{where}/{place}"}])
-    job.namespace.kubectl("patch", "pytorchjob", job.name, "--type=json", f"--patch={patch}")
-
-
-def tell(namespace: Namespace, pod: str, order: str) -> None:
-    """Give the scripted trainer of any pod an order."""
-    write = ("sh", "-c", 'echo "$0" >> /scratch/orders', order)
-    namespace.kubectl("exec", pod, f"--container={TRAINER_CONTAINER}", "--", *write)

@@ -11,18 +11,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from guard_operator.adapters.job import JobAdapter
-from guard_operator.adapters.jobset import JobSetAdapter
-from guard_operator.adapters.rayjob import RAY_CLUSTERS, RayJobAdapter
-from guard_operator.adapters.trainjob import NODE, TrainJobAdapter
 from guard_operator.api.names import guard_name
-from guard_operator.runtime.client import PODS, Resource
+from guard_operator.runtime.client import BATCH_JOBS, PODS, Resource
 
 from . import jobs, then, timeouts
-from .kube import PYTORCHJOBS, ROOT, Job, Json
+from .kube import JOB_SETS, PYTORCHJOBS, RAY_CLUSTERS, RAY_JOBS, ROOT, TRAIN_JOBS, Job, Json
 
 _RAY = (ROOT / "tests/e2e/cluster/ray/requirements.in").read_text()
 RAY_VERSION = _RAY.rpartition("==")[2].strip()
+#: What trains in a TrainJob: its replicatedJob, and that one's container.
+NODE = "node"
 #: Ray's smallest object store, bytes.
 _OBJECT_STORE = "80000000"
 
@@ -80,20 +78,20 @@ class OtherRun(Job):
 class BatchRun(OtherRun):
     """Its workload is a Job."""
 
-    resource = JobAdapter.resource
+    resource = BATCH_JOBS
 
 
 class JobSetRun(OtherRun):
     """Its workload is a JobSet."""
 
-    resource = JobSetAdapter.resource
+    resource = JOB_SETS
     rank0 = ("jobset.sigs.k8s.io/replicatedjob-name", "trainer")
 
 
 class RayRun(OtherRun):
     """Its workload is a RayJob; rank 0 is the head."""
 
-    resource = RayJobAdapter.resource
+    resource = RAY_JOBS
     rank0 = ("ray.io/node-type", "head")
 
     @property
@@ -126,7 +124,7 @@ class AttachedBatchRun(AttachedRun, BatchRun):
 class AttachedTrainRun(AttachedRun):
     """A TrainJob."""
 
-    resource = TrainJobAdapter.resource
+    resource = TRAIN_JOBS
 
     @property
     def trainer_container(self) -> str:
@@ -151,7 +149,7 @@ def labels(pod: Json) -> set[tuple[str, str]]:
 def as_batch_job(job: Json, **spec: Any) -> Json:
     """As a Job of Kubernetes itself."""
     pod = jobs.pod_spec_of(job) | {"restartPolicy": "Never"}
-    return _with(job, JobAdapter.resource, {"backoffLimit": 3, "template": {"spec": pod}} | spec)
+    return _with(job, BATCH_JOBS, {"backoffLimit": 3, "template": {"spec": pod}} | spec)
 
 
 def as_jobset(job: Json) -> Json:
@@ -165,7 +163,7 @@ def as_jobset(job: Json) -> Json:
         for name, one in parts
     ]
     spec = {"failurePolicy": {"maxRestarts": 3}, "replicatedJobs": made}
-    return _with(job, JobSetAdapter.resource, spec)
+    return _with(job, JOB_SETS, spec)
 
 
 def as_trainjob(job: Json) -> tuple[Json, Json]:
@@ -180,11 +178,11 @@ def as_trainjob(job: Json) -> tuple[Json, Json]:
     }
     jobset = {"replicatedJobs": [{"name": NODE, "template": template}]}
     name = job["metadata"]["name"]
-    api_version, kind = TrainJobAdapter.resource.api_version, "TrainingRuntime"
+    api_version, kind = TRAIN_JOBS.api_version, "TrainingRuntime"
     runtime = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
     runtime |= {"spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": jobset}}}
     spec = {"runtimeRef": {"kind": kind, "name": name}, "trainer": says}
-    return runtime, _with(job, TrainJobAdapter.resource, spec)
+    return runtime, _with(job, TRAIN_JOBS, spec)
 
 
 def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) -> Json:
@@ -209,7 +207,7 @@ def as_rayjob(job: Json, image: str, entrypoint: Sequence[str] | None = None) ->
     group |= {"rayStartParams": {"num-cpus": "1", **store}, "template": {"spec": worker}}
     cluster = {"rayVersion": RAY_VERSION, "headGroupSpec": head, "workerGroupSpecs": [group]}
     spec = {"entrypoint": shlex.join(entrypoint or program), "rayClusterSpec": cluster}
-    return _with(job, RayJobAdapter.resource, spec)
+    return _with(job, RAY_JOBS, spec)
 
 
 def as_raycluster(job: Json, image: str) -> Json:

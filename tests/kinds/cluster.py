@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from guard_operator.api.names import GUARD_CONTAINER, JOB_LABEL
 from guard_operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
+from tests.operator.integration.conftest import attached
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import BEAT, RUNNING, World, is_going, uid_of
+from tests.operator.integration.world import JOBS, RUNNING, World, is_deleted, is_going, uid_of
 
 Json = dict[str, Any]
 SECONDS = 120.0
+SAMPLES = Path(__file__).resolve().parents[2] / "k8s" / "samples"
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
@@ -81,20 +86,34 @@ class KindWorld(World):
         """Whether nothing is left of the run that was made by it."""
         return not any(self.items(kind) for kind in (self.workloads, *self.owners)) and not self.pods()
 
-    def start_guard(self) -> None:
-        """What the StatefulSet controller does; then the guard reports."""
-        made = eventually(lambda: self.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)[0]
-        metadata, template = made["metadata"], made["spec"]["template"]
-        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
-        owner |= {key: metadata[key] for key in ("name", "uid")}
-        name = f"{metadata['name']}-0"
-        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
-        self.put(PODS, {"metadata": meta, "spec": template["spec"]})
-        running = {"name": GUARD_CONTAINER, "image": "guard:1", "imageID": "", "ready": True}
-        running |= {"restartCount": 0, "started": True, "state": {"running": {"startedAt": BEAT}}}
-        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [running]}), name)
-        self.guard_says(step=1)
+    def start_guard(self) -> Json:
+        """The guard in a pod of its own runs and reports."""
+        pod = super().start_guard()
         self.expect("Fired", "False", "NotFired", within=SECONDS)
+        return pod
+
+    def submit_sample(self, name: str, change: Callable[[Json], None] = lambda _: None) -> None:
+        """Submit the job of this file of k8s/samples, with every claim that it names."""
+        job = next(one for one in sample(name) if one["kind"] == JOBS.kind)
+        job["metadata"]["name"] = self.name
+        change(job)
+        self.submit(job)
+        for claim in sorted(set(claims_in(job["spec"]))):
+            self.claim(claim, "ReadWriteMany")
+
+
+def sample(name: str) -> list[Json]:
+    """The objects of a file of k8s/samples."""
+    return list(yaml.safe_load_all((SAMPLES / f"{name}.yaml").read_text("utf-8")))
+
+
+def claims_in(value: Any) -> Iterator[str]:
+    """Every claim that is named anywhere in an object."""
+    if isinstance(value, dict):
+        yield from (name for key, name in value.items() if key == "claimName")
+        value = list(value.values())
+    for one in value if isinstance(value, list) else []:
+        yield from claims_in(one)
 
 
 class AttachedWorld(KindWorld):
@@ -107,17 +126,19 @@ class AttachedWorld(KindWorld):
         return self.target
 
     def attach(self, make_job: Callable[..., Json]) -> None:
-        """Submit the job, attached, with the claims of its guard."""
+        """Submit the job, attached, with the claims of its guard, to an operator that starts now."""
         for name in ("heldout", "state"):
             self.claim(name)
-        self.claim("checkpoints", "ReadWriteMany")
-        job = make_job(
-            placement="Pod",
-            state={"claimName": "state"},
-            checkpoints={"claimName": "checkpoints"},
-            metrics={"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
-        )
-        del job["spec"]["template"]
-        kind = self.workloads
-        job["spec"]["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": self.target}
-        self.submit(job)
+        self.claim("shared", "ReadWriteMany")
+        self.submit(attached(make_job(), self.workloads, self.target))
+        self.operator()
+
+    def is_deleted_by_a_fire(self) -> None:
+        """All of it goes, and nothing comes back."""
+        self.fire()
+        eventually(self.target_is_deleted, f"the {self.workloads.kind} is deleted", SECONDS)
+        self.ends()
+        assert self.is_gone()
+
+    def target_is_deleted(self) -> bool:
+        return is_deleted(self.client.get(self.workloads, self.namespace, self.target))

@@ -37,7 +37,6 @@ FLAGS = {
     "kuberay": ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"],
     "jobset": ["--metrics-bind-address=0", "--health-probe-bind-address=0", "--leader-elect=false"],
     "trainer": [],
-    "kueue": ["--feature-gates=VisibilityOnDemand=false"],
 }
 
 
@@ -69,8 +68,6 @@ def controller(
             for file in sorted((directory / "crds").iterdir()):
                 install(client, yaml.safe_load(file.read_text()))
             webhooks = Webhooks(name, directory, logs) if name in CONFIGS else None
-            if webhooks is not None:
-                webhooks.prepare(client)
             config = [] if webhooks is None else [f"--config={webhooks.config}"]
             own = {} if webhooks is None else webhooks.environment
             out = stack.enter_context((logs / f"{name}.log").open("wb"))

@@ -3,7 +3,6 @@
 - JobSet makes a Job for each part; rank 0's pods have the guard as it was injected.
 - A fire deletes the JobSet in the foreground, with every Job and pod of it, although its policy would
   restart it.
-- A JobSet that its webhooks refuse is a condition with their words.
 """
 
 from __future__ import annotations
@@ -14,35 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import is_deleted, world
+from tests.operator.integration.world import JOB_SETS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[2]
 WHEN = "2026-01-01T00:00:00Z"
 
 
 class JobSetWorld(KindWorld):
     """A world whose workload is a JobSet."""
 
-    workloads = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+    workloads = JOB_SETS
 
     def jobs(self) -> dict[str, Json]:
         """The Jobs that are there and not on their way out."""
         found = self.items(BATCH_JOBS)
         return {one["metadata"]["name"]: one for one in found if "deletionTimestamp" not in one["metadata"]}
-
-    def ended(self) -> dict[str, str]:
-        """Reasons of the final conditions of the JobSet."""
-        found = (self.workload().get("status") or {}).get("conditions") or []
-        return {one["type"]: one["reason"] for one in found if one["status"] == "True"}
 
     def runs(self) -> None:
         """Pods of all Jobs run; the guard has reported once."""
@@ -104,7 +96,7 @@ def start(
     return run
 
 
-def test_rank_0_alone_has_the_guard(start: Callable[..., JobSetWorld]) -> None:
+def test_rank_0_alone_has_the_guard_and_a_fire_deletes_all_of_it(start: Callable[..., JobSetWorld]) -> None:
     here = start()
     (guarded,) = (pod for pod in here.pods() if "rlguard-guard" in str(pod["spec"]))
     assert guarded["metadata"]["name"].startswith("run-trainer-0-")
@@ -112,39 +104,15 @@ def test_rank_0_alone_has_the_guard(start: Callable[..., JobSetWorld]) -> None:
     for one in (*here.pods(), *here.items(BATCH_JOBS)):
         assert one["metadata"]["labels"]["rlguard.dev/job-uid"] == uid
     eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
-    assert here.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
-
-
-@pytest.mark.parametrize("policy", [{}, {"failurePolicy": None}], ids=["restarts", "no policy"])
-def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Callable[..., JobSetWorld], policy: Json) -> None:
-    here = start(**policy)
     here.fire()
     here.expect_workload(is_deleted, "the JobSet is deleted", within=SECONDS)
     here.ends()
     assert here.is_gone(), "it is not restarted"
 
 
-def test_what_its_webhooks_refuse_is_a_condition(
-    here: JobSetWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> None:
-    controller("jobset")
-    here.claim()
-    job = as_jobset(make_job())
-    parts = job["spec"]["template"]["spec"]["replicatedJobs"]
-    parts[0]["name"] = parts[0]["name"] + "-of-a-very-long-name-that-no-pod-of-any-job-of-it-can-have"
-    here.submit(job)
-    here.operator()
-    assert "63 characters" in here.expect("Guarded", "False", "WorkloadRefused", within=SECONDS)
-
-
 def test_the_sample_is_one_that_jobset_takes(here: JobSetWorld, controller: Callable[[str], None]) -> None:
     controller("jobset")
-    documents = yaml.safe_load_all((ROOT / "k8s/samples/jobset.yaml").read_text("utf-8"))
-    job = next(one for one in documents if one["kind"] == "GuardedTrainingJob")
-    job["metadata"]["name"] = here.name
-    for claim in ("heldout", "models", "jobset-checkpoints"):
-        here.claim(claim)
-    here.submit(job)
+    here.submit_sample("jobset")
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(lambda: [*here.jobs()] == ["run-trainer-0"], "its Job", SECONDS)
@@ -165,17 +133,13 @@ def theirs(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) 
         yield made
 
 
-@pytest.mark.parametrize("policy", [None, {"maxRestarts": 3}], ids=["fails with a Job", "restarts"])
 def test_one_that_exists_is_deleted_and_not_restarted(
-    theirs: SomebodysJobSet,
-    make_job: Callable[..., Json],
-    controller: Callable[[str], None],
-    policy: Json | None,
+    theirs: SomebodysJobSet, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:
     """Its pods are known by the label with its UID."""
     here = theirs
     controller("jobset")
-    spec = as_jobset(make_job(), failurePolicy=policy)["spec"]["template"]["spec"]
+    spec = as_jobset(make_job(), failurePolicy={"maxRestarts": 3})["spec"]["template"]["spec"]
     here.put(here.workloads, {"metadata": {"name": here.target}, "spec": spec})
     eventually(lambda: len(here.jobs()) == 3, "a Job for each", SECONDS)
     assert len(here.job_controller_makes_pods()) == 3
@@ -183,10 +147,6 @@ def test_one_that_exists_is_deleted_and_not_restarted(
     for name in here.jobs():
         here.job_status(name, {"startTime": WHEN, "active": 1, "ready": 1})
     here.attach(make_job)
-    here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     here.start_guard()
-    here.fire()
-    eventually(lambda: is_deleted(here.workload()), "the JobSet is deleted", SECONDS)
-    here.ends()
-    assert here.is_gone()
+    here.is_deleted_by_a_fire()

@@ -2,7 +2,6 @@
 
 - A RayCluster that comes after its guard's job is attached by its UID, and KubeRay's pods are seen.
 - Deleted by a fire, it is gone and KubeRay makes no pod again.
-- One that somebody deletes has ended, and one that is made anew under its name is left alone.
 - The RayCluster of a RayJob is refused: KubeRay would make it again.
 The tests play kubelet, StatefulSet controller and garbage collector.
 """
@@ -14,21 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
+from guard_operator.runtime.client import STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import is_deleted, world
+from tests.operator.integration.world import RAY_CLUSTERS, RAY_JOBS, world
 
 from .cluster import AttachedWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[2]
 TARGET = "shared"
-RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
 
 
 def group(**more: Any) -> Json:
@@ -68,9 +63,6 @@ class ClusterWorld(AttachedWorld):
     def pods_of_cluster(self) -> list[Json]:
         return [pod for pod in self.pods() if pod["metadata"]["labels"].get("ray.io/cluster") == TARGET]
 
-    def cluster_goes(self) -> None:
-        eventually(lambda: self.cluster() is None, "the RayCluster is deleted", SECONDS)
-
 
 @pytest.fixture
 def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) -> Iterator[ClusterWorld]:
@@ -78,30 +70,11 @@ def here(plane: ControlPlane, client: Client, namespace: str, tmp_path: Path) ->
         yield made
 
 
-@pytest.fixture
-def start(
-    here: ClusterWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> Callable[[], ClusterWorld]:
-    """Makes a RayCluster that runs under guard."""
-
-    def run() -> ClusterWorld:
-        controller("kuberay")
-        here.make_cluster()
-        here.attach(make_job)
-        here.operator()
-        here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
-        here.start_guard()
-        return here
-
-    return run
-
-
-def test_one_that_comes_later_is_guarded_and_left_as_it_is(
+def test_one_that_comes_later_is_guarded_and_left_as_it_is_until_a_fire_deletes_it(
     here: ClusterWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:
     controller("kuberay")
     here.attach(make_job)
-    here.operator()
     assert TARGET in here.expect("Waiting", "True", "TargetMissing", within=SECONDS)
     made = here.make_cluster()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
@@ -114,29 +87,7 @@ def test_one_that_comes_later_is_guarded_and_left_as_it_is(
     for pod in here.pods_of_cluster():
         kept = {key: pod["metadata"].get(key) for key in ("labels", "annotations", "ownerReferences")}
         assert "rlguard" not in str(kept)
-
-
-def test_a_fire_deletes_it_and_nothing_of_it_is_left(start: Callable[[], ClusterWorld]) -> None:
-    here = start()
-    here.fire()
-    eventually(lambda: is_deleted(here.cluster()), "the RayCluster is deleted", SECONDS)
-    here.ends()
-    assert here.is_gone()
-
-
-def test_given_one_made_anew_under_its_name_then_it_is_left_alone(
-    start: Callable[[], ClusterWorld],
-) -> None:
-    here = start()
-    here.client.request("DELETE", RAY_CLUSTERS.path(here.namespace, TARGET))
-    here.cluster_goes()
-    for pod in here.pods_of_cluster():
-        here.kubelet_ends(pod)
-    other = here.make_cluster()
-    here.expect("Disrupted", "True", "WorkloadDeleted", within=SECONDS)
-    now = here.cluster()
-    assert now is not None and now["metadata"]["uid"] == other["metadata"]["uid"]
-    assert now["spec"] == other["spec"] and len(here.pods_of_cluster()) == 3
+    here.is_deleted_by_a_fire()
 
 
 def test_the_cluster_of_a_rayjob_is_refused(
@@ -148,7 +99,6 @@ def test_the_cluster_of_a_rayjob_is_refused(
     made = eventually(lambda: here.items(RAY_CLUSTERS), "KubeRay makes its cluster", SECONDS)[0]
     here.target = made["metadata"]["name"]
     here.attach(make_job)
-    here.operator()
     said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
     assert "RayJob nightly controls it: name that" in said
 
@@ -157,14 +107,8 @@ def test_the_sample_names_one_that_kuberay_makes(
     here: ClusterWorld, controller: Callable[[str], None]
 ) -> None:
     controller("kuberay")
-    documents = list(yaml.safe_load_all((ROOT / "k8s/samples/attached-raycluster.yaml").read_text("utf-8")))
-    job = next(one for one in documents if one["kind"] == "GuardedTrainingJob")
-    job["metadata"]["name"] = here.name
-    for claim in ("heldout", "attached-raycluster-state"):
-        here.claim(claim)
-    here.claim("verl-checkpoints", "ReadWriteMany")
     here.put(RAY_CLUSTERS, {"metadata": {"name": "verl"}, "spec": cluster_spec()})
-    here.submit(job)
+    here.submit_sample("attached-raycluster")
     here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
-    eventually(lambda: here.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)
+    eventually(here.guards_set, "the guard's StatefulSet", SECONDS)

@@ -14,31 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     MERGE,
     STATEFUL_SETS,
     Client,
-    Resource,
 )
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import is_deleted, world
+from tests.operator.integration.world import RAY_CLUSTERS, RAY_JOBS, is_deleted, world
 
 from .cluster import AttachedWorld, KindWorld
 
 Json = dict[str, Any]
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class RayWorld(KindWorld):
     """A world whose workload is a RayJob."""
 
-    workloads = Resource("ray.io", "v1", "rayjobs", "RayJob")
+    workloads = RAY_JOBS
     owners = (RAY_CLUSTERS, BATCH_JOBS)
 
     def head(self) -> Json | None:
@@ -94,7 +90,7 @@ def as_rayjob(job: Json, **spec: Any) -> Json:
 
 
 @pytest.mark.before_crds
-def test_the_kind_is_found_when_its_crd_comes(
+def test_the_kind_is_found_when_its_crd_comes_and_a_fire_deletes_all_of_it(
     here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
 ) -> None:
     here.claim()
@@ -105,50 +101,17 @@ def test_the_kind_is_found_when_its_crd_comes(
     controller("kuberay")
     here.runs()
     eventually(lambda: here.phase() == "Running", "phase Running", SECONDS)
-
-
-@pytest.fixture
-def start(
-    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> Callable[..., RayWorld]:
-    """Makes a RayJob that runs."""
-
-    def run() -> RayWorld:
-        controller("kuberay")
-        here.claim()
-        job = as_rayjob(make_job())
-        here.submit(job)
-        here.operator()
-        here.runs()
-        return here
-
-    return run
-
-
-@pytest.fixture
-def running(start: Callable[..., RayWorld]) -> RayWorld:
-    return start()
-
-
-def test_the_head_alone_has_the_guard(running: RayWorld) -> None:
-    pods = running.pods()
-    assert [pod for pod in pods if "rlguard-guard" in str(pod["spec"])] == [running.head()]
-    assert running.head() is not None
-    uid = running.job()["metadata"]["uid"]
+    pods, uid = here.pods(), here.job()["metadata"]["uid"]
+    assert [pod for pod in pods if "rlguard-guard" in str(pod["spec"])] == [here.head()], "the head alone"
     assert len(pods) == 4 and all(pod["metadata"]["labels"]["rlguard.dev/job-uid"] == uid for pod in pods)
     for pod in pods:  # the submitter's is not a node of Ray
         soon = {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "3"}
         is_node = "ray.io/node-type" in pod["metadata"]["labels"]
         assert (soon in pod["spec"]["containers"][0]["env"]) is is_node
-    eventually(lambda: running.phase() == "Running", "phase Running")
-    assert running.conditions()["Guarded"][:2] == ("True", "WorkloadCreated")
-
-
-def test_a_fire_deletes_it_and_nothing_of_the_run_is_left(running: RayWorld) -> None:
-    running.fire()
-    running.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
-    running.ends()
-    assert running.is_gone(), "it is not retried"
+    here.fire()
+    here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
+    here.ends()
+    assert here.is_gone(), "it is not retried"
 
 
 def test_a_guard_in_a_pod_of_its_own_ends_all_of_it(
@@ -201,16 +164,9 @@ def test_a_fire_before_the_cluster_is_ready(
     assert here.is_gone()
 
 
-def test_the_sample_is_one_that_kuberay_takes(
-    here: RayWorld, make_job: Callable[..., Json], controller: Callable[[str], None]
-) -> None:
+def test_the_sample_is_one_that_kuberay_takes(here: RayWorld, controller: Callable[[str], None]) -> None:
     controller("kuberay")
-    documents = yaml.safe_load_all((ROOT / "k8s/samples/rayjob.yaml").read_text("utf-8"))
-    job = next(one for one in documents if one["kind"] == "GuardedTrainingJob")
-    job["metadata"]["name"] = here.name
-    for claim in ("heldout", "models", "rayjob-checkpoints"):
-        here.claim(claim)
-    here.submit(job)
+    here.submit_sample("rayjob")
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated", within=SECONDS)
     eventually(lambda: len(here.pods()) == 2, "head and worker", SECONDS)
@@ -276,28 +232,20 @@ def theirs(
         yield made
 
 
-def guarded(here: SomebodysRayJob, make_job: Callable[..., Json]) -> None:
-    """It is attached, and its guard reports."""
-    before = here.workload()["spec"]
-    here.attach(make_job)
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
-    here.start_guard()
-    assert len(here.there()) == 2
-    assert here.workload()["spec"] == before, "it is left as it is"
-
-
-@pytest.mark.parametrize("retried", [False, True], ids=["first try", "second try"])
-def test_one_that_exists_is_deleted_with_all_of_its_pods(
-    theirs: SomebodysRayJob, make_job: Callable[..., Json], retried: bool
+def test_one_that_exists_is_deleted_with_all_of_its_pods_also_after_a_retry(
+    theirs: SomebodysRayJob, make_job: Callable[..., Json]
 ) -> None:
     here = theirs
-    guarded(here, make_job)
-    if retried:
-        first = here.there()
-        here.submitter_fails()
-        eventually(lambda: here.there() and here.there() != first, "KubeRay makes another cluster", SECONDS)
-        here.runs_once()
+    before = here.workload()["spec"]
+    here.attach(make_job)
+    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+    here.start_guard()
+    assert here.workload()["spec"] == before, "it is left as it is"
+    first = here.there()
+    assert len(first) == 2
+    here.submitter_fails()
+    eventually(lambda: here.there() and here.there() != first, "KubeRay makes another cluster", SECONDS)
+    here.runs_once()
     here.fire()
     here.expect_workload(is_deleted, "the RayJob is deleted", within=SECONDS)
     here.ends()
@@ -305,17 +253,10 @@ def test_one_that_exists_is_deleted_with_all_of_its_pods(
 
 
 def test_the_sample_is_attached(theirs: SomebodysRayJob) -> None:
-    here = theirs
-    text = (ROOT / "k8s/samples/attached-rayjob.yaml").read_text("utf-8")
-    job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "GuardedTrainingJob")
-    job["metadata"]["name"], job["spec"]["targetRef"]["name"] = here.name, here.target
-    for claim in ("heldout", "attached-rayjob-state"):
-        here.claim(claim)
-    here.claim("verl-checkpoints", "ReadWriteMany")
-    here.submit(job)
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
-    eventually(lambda: here.items(STATEFUL_SETS), "the guard's StatefulSet", SECONDS)
+    theirs.submit_sample("attached-rayjob", lambda job: job["spec"]["targetRef"].update(name=theirs.target))
+    theirs.operator()
+    theirs.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
+    eventually(theirs.guards_set, "the guard's StatefulSet", SECONDS)
 
 
 def test_one_on_somebodys_cluster_is_refused(
@@ -332,6 +273,5 @@ def test_one_on_somebodys_cluster_is_refused(
         spec = {"entrypoint": "python train.py", "clusterSelector": {"ray.io/cluster": "shared"}}
         here.put(here.workloads, {"metadata": {"name": "run"}, "spec": spec})
         here.attach(make_job)
-        here.operator()
         said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
         assert "spec.clusterSelector: must not be set" in said

@@ -11,22 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
-from tests.operator.integration.world import JOBS, is_deleted, world
+from tests.operator.integration.world import JOB_SETS, world
 
-from .cluster import AttachedWorld
+from .cluster import AttachedWorld, sample
 
 Json = dict[str, Any]
 SECONDS = 120.0
-ROOT = Path(__file__).resolve().parents[2]
 WHEN = "2026-01-01T00:00:00Z"
 RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "ClusterTrainingRuntime")
-SAMPLE = ROOT / "k8s/samples/attached-trainjob.yaml"
 
 
 class TrainWorld(AttachedWorld):
@@ -94,14 +90,10 @@ def test_it_is_left_as_it_is_until_a_fire_deletes_it_with_all_of_its_pods(
     here.its_pods_run()
     before = here.workload()["spec"]
     here.attach(make_job)
-    here.operator()
     here.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     here.start_guard()
     assert here.workload()["spec"] == before
-    here.fire()
-    here.expect_workload(is_deleted, "the TrainJob is deleted", within=SECONDS)
-    here.ends()
-    assert here.is_gone()
+    here.is_deleted_by_a_fire()
     here.nothing_comes_back(10)
 
 
@@ -109,20 +101,14 @@ def test_one_without_a_node_is_refused(here: TrainWorld, make_job: Callable[...,
     here.runtime(here.namespace, node="launcher")
     here.make_target(trainjob(here.namespace))
     here.attach(make_job)
-    here.operator()
     said = here.expect("Guarded", "False", "TargetRefused", within=SECONDS)
     assert "its JobSet has no replicatedJob node" in said
 
 
 def test_the_sample_is_one_that_trainer_takes(here: TrainWorld) -> None:
-    documents = {one["kind"]: one for one in yaml.safe_load_all(SAMPLE.read_text("utf-8"))}
-    job, theirs = documents[JOBS.kind], documents[here.workloads.kind]
-    job["metadata"]["name"] = here.name
+    theirs = next(one for one in sample("attached-trainjob") if one["kind"] == here.workloads.kind)
     here.target = theirs["metadata"]["name"]
-    for claim in ("heldout", "attached-trainjob-state"):
-        here.claim(claim)
-    here.claim("trainjob-checkpoints", "ReadWriteMany")
-    here.submit(job)
+    here.submit_sample("attached-trainjob")
     here.operator()
     here.expect("Waiting", "True", "TargetMissing", within=SECONDS)
     here.runtime(theirs["spec"]["runtimeRef"]["name"])

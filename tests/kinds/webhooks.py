@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from guard_operator.runtime.client import APPLY, SECRETS, Client, Resource
+from guard_operator.runtime.client import APPLY, Client, Resource
 
 Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"
@@ -20,26 +20,14 @@ KINDS = {
     "mutate": Resource(GROUP, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration"),
     "validate": Resource(GROUP, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
 }
-#: JobSet's own way to certificates needs a Service and its pods. Kueue's must be on, or it looks for others
-#: in /etc; it writes them into a Secret that has to be there, and serves those of `certDir` all the same.
-#: Trainer looks for them below the directory for temporary files.
+#: JobSet's own way to certificates needs a Service and its pods. Trainer looks for them below the directory
+#: for temporary files.
 CONFIGS = {
     "jobset": """\
 apiVersion: config.jobset.x-k8s.io/v1alpha1
 kind: Configuration
 internalCertManagement: {{enable: false}}
 webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
-""",
-    "kueue": """\
-apiVersion: config.kueue.x-k8s.io/v1beta1
-kind: Configuration
-namespace: default
-health: {{healthProbeBindAddress: "0"}}
-metrics: {{bindAddress: "0"}}
-leaderElection: {{leaderElect: false}}
-webhook: {{host: 127.0.0.1, port: {port}, certDir: "{folder}"}}
-integrations:
-  frameworks: [batch/job, kubeflow.org/pytorchjob, jobset.x-k8s.io/jobset, ray.io/rayjob, ray.io/raycluster]
 """,
     "trainer": """\
 apiVersion: config.trainer.kubeflow.org/v1alpha1
@@ -51,18 +39,6 @@ certManagement: {{enable: false}}
 webhook: {{host: 127.0.0.1, port: {port}}}
 """,
 }
-#: Of Kueue's webhooks those for what these tests make; others would be asked for kinds that it is not given.
-ASKED = {
-    "jobs",
-    "pytorchjobs",
-    "jobsets",
-    "rayjobs",
-    "rayclusters",
-    "workloads",
-    "clusterqueues",
-    "resourceflavors",
-}
-ASKED |= {"trainjobs", "trainingruntimes", "clustertrainingruntimes"}
 
 
 class Webhooks:
@@ -85,12 +61,6 @@ class Webhooks:
         self.environment = {"TMPDIR": str(folder)}
         self.config = folder / "config.yaml"
         self.config.write_text(CONFIGS[name].format(port=self.port, folder=folder))
-
-    def prepare(self, client: Client) -> None:
-        """What has to be there before its controller starts."""
-        if self.name == "kueue":
-            body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "kueue-webhook-server-cert"}}
-            client.create(SECRETS, "default", body, "test")
 
     def register(self, client: Client, within: float) -> None:
         """Have the API server ask them, as soon as they answer."""
@@ -129,9 +99,7 @@ class Webhooks:
         """As its own manifests have them."""
         for document in yaml.safe_load_all((self._directory / "webhooks.yaml").read_text()):
             for one in document["webhooks"] if document["kind"] == kind.kind else ():
-                asked = {plural.partition("/")[0] for rule in one["rules"] for plural in rule["resources"]}
-                if asked <= ASKED:
-                    yield {**one, "clientConfig": self._reached(one["clientConfig"]["service"]["path"])}
+                yield {**one, "clientConfig": self._reached(one["clientConfig"]["service"]["path"])}
 
     def _reached(self, path: str) -> Json:
         bundle = base64.b64encode(self.certificate.read_bytes()).decode()

@@ -20,7 +20,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 @pytest.fixture
 def dist(tmp_path: Path) -> Path:
-    for name in ("rlguard-{}-py3-none-any.whl", "rlguard-{}.tar.gz", "rlguard-{}.tgz", "rlguard-crds-{}.tgz"):
+    for name in ("rlguard-{}-py3-none-any.whl", "rlguard-{}.tar.gz", "rlguard-{}.tgz"):
         (tmp_path / name.format(__version__)).write_text(name)
     assert release.main([str(tmp_path)]) == 0
     return tmp_path
@@ -74,7 +74,6 @@ def test_an_image_holds_what_its_extra_brings(dist: Path) -> None:
 @pytest.mark.nightly
 def test_a_chart_names_the_images_that_it_runs(dist: Path) -> None:
     assert components(dist, f"rlguard-{__version__}.tgz").keys() >= {"rlguard/operator", "rlguard/guard-hf"}
-    assert components(dist, f"rlguard-crds-{__version__}.tgz") == {}
 
 
 @pytest.mark.nightly
@@ -89,7 +88,7 @@ def test_the_checksums_are_of_every_file(dist: Path) -> None:
 def test_it_says_what_is_signed(dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release.main([str(dist)])
     said = capsys.readouterr().out
-    assert all(word in said for word in ("git tag -s", "SHA256SUMS", "cosign sign", "charts"))
+    assert all(word in said for word in ("git tag -s", "SHA256SUMS", "cosign sign", "the chart"))
 
 
 def test_an_empty_folder_is_an_error_in_one_sentence(

@@ -16,7 +16,7 @@ apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 metadata:
   name: {{ .name }}
-  {{- include "rlguard.metadata" .root | nindent 2 }}
+  labels: {{- include "rlguard.labels" .root | nindent 4 }}
 spec:
   policyName: {{ .name }}
   {{- if .jobs }}

@@ -1,11 +1,10 @@
 {{- define "rlguard.fullname" -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains $name .Release.Name -}}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 53 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -23,85 +22,44 @@ runbook_url: "{{ . }}#{{ $.section }}"
 {{- end -}}
 
 {{- define "rlguard.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "rlguard.labels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- range $name, $value := .Values.commonLabels }}
-{{- if not (or (hasPrefix "app.kubernetes.io/" $name) (eq $name "helm.sh/chart")) }}
-{{ $name }}: {{ $value | quote }}
-{{- end }}
-{{- end }}
-{{- end -}}
-
-{{/* Labels of an object with others of its own, which go before commonLabels. Takes a dict of root and own. */}}
-{{- define "rlguard.labelsWith" -}}
-{{- merge (dict) (default (dict) .own) (include "rlguard.labels" .root | fromYaml) | toYaml -}}
-{{- end -}}
-
-{{- define "rlguard.serviceAccount" -}}
-{{- if .Values.serviceAccount.create -}}
-{{ default (include "rlguard.fullname" .) .Values.serviceAccount.name }}
-{{- else -}}
-{{ required "serviceAccount.name must be set when serviceAccount.create is false" .Values.serviceAccount.name }}
-{{- end -}}
-{{- end -}}
-
-{{/* Annotations of an object, as the whole field. Takes a dict of root and own, which go before commonAnnotations. */}}
-{{- define "rlguard.annotations" -}}
-{{- with merge (dict) (default (dict) .own) (default (dict) .root.Values.commonAnnotations) -}}
-annotations: {{- toYaml . | nindent 2 }}
-{{- end -}}
-{{- end -}}
-
-{{/* Labels and annotations of an object that has no others. */}}
-{{- define "rlguard.metadata" -}}
-labels: {{- include "rlguard.labels" . | nindent 2 }}
-{{ include "rlguard.annotations" (dict "root" .) }}
 {{- end -}}
 
 {{/* Image reference. Takes a dict of image and root; the digest wins over the tag. */}}
 {{- define "rlguard.image" -}}
-{{- $name := .image.repository -}}
-{{- with default (default (dict) .root.Values.global).imageRegistry .image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
+{{- with (default (dict) .root.Values.global).imageRegistry -}}{{ trimSuffix "/" . }}/{{- end -}}
+{{ .image.repository }}
 {{- if .image.digest -}}
-{{ $name }}@{{ .image.digest }}
+@{{ .image.digest }}
 {{- else -}}
-{{ $name }}:{{ default .root.Chart.AppVersion .image.tag }}
+:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end -}}
 {{- end -}}
 
-{{/* Pull secrets, as the whole field: of this chart, then of all charts, which may be names alone. */}}
+{{/* Pull secrets, which may be names or references, as the whole field. */}}
 {{- define "rlguard.pullSecrets" -}}
-{{- $secrets := default (list) .Values.imagePullSecrets -}}
-{{- range (default (dict) .Values.global).imagePullSecrets -}}
-{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
-{{- end -}}
-{{- with $secrets -}}
-imagePullSecrets: {{- toYaml . | nindent 0 }}
+{{- with (default (dict) .Values.global).imagePullSecrets -}}
+imagePullSecrets:
+{{- range . }}
+- {{ kindIs "string" . | ternary (dict "name" .) . | toJson }}
+{{- end }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether an object of the Prometheus operator is wanted: with `auto` where the cluster knows its kind. */}}
-{{- define "rlguard.monitored" -}}
-{{- if eq (toString .enabled) "auto" }}
-{{- if .root.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) }}yes{{ end }}
-{{- else if .enabled }}yes{{ end }}
+{{/* What confines the pods of this chart. They name no user: the image does, and OpenShift gives each namespace its own. */}}
+{{- define "rlguard.podSecurityContext" -}}
+securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
 {{- end -}}
-
-{{/* Relabelings of an endpoint of a monitor, as whole fields. Takes the monitor's values. */}}
-{{- define "rlguard.relabelings" -}}
-{{- with .relabelings }}
-relabelings: {{- toYaml . | nindent 0 }}
-{{- end }}
-{{- with .metricRelabelings }}
-metricRelabelings: {{- toYaml . | nindent 0 }}
-{{- end }}
+{{- define "rlguard.securityContext" -}}
+securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
 {{- end -}}

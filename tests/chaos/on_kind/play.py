@@ -170,11 +170,8 @@ def _look(runs: list[Training]) -> None:
 
 
 def _is_told(workload: Json | None) -> bool:
-    """Whether it was told to end: by a deadline, by being deleted or by being suspended."""
-    if workload is None or "deletionTimestamp" in workload["metadata"]:
-        return True
-    policy = workload["spec"].get("runPolicy") or {}
-    return "activeDeadlineSeconds" in policy or bool(policy.get("suspend"))
+    """Whether it was told to end: it is being deleted, or gone."""
+    return workload is None or "deletionTimestamp" in workload["metadata"]
 
 
 def _wait(over: Callable[[], bool], within: float) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
+from guard_operator.runtime.client import BATCH_JOBS
 from tests.e2e import given, jobs, then, timeouts
-from tests.e2e.kube import Json, Namespace
-from tests.e2e.workloads import AttachedRayJobRun, RayRun, as_rayjob, workload_of
+from tests.e2e.kube import RAY_CLUSTERS, Namespace
+from tests.e2e.workloads import RayRun, as_rayjob
 
 from . import demo, ends
 
@@ -34,26 +33,6 @@ def test_a_driver_that_reports_is_stopped(namespace: Namespace) -> None:
     then.the_job_has_fired(job, "KlHardStop", within=timeouts.RAY)
 
     nothing_of_the_run_is_left(job)
-
-
-def test_a_ray_job_that_exists_and_hacks_is_stopped(namespace: Namespace, shared: list[Json]) -> None:
-    """Nothing of it was changed before."""
-    others, demo_job = demo.with_program(namespace)
-    image = namespace.cluster.images["ray"]
-    theirs = as_rayjob(demo_job, image, demo.command("ray"))
-    made = workload_of(theirs, AttachedRayJobRun.target)
-    given.objects(namespace, [*others, *shared, jobs.claim("state"), made])
-    job = AttachedRayJobRun(namespace, demo_job["metadata"]["name"])
-    then.eventually(lambda: job.everything, "KubeRay makes its pods", timeouts.RAY)
-    given.objects(namespace, [demo.attached(demo_job, RayRun.resource, AttachedRayJobRun.target)])
-    then.the_condition_is(job, "Guarded", "True", "WorkloadAttached", within=timeouts.RAY)
-
-    fire = then.the_job_has_fired(job, within=timeouts.GRPO)
-
-    then.it_fired_for_its_score(fire)
-    nothing_of_the_run_is_left(job)
-    assert not job.client.list(STATEFUL_SETS, namespace.name, {})["items"], "nor its guard"
-    it_was_paid_for_what_is_wrong(job)
 
 
 # -- given and then, in the words of these tests ---------------------------------------------------------

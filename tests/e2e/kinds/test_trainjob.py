@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from guard_operator.adapters.jobset import JOB_SETS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
-from tests.e2e.kube import Json, Namespace
+from tests.e2e.kube import JOB_SETS, Json, Namespace
 from tests.e2e.workloads import AttachedTrainRun, as_trainjob, workload_of
 
 from . import demo, ends

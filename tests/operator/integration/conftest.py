@@ -143,3 +143,16 @@ def sample_job(name: str, namespace: str, **guard: Any) -> dict[str, Any]:
             },
         },
     }
+
+
+def attached(job: dict[str, Any], kind: Resource, name: str) -> dict[str, Any]:
+    """The job, attached to a workload of this kind and name that is somebody else's."""
+    del job["spec"]["template"]
+    job["spec"]["targetRef"] = {"apiVersion": kind.api_version, "kind": kind.kind, "name": name}
+    job["spec"]["guard"] |= {
+        "placement": "Pod",
+        "state": {"claimName": "state"},
+        "checkpoints": {"claimName": "shared"},
+        "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
+    }
+    return job

@@ -97,14 +97,6 @@ class FaultProxy:
                 one.shutdown(socket.SHUT_RDWR)
         return len(streams)
 
-    def say_to_streams(self, event: dict[str, object]) -> int:
-        """Send an event of our own on every open watch; how many there were."""
-        data = json.dumps(event).encode() + b"\n"
-        with self._lock:
-            for one in self._streams:
-                one.sendall(b"%x\r\n%s\r\n" % (len(data), data))
-            return len(self._streams)
-
     def freeze_streams(self) -> None:
         """Pass no data of open watches on, and leave them open."""
         self._frozen.set()

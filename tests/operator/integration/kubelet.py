@@ -27,7 +27,7 @@ class Kubelet:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if kubelet.hangs.is_set():
-                    kubelet._closed.wait(60)
+                    kubelet._closed.wait(600)
                     return
                 # /containerLogs/<namespace>/<pod>/<container>?tailLines=...
                 pod, container = self.path.split("?")[0].rsplit("/", 2)[1:]

@@ -2,8 +2,8 @@
 
 - It is served, explains itself, and fills in the defaults of `guard_core.policy.Policy`.
 - What is out of range or contradictory is refused with a message that names the field.
-- spec.template and spec.guard cannot be changed, whatever the kind of patch; onFire and onSilence can.
-- A fire cannot be un-latched through the status, by any patch, by anyone.
+- spec.template, spec.targetRef and spec.guard cannot be changed; onFire and onSilence can.
+- A latch cannot be opened through the status, by any patch, by anyone.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from guard_operator.runtime.errors import ApiError
 pytestmark = pytest.mark.nightly
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
-MakeJob = Callable[..., dict[str, Any]]
+Json = dict[str, Any]
+MakeJob = Callable[..., Json]
 JSON_PATCH = "application/json-patch+json"
 
-FIRE = {
-    "code": "kl_hard_stop",
-    "reason": "KL 0.2 > 0.08",
-    "attempt": 0,
-    "step": 7,
-    "at": "2026-01-01T00:00:00Z",
-}
+
+def read(created: Json) -> Any:
+    """`spec.guard` as the operator reads it."""
+    return GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard
 
 
+# -- what is kept as it was written -----------------------------------------------------------------------
+
+
+@pytest.mark.always
 def test_defaults_are_those_of_the_policy(client: Client, namespace: str, make_job: MakeJob) -> None:
     created = client.create(JOBS, namespace, make_job(), "test")
     assert created["spec"]["onFire"] == "Stop"
-    spec = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec
-    assert spec.guard.policy == Policy()
+    assert read(created).policy == Policy()
 
 
 def test_it_explains_itself(client: Client) -> None:
@@ -50,158 +51,171 @@ def test_it_explains_itself(client: Client) -> None:
     assert all(inner.get("description") for inner in properties["guard"]["properties"].values())
 
 
-def evaluated(nearDuplicates: Any = ..., **evaluator: Any) -> dict[str, Any]:  # as in the API
+def evaluated(**evaluator: Any) -> Json:  # as in the API
     """The part of spec.guard with this evaluator."""
-    more = {} if nearDuplicates is ... else {"nearDuplicates": nearDuplicates}
-    return {"heldout": {"volume": {"claimName": "h"}, "evaluator": evaluator, **more}}
+    return {"heldout": {"volume": {"claimName": "h"}, "evaluator": evaluator}}
 
 
-def followed(log: str, format_: str = "verl", **checkpoints: str) -> dict[str, Any]:
+def followed(log: str, format_: str = "verl", **checkpoints: str) -> Json:
     """The part of spec.guard with this log."""
     return {"metrics": {"follow": {"path": log, "format": format_}, "checkpoints": checkpoints}}
 
 
-ADMITTED = {
-    "all as the trainer": ({"hf": {}}, {}),
-    "many samples of what the trainer samples": ({"hf": {"samples": 4}}, {}),
-    "a null, which is the same": (
-        {"hf": {"samples": 4, "temperature": None, "maxNewTokens": None}},
-        {},
-    ),
-    "greedy": (
-        {"hf": {"temperature": 0, "maxNewTokens": 256, "device": "mps"}},
-        {"temperature": 0.0},
-    ),
-    "a nucleus": ({"hf": {"temperature": 1.0, "topP": 0.9, "topK": 20}}, {"top_p": 0.9, "top_k": 20}),
+SAMPLING: dict[str, tuple[Json, Json]] = {
+    "all as the trainer": ({}, {}),
+    "a null, which is the same": ({"samples": 4, "temperature": None, "maxNewTokens": None}, {"samples": 4}),
+    "greedy": ({"temperature": 0, "device": "mps"}, {"temperature": 0.0}),
+    "a nucleus": ({"temperature": 1.0, "topP": 0.9, "topK": 20}, {"top_p": 0.9, "top_k": 20}),
 }
 
 
-@pytest.mark.parametrize(("evaluator", "read"), ADMITTED.values(), ids=ADMITTED.keys())
+@pytest.mark.parametrize(("written", "kept"), SAMPLING.values(), ids=SAMPLING.keys())
 def test_how_evaluations_sample_is_read_as_it_was_written(
-    client: Client, namespace: str, make_job: MakeJob, evaluator: dict[str, Any], read: dict[str, Any]
+    client: Client, namespace: str, make_job: MakeJob, written: Json, kept: Json
 ) -> None:
-    job = make_job(**evaluated(**evaluator, nearDuplicates=False))
-    job["spec"]["guard"]["heldout"]["scorer"] = "math"
-    created = client.create(JOBS, namespace, job, "test")
-    heldout = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout
-    assert heldout.near_duplicates is False
-    found = heldout.evaluator.hf
-    assert found is not None
-    names = ("temperature", "top_p", "top_k")
-    assert {name: getattr(found, name) for name in names} == dict.fromkeys(names) | {
-        **({} if found.temperature is None else {"temperature": found.temperature}),
-        **read,
-    }
+    found = read(client.create(JOBS, namespace, make_job(**evaluated(hf=written)), "test"))
+    assert found.heldout.evaluator.hf is not None
+    said = found.heldout.evaluator.hf.model_dump()
+    assert {name: said[name] for name in kept} == kept
+    assert written.get("temperature") is not None or said["temperature"] is None
 
 
-REFUSED = {
+VARIABLES = {"enable_thinking": False, "effort": "low", "more": {"a": [1, 2.5, None]}}
+
+
+def test_variables_of_the_chat_template_are_kept_as_they_are(
+    client: Client, namespace: str, make_job: MakeJob
+) -> None:
+    created = client.create(
+        JOBS, namespace, make_job(**evaluated(hf={"chatTemplateKwargs": VARIABLES})), "test"
+    )
+    found = read(created).heldout.evaluator.hf
+    assert found is not None and found.chat_template_kwargs == VARIABLES
+    for change in ({"effort": "high"}, {"other": 1}, {"effort": None}, {"more": {"a": [1]}}):
+        spec = {"guard": {"heldout": {"evaluator": {"hf": {"chatTemplateKwargs": change}}}}}
+        with pytest.raises(ApiError, match="immutable"):
+            client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        followed("..run/.logs/a..b", "torchtune", layout="trl"),
+        followed(".", "tensorboard", path="run/1"),
+        {"metrics": {"follow": {"path": "m.jsonl", "runConfig": "run/.hydra/config.yaml"}}},
+    ],
+)
+def test_what_is_followed_is_read_as_it_was_written(
+    client: Client, namespace: str, make_job: MakeJob, guard: Json
+) -> None:
+    created = client.create(JOBS, namespace, make_job(**guard), "test")
+    assert read(created).metrics == Feed.model_validate(guard["metrics"])
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+INSIDE = "relative and without '..'"
+ONE_EVALUATOR = "exactly one evaluator must be set"
+FOR_TARGETS = "targetRef needs guard.placement: Pod"
+CLAIM: Json = {"volume": {"claimName": "h"}}
+REFUSED: dict[str, tuple[Json, str]] = {
     "kl.hard_stop 0": ({"policy": {"kl": {"hardStop": 0}}}, "hardStop in body should be greater than 0"),
     "ema_alpha 1": ({"policy": {"heldoutGuard": {"emaAlpha": 1}}}, "emaAlpha in body should be less than 1"),
-    "ema_alpha -0.1": ({"policy": {"heldoutGuard": {"emaAlpha": -0.1}}}, "greater than or equal to 0"),
     "decline_patience 0": ({"policy": {"heldoutGuard": {"declinePatience": 0}}}, "declinePatience"),
-    "min_steps -1": ({"policy": {"heldoutGuard": {"minSteps": -1}}}, "minSteps"),
-    "rise_eps -1": ({"policy": {"heldoutGuard": {"riseEps": -1}}}, "riseEps"),
     "silent 0 s": ({"policy": {"silent": {"afterSeconds": 0}}}, "silent.afterSeconds"),
-    "stale 0 rounds": ({"policy": {"stale": {"afterRounds": 0}}}, "stale.afterRounds"),
     "0 failures": ({"policy": {"evaluationFailing": {"afterFailures": 0}}}, "afterFailures"),
     "unknown detector": ({"policy": {"detector": "x"}}, 'supported values: "HeldoutGuard"'),
     "unknown action": ({"policy": {"silent": {"action": "Shrug"}}}, 'supported values: "Warn", "Stop"'),
     "low port": ({"port": 80}, "guard.port"),
-    "no evaluator": (
-        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {}}},
-        "exactly one evaluator must be set",
-    ),
-    "two evaluators": (
-        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}, "vllm": {}}}},
-        "exactly one evaluator must be set",
-    ),
-    "vllm beside the trainer": (
-        {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"vllm": {}}}},
-        "the evaluator vllm needs placement: Pod",
-    ),
+    "no evaluator": (evaluated(), ONE_EVALUATOR),
+    "two evaluators": (evaluated(hf={}, vllm={}), ONE_EVALUATOR),
+    "vllm beside the trainer": (evaluated(vllm={}), "the evaluator vllm needs placement: Pod"),
     "two held-out volumes": (
         {"heldout": {"volume": {"claimName": "h", "secretName": "s"}, "evaluator": {"hf": {}}}},
         "exactly one of claimName, secretName and configMapName",
     ),
     "state in the held-out claim": (
-        {
-            "state": {"claimName": "h"},
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
-        },
+        {"state": {"claimName": "h"}, **evaluated(hf={})},
         "state.claimName must not be the claim of the held-out split",
     ),
-    "the best kept without a claim": (
-        {"state": {"keepBest": True}},
-        "state.keepBest needs state.claimName",
-    ),
+    "the best kept without a claim": ({"state": {"keepBest": True}}, "state.keepBest needs state.claimName"),
     "split climbs out": (
-        {"heldout": {"volume": {"claimName": "h"}, "split": "a/../../b", "evaluator": {"hf": {}}}},
-        "relative and without '..'",
+        {"heldout": {**CLAIM, "split": "a/../../b", "evaluator": {"hf": {}}}},
+        INSIDE,
     ),
-    "a base model of the trainer's": (
-        evaluated(hf={"baseModel": "/checkpoints/base"}),
-        "relative and without '..'",
-    ),
-    "a base model that climbs out": (
-        evaluated(vllm={"baseModel": "../../base"}),
-        "relative and without '..'",
-    ),
+    "a base model of the trainer's": (evaluated(hf={"baseModel": "/checkpoints/base"}), INSIDE),
     "no checkpoints": ({"checkpoints": None}, "guard.checkpoints: Required value"),
     "greedy samples": (
         evaluated(hf={"samples": 2, "temperature": 0}),
         "samples above 1 need a temperature above 0",
     ),
     "wrong by no limit": (
-        {"heldout": {**evaluated(hf={})["heldout"], "onScorerTimeout": "wrong"}},
+        {"heldout": {**CLAIM, "evaluator": {"hf": {}}, "onScorerTimeout": "wrong"}},
         "set scorerTimeoutSeconds, too",
-    ),
-    "a limit of nothing": (
-        {"heldout": {**evaluated(hf={})["heldout"], "scorerTimeoutSeconds": 0}},
-        "heldout.scorerTimeoutSeconds",
     ),
     "unknown device": (evaluated(hf={"device": "tpu"}), "hf.device"),
     "temperature above 10": (evaluated(hf={"temperature": 11}), "hf.temperature"),
-    "no token": (evaluated(hf={"maxNewTokensCeiling": 0}), "hf.maxNewTokensCeiling"),
     "unknown isolation": ({"isolation": "None"}, "isolation"),
     "the log of another place": (followed("/etc/metrics.jsonl"), "metrics.follow.path"),
     "a log that climbs out": (followed("a/../../metrics.jsonl"), "metrics.follow.path"),
     "nothing to follow": ({"metrics": {}}, "metrics.follow: Required value"),
     "checkpoints that climb out": (followed("m", path=".."), "metrics.checkpoints.path"),
-    "a configuration of another place": (
-        {"metrics": {"follow": {"path": "m", "runConfig": "../run.yaml"}}},
-        "metrics.follow.runConfig",
-    ),
     "unknown format": (followed("m", "varl"), "metrics.follow.format"),
     "checkpoints of no layout": (followed("m", "torchtune"), "set checkpoints.layout"),
+    "a pod beside the trainer": (
+        {"pod": {"readySeconds": 60}, "placement": "Sidecar"},
+        "pod means nothing without placement",
+    ),
+    "a claim without a target": ({"checkpoints": {"claimName": "c"}}, "claimName is for targetRef"),
 }
-
-
-@pytest.mark.parametrize(
-    "guard",
-    [
-        followed("metrics.jsonl"),
-        followed("..run/.logs/a..b", "torchtune", layout="trl"),
-        followed(".", "tensorboard", path="run/1"),
-        {"metrics": {"follow": {"path": "m.jsonl"}}},
-        {"metrics": {"follow": {"path": "m.jsonl", "runConfig": "run/.hydra/config.yaml"}}},
-    ],
-)
-def test_what_is_followed_is_read_as_it_was_written(
-    client: Client, namespace: str, make_job: MakeJob, guard: dict[str, Any]
-) -> None:
-    created = client.create(JOBS, namespace, make_job(**guard), "test")
-    said = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.metrics
-    assert said == Feed.model_validate(guard["metrics"])
 
 
 @pytest.mark.parametrize(("guard", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_bad_specs_are_refused(
-    client: Client, namespace: str, make_job: MakeJob, guard: dict[str, Any], message: str
+    client: Client, namespace: str, make_job: MakeJob, guard: Json, message: str
 ) -> None:
     with pytest.raises(ApiError) as refused:
         client.create(JOBS, namespace, make_job(**guard), "test")
     assert refused.value.status == 422
     assert message in refused.value.message
+
+
+TARGET: Json = {
+    "placement": "Pod",
+    "state": {"claimName": "state"},
+    "checkpoints": {"claimName": "shared"},
+    "metrics": {"follow": {"path": "run/metrics.jsonl", "format": "verl"}},
+}
+TEMPLATE = {"apiVersion": "batch/v1", "kind": "Job", "spec": {}}
+
+
+def attached(make_job: MakeJob, **guard: Any) -> Json:
+    """A job that is attached; None leaves a part of its guard out."""
+    raw = make_job(**{key: value for key, value in (TARGET | guard).items() if value is not None})
+    del raw["spec"]["template"]
+    raw["spec"]["targetRef"] = {"apiVersion": "batch/v1", "kind": "Job", "name": "nightly"}
+    return raw
+
+
+REFUSED_TARGETS: dict[str, tuple[Json, Json, str]] = {
+    "template and target": ({"template": TEMPLATE}, {}, "exactly one of template and targetRef"),
+    "neither": ({"targetRef": None}, {}, "exactly one of template and targetRef"),
+    "a sidecar": ({}, {"placement": "Sidecar"}, FOR_TARGETS),
+    "a trainer that reports": ({}, {"metrics": None}, FOR_TARGETS),
+    "a volume": ({}, {"checkpoints": {"volume": "c"}}, FOR_TARGETS),
+    "a start": ({"resumedFrom": {"name": "b", "checkpoint": "/c/9"}}, {}, "resumedFrom needs a template"),
+    "no name": ({"targetRef": {"apiVersion": "batch/v1", "kind": "Job"}}, {}, "targetRef.name"),
+}
+
+
+@pytest.mark.parametrize(("spec", "guard", "message"), REFUSED_TARGETS.values(), ids=REFUSED_TARGETS.keys())
+def test_what_a_guard_of_a_target_needs_is_asked_for(
+    client: Client, namespace: str, make_job: MakeJob, spec: Json, guard: Json, message: str
+) -> None:
+    raw = attached(make_job, **guard)
+    raw["spec"] = {key: value for key, value in (raw["spec"] | spec).items() if value is not None}
+    with pytest.raises(ApiError, match=message):
+        client.create(JOBS, namespace, raw, "test")
 
 
 @pytest.mark.parametrize("name", ["1run", "Run", "r" * 51, "a.b"])
@@ -212,94 +226,7 @@ def test_names_that_pods_cannot_carry_are_refused(
         client.create(JOBS, namespace, make_job(name), "test")
 
 
-IMMUTABLE = {
-    "a value deep in the workload": {
-        "template": {"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 2}}}}
-    },
-    "a new key in the workload": {"template": {"spec": {"runPolicy": {}}}},
-    "a removed key in the workload": {"template": {"spec": {"pytorchReplicaSpecs": None}}},
-    "a renamed key in the workload": {"template": {"spec": {"pytorchReplicaSpecs": None, "other": {"a": 1}}}},
-    "a label of the workload": {"template": {"metadata": {"labels": {"a": "b"}}}},
-    "its kind": {"template": {"kind": "Job"}},
-    "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
-    "the image": {"guard": {"image": "other"}},
-    "the isolation": {"guard": {"isolation": "Relaxed"}},
-    "what the KL warns of": {"guard": {"policy": {"kl": {"warnAbove": 0.5}}}},
-    "the detector": {"guard": {"policy": {"detector": "Both"}}},
-    "the scorer": {"guard": {"heldout": {"scorer": "math"}}},
-    "where it starts": {"resumedFrom": {"name": "other", "checkpoint": "/ckpt/1"}},
-}
-
-
-@pytest.mark.parametrize("spec", IMMUTABLE.values(), ids=IMMUTABLE.keys())
-def test_template_and_guard_are_immutable(
-    client: Client, namespace: str, make_job: MakeJob, spec: dict[str, Any]
-) -> None:
-    client.create(JOBS, namespace, make_job(), "test")
-    with pytest.raises(ApiError, match="immutable"):
-        client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
-
-
-def test_no_other_field_of_the_template_takes_the_place_of_one(
-    client: Client, namespace: str, make_job: MakeJob
-) -> None:
-    """To CEL two objects are equal whose unknown fields are as many and have other names."""
-    job = make_job()
-    job["spec"]["template"] |= {"metadata": {"labels": {"a": "b"}}}
-    made = client.create(JOBS, namespace, job, "test")
-    del made["spec"]["template"]["metadata"]
-    made["spec"]["template"]["other"] = 1
-    with pytest.raises(ApiError, match=r"spec\.template.* must have at most 4 items"):
-        client.request("PUT", JOBS.path(namespace, "run"), body=made)
-
-
-def test_the_template_has_no_other_fields(client: Client, namespace: str, make_job: MakeJob) -> None:
-    job = make_job()
-    job["spec"]["template"]["other"] = 1
-    with pytest.raises(ApiError, match=r"spec\.template.* must have at most 4 items"):
-        client.create(JOBS, namespace, job, "test")
-
-
-def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
-    client: Client, namespace: str, make_job: MakeJob
-) -> None:
-    """An API server of 1.32 calls two objects different that have null in the same field."""
-    job = make_job(policy={"kl": {"warnAbove": None}})
-    job["spec"]["guard"]["heldout"]["nearDuplicates"] = False
-    client.create(JOBS, namespace, job, "test")
-    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 7}})
-    for change in ({"policy": {"kl": {"warnAbove": 0.5}}}, {"heldout": {"nearDuplicates": True}}):
-        with pytest.raises(ApiError, match="immutable"):
-            client.merge(JOBS, namespace, "run", {"spec": {"guard": change}}, "test")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("policy/kl/warnAbove", None), ("heldout/nearDuplicates", False)]
-)
-def test_nothing_is_switched_off_later(
-    client: Client, namespace: str, make_job: MakeJob, field: str, value: bool | None
-) -> None:
-    client.create(JOBS, namespace, make_job(), "test")
-    off = [{"op": "replace", "path": f"/spec/guard/{field}", "value": value}]
-    with pytest.raises(ApiError, match="immutable"):
-        client.request(
-            "PATCH", JOBS.path(namespace, "run"), body=off, content_type="application/json-patch+json"
-        )
-
-
 ORIGIN = {"name": "before", "uid": "u", "step": 20, "checkpoint": "/ckpt/20"}
-
-
-@pytest.mark.parametrize("change", [{"checkpoint": "/ckpt/40"}, {"step": None}, None])
-def test_a_run_begins_once(
-    client: Client, namespace: str, make_job: MakeJob, change: dict[str, Any] | None
-) -> None:
-    job = make_job()
-    job["spec"]["resumedFrom"] = ORIGIN
-    client.create(JOBS, namespace, job, "test")
-    client.merge(JOBS, namespace, "run", {"spec": {"onFire": "Report"}}, "test")
-    with pytest.raises(ApiError, match="a run begins once"):
-        client.merge(JOBS, namespace, "run", {"spec": {"resumedFrom": change}}, "test")
 
 
 @pytest.mark.parametrize(
@@ -315,104 +242,164 @@ def test_a_start_that_is_no_path_is_refused(
         client.create(JOBS, namespace, job, "test")
 
 
-VARIABLES = {"enable_thinking": False, "effort": "low", "more": {"a": [1, 2.5, None]}}
-OTHER_VARIABLES: list[dict[str, Any]] = [
-    {"effort": "high"},
-    {"enable_thinking": "False"},
-    {"effort": None, "other": "low"},
-    {"other": 1},
-    {"effort": None},
-    {"more": {"a": [1]}},
-    {"more": {"a": None, "b": [1, 2.5, None]}},
-]
+def test_the_template_has_no_other_fields(client: Client, namespace: str, make_job: MakeJob) -> None:
+    """To CEL two objects are equal whose unknown fields are as many and have other names."""
+    few = r"spec\.template.* must have at most 4 items"
+    job = make_job()
+    job["spec"]["template"]["other"] = 1
+    with pytest.raises(ApiError, match=few):
+        client.create(JOBS, namespace, job, "test")
+    del job["spec"]["template"]["other"]
+    job["spec"]["template"] |= {"metadata": {"labels": {"a": "b"}}}
+    made = client.create(JOBS, namespace, job, "test")
+    del made["spec"]["template"]["metadata"]
+    made["spec"]["template"]["other"] = 1
+    with pytest.raises(ApiError, match=few):
+        client.request("PUT", JOBS.path(namespace, "run"), body=made)
 
 
-def test_variables_of_the_chat_template_are_kept_as_they_are(
+# -- what cannot be changed --------------------------------------------------------------------------------
+
+WORKLOAD = "pytorchReplicaSpecs"
+IMMUTABLE: dict[str, Json] = {
+    "a value deep in the workload": {"template": {"spec": {WORKLOAD: {"Master": {"replicas": 2}}}}},
+    "a new key in the workload": {"template": {"spec": {"runPolicy": {}}}},
+    "a removed key in the workload": {"template": {"spec": {WORKLOAD: None}}},
+    "a renamed key in the workload": {"template": {"spec": {WORKLOAD: None, "other": {"a": 1}}}},
+    "a label of the workload": {"template": {"metadata": {"labels": {"a": "b"}}}},
+    "its kind": {"template": {"kind": "Job"}},
+    "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
+    "the image": {"guard": {"image": "other"}},
+    "the isolation": {"guard": {"isolation": "Relaxed"}},
+    "the detector": {"guard": {"policy": {"detector": "Both"}}},
+    "the scorer": {"guard": {"heldout": {"scorer": "math"}}},
+    "where it starts": {"resumedFrom": {"name": "other", "checkpoint": "/ckpt/1"}},
+}
+
+
+@pytest.mark.parametrize("spec", IMMUTABLE.values(), ids=IMMUTABLE.keys())
+def test_template_and_guard_are_immutable(
+    client: Client, namespace: str, make_job: MakeJob, spec: Json
+) -> None:
+    client.create(JOBS, namespace, make_job(), "test")
+    with pytest.raises(ApiError, match="immutable"):
+        client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"targetRef": {"name": "other"}}, {"targetRef": None, "template": TEMPLATE}],
+    ids=["another", "none"],
+)
+def test_a_target_is_for_good(client: Client, namespace: str, make_job: MakeJob, change: Json) -> None:
+    client.create(JOBS, namespace, attached(make_job), "test")
+    with pytest.raises(ApiError, match="targetRef"):
+        client.merge(JOBS, namespace, "run", {"spec": change}, "test")
+
+
+def test_what_is_switched_off_with_null_holds_up_no_status_and_stays_off(
     client: Client, namespace: str, make_job: MakeJob
 ) -> None:
-    wanted = {"chatTemplateKwargs": VARIABLES, "answerAfter": "</think>", "systemPrompt": "Think."}
-    client.create(JOBS, namespace, make_job(**evaluated(hf=wanted)), "test")
-    for change in OTHER_VARIABLES:
-        spec = {"guard": {"heldout": {"evaluator": {"hf": {"chatTemplateKwargs": change}}}}}
-        with pytest.raises(ApiError, match="immutable"):
-            client.merge(JOBS, namespace, "run", {"spec": spec}, "test")
-    created = client.get(JOBS, namespace, "run")
-    found = GuardedTrainingJob.model_validate({"spec": created["spec"]}).spec.guard.heldout.evaluator.hf
-    assert found is not None and found.chat_template_kwargs == VARIABLES
-    assert (found.answer_after, found.system_prompt) == ("</think>", "Think.")
+    """An API server of 1.32 calls two objects different that have null in the same field."""
+    client.create(JOBS, namespace, make_job(policy={"kl": {"warnAbove": None}}), "test")
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 7}})
+    with pytest.raises(ApiError, match="immutable"):
+        client.merge(
+            JOBS, namespace, "run", {"spec": {"guard": {"policy": {"kl": {"warnAbove": 0.5}}}}}, "test"
+        )
+    client.create(JOBS, namespace, make_job("other"), "test")
+    off = [{"op": "replace", "path": "/spec/guard/policy/kl/warnAbove", "value": None}]
+    with pytest.raises(ApiError, match="immutable"):
+        client.request("PATCH", JOBS.path(namespace, "other"), body=off, content_type=JSON_PATCH)
+
+
+@pytest.mark.parametrize("change", [{"checkpoint": "/ckpt/40"}, {"step": None}, None])
+def test_a_run_begins_once(client: Client, namespace: str, make_job: MakeJob, change: Json | None) -> None:
+    job = make_job()
+    job["spec"]["resumedFrom"] = ORIGIN
+    client.create(JOBS, namespace, job, "test")
+    with pytest.raises(ApiError, match="a run begins once"):
+        client.merge(JOBS, namespace, "run", {"spec": {"resumedFrom": change}}, "test")
 
 
 def test_on_fire_and_on_silence_can_be_changed(client: Client, namespace: str, make_job: MakeJob) -> None:
     client.create(JOBS, namespace, make_job(), "test")
     patch = {"spec": {"onFire": "Report", "onSilence": {"afterSeconds": 60, "action": "Stop"}}}
-    changed = client.merge(JOBS, namespace, "run", patch, "test")
-    assert changed["metadata"]["generation"] == 2
+    assert client.merge(JOBS, namespace, "run", patch, "test")["metadata"]["generation"] == 2
 
 
-@pytest.fixture
-def fired(client: Client, namespace: str, make_job: MakeJob) -> str:
-    """The path of the status of a job whose guard has fired."""
-    client.create(JOBS, namespace, make_job(), "test")
-    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"fire": FIRE, "step": 7}})
-    return JOBS.path(namespace, "run", "status")
+# -- latches ---------------------------------------------------------------------------------------------
+
+LATCH = {"code": "kl_hard_stop", "reason": "KL 0.2", "attempt": 0, "step": 7, "at": "2026-01-01T00:00:00Z"}
 
 
-def apply_status(client: Client, namespace: str, manager: str, status: dict[str, Any]) -> dict[str, Any]:
+def apply_status(client: Client, namespace: str, manager: str, status: Json) -> Json:
     meta = {"name": "run", "namespace": namespace}
     body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": meta, "status": status}
     return client.apply(JOBS, body, manager, sub="status")
 
 
+@pytest.fixture(params=["fire", "halt"])
+def latched(request: pytest.FixtureRequest, client: Client, namespace: str, make_job: MakeJob) -> str:
+    """Which latch of a job has closed."""
+    client.create(JOBS, namespace, make_job(), "test")
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {request.param: LATCH, "step": 7}})
+    return str(request.param)
+
+
+def is_latched(client: Client, namespace: str, latch: str) -> bool:
+    status = client.request("GET", JOBS.path(namespace, "run"))["status"]
+    return bool(status["guard"][latch] == LATCH)
+
+
 UNLATCH = {
-    "remove fire": (MERGE, {"status": {"guard": {"fire": None}}}),
+    "remove latch": (MERGE, {"status": {"guard": {"LATCH": None}}}),
     "remove guard": (MERGE, {"status": {"guard": None}}),
     "remove status": (MERGE, {"status": None}),
-    "change the step": (MERGE, {"status": {"guard": {"fire": {"step": 8}}}}),
-    "change the reason": (MERGE, {"status": {"guard": {"fire": {"reason": "never mind"}}}}),
-    "JSON patch of fire": (JSON_PATCH, [{"op": "remove", "path": "/status/guard/fire"}]),
-    "JSON patch of guard": (JSON_PATCH, [{"op": "remove", "path": "/status/guard"}]),
+    "change the step": (MERGE, {"status": {"guard": {"LATCH": {"step": 8}}}}),
+    "change the reason": (MERGE, {"status": {"guard": {"LATCH": {"reason": "never mind"}}}}),
+    "JSON patch of latch": (JSON_PATCH, [{"op": "remove", "path": "/status/guard/LATCH"}]),
     "JSON patch of status": (JSON_PATCH, [{"op": "remove", "path": "/status"}]),
 }
 
 
-@pytest.mark.always
-@pytest.mark.parametrize(("kind", "patch"), UNLATCH.values(), ids=UNLATCH.keys())
-def test_a_fire_cannot_be_unlatched(client: Client, fired: str, kind: str, patch: Any) -> None:
-    with pytest.raises(ApiError, match="latched"):
-        client.request("PATCH", fired, body=patch, content_type=kind)
-    assert client.request("GET", fired)["status"]["guard"]["fire"] == FIRE
+def named(patch: Any, latch: str) -> Any:
+    """The patch for this latch."""
+    if isinstance(patch, dict):
+        return {key.replace("LATCH", latch): named(value, latch) for key, value in patch.items()}
+    if isinstance(patch, list):
+        return [named(one, latch) for one in patch]
+    return patch.replace("LATCH", latch) if isinstance(patch, str) else patch
 
 
 @pytest.mark.always
-def test_replacing_the_status_does_not_unlatch(client: Client, fired: str) -> None:
-    stored = client.request("GET", fired)
-    for status in ({}, {"guard": {}}, None):
-        replaced = copy.deepcopy(stored) | {"status": status}
+def test_a_fire_cannot_be_unlatched(client: Client, namespace: str, latched: str) -> None:
+    """Nor a halt: by no patch, by no other status, and not by its owner, who leaves it out of an apply."""
+    path = JOBS.path(namespace, "run", "status")
+    for kind, patch in UNLATCH.values():
         with pytest.raises(ApiError, match="latched"):
-            client.request("PUT", fired, body=replaced)
-
-
-@pytest.mark.always
-def test_applying_without_the_fire_keeps_it(client: Client, namespace: str, fired: str) -> None:
-    apply_status(client, namespace, "another", {"guard": {"step": 9}})
-    status = client.request("GET", fired)["status"]
-    assert status["guard"]["fire"] == FIRE
-    assert status["guard"]["step"] == 9
-
-
-@pytest.mark.always
-def test_its_owner_must_repeat_the_fire(client: Client, namespace: str, fired: str) -> None:
-    """For server-side apply, the owner of a field who leaves it out removes it: the latch refuses that."""
+            client.request("PATCH", path, body=named(patch, latched), content_type=kind)
+    stored = client.request("GET", path)
+    for status in ({}, {"guard": {}}, None):
+        with pytest.raises(ApiError, match="latched"):
+            client.request("PUT", path, body=copy.deepcopy(stored) | {"status": status})
     with pytest.raises(ApiError, match="latched"):
         apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9}})
-    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9, "fire": FIRE}})
-    assert client.request("GET", fired)["status"]["guard"]["step"] == 9
+    assert is_latched(client, namespace, latched)
 
 
 @pytest.mark.always
-def test_the_main_resource_does_not_write_status(client: Client, namespace: str, fired: str) -> None:
+def test_a_latch_holds_up_no_other_change_of_the_status(client: Client, namespace: str, latched: str) -> None:
+    apply_status(client, namespace, "another", {"guard": {"step": 9}})
+    apply_status(client, namespace, OPERATOR_MANAGER, {"guard": {"step": 9, latched: LATCH}})
+    assert client.request("GET", JOBS.path(namespace, "run"))["status"]["guard"]["step"] == 9
+    assert is_latched(client, namespace, latched)
+
+
+@pytest.mark.always
+def test_the_main_resource_does_not_write_status(client: Client, namespace: str, latched: str) -> None:
     path = JOBS.path(namespace, "run")
     client.request("PATCH", path, body={"status": {"guard": None}}, content_type=MERGE)
     body = {"apiVersion": JOBS.api_version, "kind": KIND, "metadata": {"name": "run", "namespace": namespace}}
     client.request("PATCH", path, query={"fieldManager": "x", "force": "true"}, body=body, content_type=APPLY)
-    assert client.request("GET", fired)["status"]["guard"]["fire"] == FIRE
+    assert is_latched(client, namespace, latched)

@@ -1,40 +1,34 @@
 """The operator process against a real API server; the tests play kubelet and training-operator.
 
 - Creating: child, support objects, rights; refusals as conditions; the claim that comes later.
-- Stopping: fire → evidence → stop at once → confirmed only when no pod is left; refused patch → delete; no
-  effect → delete; killed in the middle; two operators; API server away; suspended and deleted on request.
-- What is ours: pods, workloads, kinds; jobs that are being deleted, or that a newer version wrote.
-- Ends that are no fires. Graceful shutdown, readiness, metrics.
-Skipped here, because they need a kubelet or the real training-operator: the e2e tests have them.
+- What is ours: pods, workloads, namespaces; jobs that are being deleted, or that a newer version wrote.
+- Evidence; ends that are no fires; graceful shutdown, readiness, metrics.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import pytest
 
 from guard_operator.api.schema import crd
 from guard_operator.runtime.client import (
     CONFIG_MAPS,
-    EVENTS,
     PODS,
     Client,
 )
 
-from .conftest import install, new_namespace
+from .conftest import install
 from .controlplane import ControlPlane
-from .faults import Answer, Fault, Hang, fault_proxy
+from .faults import Hang, fault_proxy
 from .kubelet import Kubelet, kubelet_of_node
 from .waiting import eventually
-from .world import JOBS, PYTORCHJOBS, RUNNING, Json, World, is_deleted, is_going
+from .world import JOBS, PYTORCHJOBS, Json, World, is_deleted, is_going
 
 pytestmark = pytest.mark.nightly
 
@@ -67,139 +61,52 @@ def test_given_a_job_then_the_workload_has_its_guard(here: World, make_job: Make
     assert here.events() == ["WorkloadCreated"]
 
 
-def warning(about: Json, kind: str, reason: str, message: str) -> Json:
-    """An Event as kubelets and controllers write it."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
-    metadata = about["metadata"]
-    involved = {"kind": kind, "uid": metadata["uid"], "name": metadata["name"]}
-    return {
-        "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
-        "involvedObject": {**involved, "namespace": metadata["namespace"]},
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-    }
-
-
-def test_what_a_pod_waits_for_is_said_within_30_s(here: World, make_job: MakeJob) -> None:
-    """A quota that refuses the pod, then a Secret that is missing: neither is in the status of anything."""
-    here.claim()
-    here.submit(make_job())
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated")
-    quota = 'pods "run-master-0" is forbidden: exceeded quota: gpus'
-    here.put(EVENTS, warning(here.workload(), "PyTorchJob", "FailedCreatePod", quota))
-    assert "exceeded quota: gpus" in here.expect("Waiting", "True", "PodsMissing", within=30)
-    pod = here.start_pod()
-    here.pod_status({"phase": "Pending", "initContainerStatuses": None})
-    missing = 'MountVolume.SetUp failed for volume "keys" : secret "keys" not found'
-    here.put(EVENTS, warning(pod, "Pod", "FailedMount", missing))
-    assert 'pod run-master-0: FailedMount: MountVolume.SetUp failed for volume "keys" : secret "keys"' in (
-        here.expect("Waiting", "True", "VolumeUnavailable", within=30)
-    )
-    here.pod_status(RUNNING)
-    here.guard_says(step=1)
-    eventually(lambda: "Waiting" not in here.conditions(), "it waits no longer")
-
-
-def change_pod(job: Json, **values: Any) -> Json:
-    changed = copy.deepcopy(job)
-    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    pod.update(values)
-    return changed
-
-
-def change_trainer(job: Json, **values: Any) -> Json:
-    """The same with fields of the container that trains; a list goes on where there is one."""
-    changed = copy.deepcopy(job)
-    pod = changed["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    trainer = pod["containers"][0]
-    for key, value in values.items():
-        trainer[key] = [*trainer.get(key, []), *value] if isinstance(value, list) else value
-    return changed
-
-
 @pytest.mark.always
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (partial(change_pod, hostPID=True), "hostPID"),
-        (
-            partial(change_trainer, volumeMounts=[{"name": "rlguard-heldout", "mountPath": "/mine"}]),
-            "containers[0].volumeMounts[1].name must not be rlguard-heldout",
-        ),
-        (
-            partial(change_trainer, volumeDevices=[{"name": "rlguard-heldout", "devicePath": "/dev/mine"}]),
-            "containers[0].volumeDevices[0].name must not be rlguard-heldout",
-        ),
-    ],
-    ids=["hostPID", "volumeMounts", "volumeDevices"],
-)
-def test_templates_that_break_the_isolation_are_refused(
-    here: World, make_job: MakeJob, change: Callable[[Json], Json], said: str
-) -> None:
+def test_a_template_that_breaks_the_isolation_is_refused(here: World, make_job: MakeJob) -> None:
     """By the operator alone: nothing here has the chart's admission policies."""
     here.claim()
-    here.submit(change(make_job()))
+    job = make_job()
+    pod = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["hostPID"] = True
+    pod["containers"][0]["volumeMounts"].append({"name": "rlguard-heldout", "mountPath": "/mine"})
+    here.submit(job)
     here.operator()
     message = here.expect("Guarded", "False", "TemplateRefused")
-    assert f"pytorchReplicaSpecs.Master.template.spec.{said}" in message
+    for said in ("hostPID", "containers[0].volumeMounts[1].name must not be rlguard-heldout"):
+        assert f"pytorchReplicaSpecs.Master.template.spec.{said}" in message
     assert here.client.get(PYTORCHJOBS, here.namespace, "run") is None
     here.expect_events("TemplateRefused")
     assert here.phase() == "Refused" and here.events() == ["TemplateRefused"]
 
 
-def test_what_the_workloads_schema_refuses_is_a_condition(here: World, make_job: MakeJob) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"replicas": "one"}, "replicas"), ({"replica": 1}, "replica")],
+    ids=["wrong type", "unknown field"],
+)
+def test_what_the_workloads_schema_refuses_is_a_condition(
+    here: World, make_job: MakeJob, changes: Json, said: str
+) -> None:
     here.claim()
     job = make_job()
-    job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["replicas"] = "one"
+    job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"] |= changes
     here.submit(job)
     operator = here.operator()
-    message = here.expect("Guarded", "False", "WorkloadRefused")
-    assert "replicas" in message
+    assert said in here.expect("Guarded", "False", "WorkloadRefused")
     time.sleep(1.0)
     assert here.events() == ["WorkloadRefused"], "no retry loop"
     assert "again in" not in operator.log.read_text()
 
 
-@pytest.mark.parametrize("path", [("args",), ("env", 0, "value"), ("resources",)], ids=str)
-def test_what_only_an_apply_refuses_is_a_condition(
-    here: World, make_job: MakeJob, path: tuple[str | int, ...]
-) -> None:
-    """A create drops nulls, and the apply by which workloads are made does not."""
-    here.claim()
-    job = make_job()
-    master = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    node = master["spec"]["containers"][0]
-    node["env"] = [{"name": "A", "value": "b"}]
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = None
-    here.submit(job)
-    here.operator()
-    assert "null" in here.expect("Guarded", "False", "WorkloadRefused")
-
-
-def test_a_kind_that_cannot_be_guarded_is_a_condition(here: World, make_job: MakeJob) -> None:
-    job = make_job()
-    job["spec"]["template"]["kind"] = "MPIJob"
-    here.submit(job)
-    here.operator()
-    assert "MPIJob" in here.expect("Guarded", "False", "UnsupportedKind")
-
-
-@pytest.mark.parametrize("levels", [120, 2_000])
 def test_one_that_nests_too_deeply_is_a_condition_and_holds_up_no_other(
-    here: World, make_job: MakeJob, levels: int
+    here: World, make_job: MakeJob
 ) -> None:
     """The API server keeps it. Python reads a thousand levels, so every operator ended with it."""
     here.claim()
     deep = make_job()
     deep["metadata"]["name"] = "deep"
     inner: Json = {}
-    for _ in range(levels):
+    for _ in range(2_000):
         inner = {"a": inner}
     deep["spec"]["template"]["spec"]["deep"] = inner
     limit = sys.getrecursionlimit()
@@ -215,21 +122,12 @@ def test_one_that_nests_too_deeply_is_a_condition_and_holds_up_no_other(
     assert "more than 100 objects and lists are in one another" in said
 
 
-def test_a_field_that_the_workload_does_not_have_is_a_condition(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    job = make_job()
-    job["spec"]["template"]["spec"]["runPolice"] = {}
-    here.submit(job)
-    here.operator()
-    assert "runPolice" in here.expect("Guarded", "False", "WorkloadRefused")
-
-
 def test_a_missing_claim_is_a_condition_until_it_is_there(here: World, make_job: MakeJob) -> None:
     here.submit(make_job())
     here.operator()
     assert "heldout" in here.expect("Guarded", "False", "ClaimMissing")
     here.claim()
-    here.expect("Guarded", "True", "WorkloadCreated", within=25)
+    here.expect("Guarded", "True", "WorkloadCreated")
 
 
 def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob) -> None:
@@ -241,32 +139,6 @@ def test_a_workload_of_someone_else_is_left_alone(here: World, make_job: MakeJob
     here.expect("Guarded", "False", "NameTaken")
     assert here.workload()["metadata"]["uid"] == foreign["metadata"]["uid"]
     assert "ownerReferences" not in here.workload()["metadata"]
-
-
-def test_relaxed_isolation_lists_the_broken_rows(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    here.submit(change_pod(make_job(isolation="Relaxed"), hostNetwork=True))
-    here.operator()
-    here.expect("Guarded", "True", "WorkloadCreated")
-    assert "hostNetwork" in here.expect("Isolated", "False", "RelaxedIsolation")
-
-
-def test_only_the_namespaces_that_are_named_are_watched(here: World, make_job: MakeJob) -> None:
-    second, third = new_namespace(here.client), new_namespace(here.client)
-    here.bind("ClusterRole", "rlguard-operator", second)
-    for namespace in (here.namespace, second, third):
-        job = make_job()
-        job["metadata"]["namespace"] = namespace
-        here.client.create(JOBS, namespace, job, "test")
-    here.operator(f"--namespace={second}")
-    for namespace in (here.namespace, second):
-
-        def phase(namespace: str = namespace) -> Any:
-            raw = here.client.get(JOBS, namespace, "run") or {}
-            return (raw.get("status") or {}).get("phase")
-
-        eventually(lambda: phase() == "Refused", "the missing claim is noticed")
-    assert "status" not in (here.client.get(JOBS, third, "run") or {})
 
 
 # -- stopping --------------------------------------------------------------------------------------------
@@ -306,7 +178,8 @@ def test_a_fire_that_only_the_kubelet_has_is_acted_on(running: World) -> None:
     running.expect("Fired", "True", "HackingGap")
     running.ends()
     status = running.job()["status"]
-    assert status["guard"]["fire"]["step"] == 40 and status["guard"]["step"] == 41
+    assert status["guard"]["fire"]["step"] == 40
+    eventually(lambda: running.job()["status"]["guard"].get("step") == 41, "its figures are told, too")
     assert status["guard"]["fire"]["at"].startswith("2026-01-01T00:00:07")
     assert status["phase"] == "Stopped" and "Failed" not in running.conditions()
 
@@ -394,22 +267,6 @@ def test_a_run_that_this_version_cannot_read_is_named_and_left_alone(
     assert running.phase() == "Running" and not is_going(running.workload())
 
 
-def test_a_webhook_that_does_not_answer_is_a_condition_until_it_does(
-    plane: ControlPlane, here: World, make_job: MakeJob
-) -> None:
-    def webhook_down(method: str, path: str) -> Fault | None:
-        return Answer(500, "InternalError") if method == "POST" and "/pytorchjobs" in path else None
-
-    with fault_proxy(plane) as proxy:
-        proxy.inject(webhook_down)
-        here.claim()
-        here.submit(make_job())
-        here.operator(server=proxy.url)
-        assert "spec.template: injected" in here.expect("Guarded", "False", "WorkloadRefused")
-        proxy.heal()
-        here.expect("Guarded", "True", "WorkloadCreated", within=25)
-
-
 @pytest.fixture
 def kubelet(plane: ControlPlane, client: Client, namespace: str) -> Iterator[Kubelet]:
     with kubelet_of_node(plane, client, f"node-of-{namespace}") as kubelet:
@@ -441,10 +298,8 @@ def test_evidence_has_the_ends_of_the_logs(here: World, kubelet: Kubelet, make_j
 def test_a_log_that_hangs_does_not_hold_up_the_stop(here: World, kubelet: Kubelet, make_job: MakeJob) -> None:
     kubelet.hangs.set()
     start_on(here, kubelet, make_job)
-    before = time.monotonic()
     here.fire()
     here.expect_workload(is_deleted, "the workload is deleted")
-    assert time.monotonic() - before < 5.0, "generous for a busy machine; the log may take 0.3 s"
     # The pod is still there: once its log can be read, it is.
     kubelet.logs = {"pytorch": "late", "rlguard-guard": "too"}
     kubelet.hangs.clear()
@@ -474,39 +329,7 @@ JUDGED = {
 }
 
 
-@pytest.mark.slow
-def test_a_guard_that_falls_silent_is_met_with_the_policy(here: World, make_job: MakeJob) -> None:
-    here.claim()
-    job = make_job()
-    job["spec"]["onSilence"] = {"afterSeconds": 30, "action": "Stop"}
-    here.submit(job)
-    here.operator()
-    here.start()
-    assert here.conditions()["GuardSilent"][:2] == ("False", "GuardReports")
-    here.hangs()
-    here.expect_workload(is_deleted, "the workload is deleted", within=45)
-    here.expect("GuardSilent", "True", "GuardSilent")
-    here.expect("Halted", "True", "GuardSilent")
-    here.ends()
-    assert here.conditions()["Fired"][0] == "False"
-
-
 # -- ends that are no fires ------------------------------------------------------------------------------
-
-
-def test_a_run_whose_last_checkpoints_nobody_looked_at_says_so(running: World) -> None:
-    running.guard_says(**JUDGED | {"evaluated": 1, "waiting": 2})
-    eventually(lambda: running.job()["status"]["guard"].get("waiting") == 2, "it is read")
-    running.workload_condition("Succeeded")
-    message = running.expect("Succeeded", "True", "CheckpointsLeft")
-    assert "2 of 3 checkpoints were not evaluated, 2 evaluations were left waiting" in message
-
-
-def test_a_run_whose_last_verdict_is_not_healthy_says_so(running: World) -> None:
-    running.guard_says(**JUDGED | {"level": "unknown", "code": "warming_up", "reason": "1 of 3 rounds"})
-    eventually(lambda: running.job()["status"]["guard"].get("code") == "warming_up", "it is read")
-    running.workload_condition("Succeeded")
-    assert "unknown (warming_up): 1 of 3 rounds" in running.expect("Succeeded", "True", "NotJudged")
 
 
 @pytest.mark.always
@@ -526,12 +349,6 @@ def test_a_run_that_succeeds(running: World) -> None:
     running.client.delete(PYTORCHJOBS, running.namespace, "run", uid)
     time.sleep(1.0)
     assert running.phase() == "Succeeded"
-
-
-def test_a_run_that_fails(running: World) -> None:
-    running.workload_condition("Failed")
-    running.expect("Failed", "True", "WorkloadFailed")
-    assert running.conditions()["Fired"][0] == "False" and "Stopped" not in running.conditions()
 
 
 def test_an_evicted_run(running: World) -> None:
@@ -602,26 +419,3 @@ def test_nobody_else_leads_while_an_operator_that_ends_still_works(
         assert first.process.wait(30) == 0
     eventually(lambda: here.leader() not in {"", mine}, "another one leads")
     here.expect_workload(is_deleted, "the workload is deleted")
-
-
-def test_a_lost_lease_ends_the_process(plane: ControlPlane, here: World) -> None:
-    with fault_proxy(plane) as proxy:
-        operator = here.operator(server=proxy.url, lease_seconds=4)
-        eventually(here.leader, "it leads")
-        proxy.inject(lambda _method, path: Answer(500) if "/leases" in path else None)
-        assert operator.process.wait(20) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lease-seconds=0.1"], "at least 1"),
-        (["--kubeconfig=/no/such/file"], "kube-config"),
-        (["--bind=192.0.2.1"], "assign requested address"),
-    ],
-)
-def test_bad_settings_are_an_error_without_a_traceback(here: World, flags: list[str], message: str) -> None:
-    operator = here.operator(*flags)
-    assert operator.process.wait(20) == 2
-    text = operator.log.read_text()
-    assert message in text and "Traceback" not in text

@@ -9,13 +9,10 @@ import base64
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
 
 from guard_operator.api import names
-from guard_operator.guards.keeper import PREFIX
-from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.runtime.client import SECRETS
 
 from .test_operator import LAST_WORD, ended_with
@@ -34,7 +31,12 @@ def uid(here: World) -> str:
 
 def kept(here: World) -> Json | None:
     """What the operator keeps of the run in its own namespace, which is that of the job here."""
-    return here.client.get(SECRETS, here.namespace, PREFIX + uid(here))
+    return kept_of(here, uid(here))
+
+
+def kept_of(here: World, uid: str) -> Json | None:
+    found = here.client.list(SECRETS, here.namespace, {})["items"]
+    return next((one for one in found if one["metadata"]["name"].endswith(uid)), None)
 
 
 def jobs_secret(here: World) -> Json | None:
@@ -78,7 +80,7 @@ def test_a_pod_whose_guard_never_began_is_no_past_that_nobody_knows(running: Wor
 def test_steps_stay_out_of_etcd_and_a_fire_does_not_wait(running: World) -> None:
     """Figures are written at most every ten seconds, whatever the guard says meanwhile."""
     running.guard_says(step=2)
-    eventually(lambda: running.job()["status"]["guard"]["step"] == 2, "a step is noted", within=20)
+    eventually(lambda: running.job()["status"]["guard"].get("step") == 2, "a step is noted")
     before, versions, begun = running.job(), set[str](), time.monotonic()
     for step in range(3, 1003):
         running.guard_says(step=step, steps=step)
@@ -146,7 +148,7 @@ def test_a_secret_that_somebody_removes_comes_back_with_the_same_bytes(
     assert before is not None and before["data"].keys() == KEYS and before["immutable"]
     here.client.request("DELETE", SECRETS.path(here.namespace, before["metadata"]["name"]))
     here.start_pod_without_guard()
-    after = eventually(lambda: jobs_secret(here), "it is back", within=60)
+    after = eventually(lambda: jobs_secret(here), "it is back")
     assert after["data"] == before["data"]
 
 
@@ -159,7 +161,7 @@ def test_who_has_another_key_is_no_guard(here: World, make_job: MakeJob) -> None
     here.expect("Guarded", "True", "WorkloadCreated")
     made = jobs_secret(here)
     assert made is not None
-    certificate, key = own_certificate("run.svc", datetime.now(UTC))
+    certificate, key = (here.plane.ca_file.with_suffix(end).read_text() for end in (".crt", ".key"))
     stolen = made["data"] | {
         name: base64.b64encode(text.encode()).decode()
         for name, text in (("tls.crt", certificate), ("tls.key", key))
@@ -170,7 +172,7 @@ def test_who_has_another_key_is_no_guard(here: World, make_job: MakeJob) -> None
     thief = Guard(address, here.guards["run"].port, stolen)
     try:
         here.pod_status(RUNNING | {"podIP": address, "podIPs": [{"ip": address}]})
-        message = here.expect("Guarded", "Unknown", "GuardUnreachable", within=90)
+        message = here.expect("Guarded", "Unknown", "GuardUnreachable")
         assert "certificate" in message.lower() and thief.asked == 0 and thief.told is None
         assert here.conditions()["Fired"][0] == "Unknown"
     finally:
@@ -181,5 +183,4 @@ def test_who_has_another_key_is_no_guard(here: World, make_job: MakeJob) -> None
 def test_nothing_is_kept_of_a_job_that_is_gone(running: World) -> None:
     of = uid(running)
     running.client.request("DELETE", JOBS.path(running.namespace, "run"))
-    found = lambda: running.client.get(SECRETS, running.namespace, PREFIX + of)  # noqa: E731
-    eventually(lambda: found() is None, "it is removed", within=150)
+    eventually(lambda: kept_of(running, of) is None, "it is removed", within=300)

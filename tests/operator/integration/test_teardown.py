@@ -13,11 +13,9 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from guard_cli.report.command import report
 from guard_operator.runtime.client import MERGE, PODS
 from guard_operator.runtime.errors import ApiError
 
@@ -32,7 +30,6 @@ MakeJob = Callable[..., Json]
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 NO_DELETE = "ask the cluster's owner first"
-GONE = "GET", "404"
 
 
 def start(here: World, job: Json, **operator: str) -> None:
@@ -64,7 +61,7 @@ def all_are_going(here: World) -> bool:
 
 
 @pytest.mark.always
-def test_a_fire_deletes_the_workload_and_is_told(running: World, kubeconfig: Path, tmp_path: Path) -> None:
+def test_a_fire_deletes_the_workload_and_is_told(running: World) -> None:
     running.fire()
     running.expect_workload(is_going, "the workload is deleted")
     assert running.workload()["metadata"]["finalizers"] == ["foregroundDeletion"]
@@ -81,9 +78,6 @@ def test_a_fire_deletes_the_workload_and_is_told(running: World, kubeconfig: Pat
     data = running.evidence()
     assert json.loads(data["verdict.json"])["fire"]["step"] == 40
     assert json.loads(data["last-good-checkpoint.json"])["path"] == "/ckpt/20"
-    report("run", running.namespace, kubeconfig, out=tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "Fired at step 40" in page and "/ckpt/20" in page
 
 
 @pytest.mark.always
@@ -218,7 +212,7 @@ def test_a_delete_that_is_denied_is_said_and_meanwhile_the_pods_are_deleted_as_t
         eventually(lambda: is_going(the_pod(running)), "the next pod is deleted")
         running.kubelet_ends_pods()
         assert not is_going(running.workload()) and running.conditions()["Stopped"][0] == "False"
-    running.expect_workload(is_going, "the workload is deleted", within=60)
+    running.expect_workload(is_going, "the workload is deleted")
     running.ends()
 
 
@@ -229,7 +223,7 @@ def test_a_foreign_finalizer_is_named_within_a_minute(running: World) -> None:
     running.fire()
     eventually(lambda: is_going(the_pod(running)), "nobody ends the pod but the operator")
     running.kubelet_ends_pods()
-    message = running.expect("Stopped", "False", "StopBlocked", within=60)
+    message = running.expect("Stopped", "False", "StopBlocked")
     assert "PyTorchJob run is kept by ray.io/rayjob-finalizer" in message
     running.keep_by()
     running.expect("Stopped", "True", "NoPodsLeft")
@@ -239,7 +233,7 @@ def test_a_foreign_finalizer_is_named_within_a_minute(running: World) -> None:
 def test_a_pod_on_a_dead_node_is_said_within_a_minute(here: World, make_job: MakeJob) -> None:
     start(here, with_grace(make_job(), 5))
     here.fire()
-    message = here.expect("Stopped", "False", "StopBlocked", within=60)
+    message = here.expect("Stopped", "False", "StopBlocked")
     assert "pod run-master-0 should have ended at" in message and "look at node node" in message
     here.ends()
 
@@ -256,12 +250,12 @@ def test_pods_that_cannot_be_listed_are_deleted_and_nothing_is_called_stopped(
         proxy.break_watch(no_pods)
         here.fire()
         assert "the pods cannot be read: 403" in here.expect("Stopped", "False", "StopBlocked")
-        eventually(lambda: all_are_going(here), "its pod is deleted", within=60)
+        eventually(lambda: all_are_going(here), "its pod is deleted")
         here.collect_garbage()
         time.sleep(5.0)
         assert here.conditions()["Stopped"][1] == "StopBlocked", "nobody knows that it is gone"
         proxy.heal()
-        here.expect("Stopped", "True", "NoPodsLeft", within=90)
+        here.expect("Stopped", "True", "NoPodsLeft")
 
 
 def test_a_delete_that_hangs_does_not_keep_the_pods(
@@ -276,10 +270,10 @@ def test_a_delete_that_hangs_does_not_keep_the_pods(
         start(here, make_job(), server=proxy.url)
         proxy.inject(hangs)
         here.fire()
-        eventually(lambda: all_are_going(here), "its pod is deleted", within=60)
-        assert "a delete was refused: DELETE" in here.expect("Stopped", "False", "StopBlocked", within=60)
+        eventually(lambda: all_are_going(here), "its pod is deleted")
+        assert "a delete was refused: DELETE" in here.expect("Stopped", "False", "StopBlocked")
         proxy.heal()
-        here.expect_workload(is_going, "the workload is deleted", within=60)
+        here.expect_workload(is_going, "the workload is deleted")
         here.ends()
 
 
@@ -298,7 +292,7 @@ def test_a_status_that_is_refused_does_not_hold_up_the_delete(
         proxy.inject(no_status)
         here.fire()
         here.expect_workload(is_going, "the workload is deleted")
-        eventually(lambda: all_are_going(here), "its pod is deleted", within=60)
+        eventually(lambda: all_are_going(here), "its pod is deleted")
         assert "stop" not in here.job()["status"], "nothing of it could be written"
         proxy.heal()
         here.ends()
@@ -349,7 +343,7 @@ def test_two_operators_at_once_do_as_one(here: World, make_job: MakeJob) -> None
     here.operator("--lease-name=one")
     here.operator("--lease-name=two")
     here.submit(make_job())
-    here.expect("Guarded", "True", "WorkloadCreated", within=60)
+    here.expect("Guarded", "True", "WorkloadCreated")
     here.start()
     here.fire()
     here.expect_workload(is_going, "the workload is deleted")
@@ -375,7 +369,7 @@ def test_the_next_operator_goes_on_where_one_was_killed(here: World, make_job: M
     here.client.merge(PODS, here.namespace, "run-master-0", patch, "test")
     here.keep_by()
     here.operator()
-    eventually(here.leader, "it leads", within=60)
+    eventually(here.leader, "it leads")
     time.sleep(3.0)
     assert here.conditions()["Stopped"][0] == "False", "the pod is still there"
     here.ends()

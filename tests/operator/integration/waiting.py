@@ -10,7 +10,8 @@ from guard_operator.runtime.errors import ClusterError
 
 T = TypeVar("T")
 
-WITHIN_SECONDS = 20.0
+#: Many times what an idle machine needs: nothing may fail because this one is busy.
+WITHIN_SECONDS = 90.0
 POLL_SECONDS = 0.05
 
 

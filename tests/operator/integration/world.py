@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from guard_operator import rbac
+import yaml
+
 from guard_operator.api import names
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
+    APPLY,
     CLAIMS,
     CONFIG_MAPS,
     EVENTS,
@@ -32,21 +33,27 @@ from guard_operator.runtime.client import (
     MERGE,
     PODS,
     SECRETS,
+    STATEFUL_SETS,
     Client,
     Resource,
 )
 
 from .controlplane import ControlPlane
 from .guards import Guard, next_address
-from .waiting import eventually
+from .waiting import WITHIN_SECONDS, eventually
 
 JOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PYTORCHJOBS = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
+JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
+RAY_JOBS = Resource("ray.io", "v1", "rayjobs", "RayJob")
+RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
 Json = dict[str, Any]
+RIGHTS = Path(__file__).parents[3] / "charts" / "rlguard" / "files" / "rbac.yaml"
+OPERATOR_ROLE = "rlguard-operator"
 
 W = TypeVar("W", bound="World")
 
@@ -62,6 +69,8 @@ RUNNING = {
     ],
 }
 
+#: `spec.guard.port` where a job does not set it.
+GUARD_PORT = 8470
 BEAT = "2026-01-01T00:00:00Z"
 START_SECONDS = 60.0
 END_SECONDS = 30.0
@@ -109,6 +118,8 @@ class World:
 
     workloads = PYTORCHJOBS
     name = "run"
+    #: The operator's own namespace, with its Lease and what it keeps; "": that of the job.
+    system = ""
 
     def __init__(self, plane: ControlPlane, client: Client, namespace: str, directory: Path) -> None:
         self.plane, self.client, self.namespace, self.directory = plane, client, namespace, directory
@@ -133,22 +144,19 @@ class World:
     # -- given -------------------------------------------------------------------------------------------
 
     def _grant(self) -> None:
-        """What a namespace-scoped installation grants: the generated roles, bound in this namespace."""
-        name = "operator"
-        self.put(SERVICE_ACCOUNTS, {"metadata": {"name": name}})
-        cluster_role = rbac.cluster_role()
-        self.client.request(
-            "PATCH",
-            CLUSTER_ROLES.path(None, cluster_role["metadata"]["name"]),
-            query={"fieldManager": "test", "force": "true"},
-            body=cluster_role,
-            content_type="application/apply-patch+yaml",
-        )
-        own_role = rbac.own_namespace_role()
-        self.put(ROLES, own_role)
-        self.bind("Role", own_role["metadata"]["name"], self.namespace)
-        self.bind("ClusterRole", cluster_role["metadata"]["name"], self.namespace)
-        self.token = token_for(self.client, self.namespace, name)
+        """What a namespace-scoped installation grants: the chart's roles, bound in this namespace."""
+        self.put(SERVICE_ACCOUNTS, {"metadata": {"name": "operator"}})
+        generated = yaml.safe_load(RIGHTS.read_text())
+        rules = generated["rules"] + [rule for kind in generated["kinds"].values() for rule in kind]
+        apply = {"fieldManager": "test", "force": "true"}
+        role = {"apiVersion": CLUSTER_ROLES.api_version, "kind": CLUSTER_ROLES.kind, "rules": rules}
+        role["metadata"] = {"name": OPERATOR_ROLE}
+        path = CLUSTER_ROLES.path(None, OPERATOR_ROLE)
+        self.client.request("PATCH", path, query=apply, body=role, content_type=APPLY)
+        self.put(ROLES, {"metadata": {"name": "own"}, "rules": generated["ownNamespaceRules"]})
+        self.bind("Role", "own", self.namespace)
+        self.bind("ClusterRole", OPERATOR_ROLE, self.namespace)
+        self.token = token_for(self.client, self.namespace, "operator")
 
     def bind(self, kind: str, role: str, namespace: str) -> None:
         """Give the operator's service account this role in a namespace."""
@@ -182,7 +190,7 @@ class World:
         kubeconfig = self.plane.kubeconfig(self.directory / f"kubeconfig-{number}", server, self.token)
         command = [
             sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
-            f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}",
+            f"--namespace={self.namespace}", f"--lease-namespace={self.system or self.namespace}",
             f"--lease-seconds={lease_seconds}", "--bind=127.0.0.1", "--port=0", *flags,
         ]  # fmt: skip
         out = self._stack.enter_context(log.open("wb"))
@@ -253,10 +261,35 @@ class World:
         assert secret is not None
         if (before := self.guards.get(self.name)) is not None:
             before.end()
-        port = int(job["spec"]["guard"].get("port", GuardSpec.model_fields["port"].default))
+        port = int(job["spec"]["guard"].get("port", GUARD_PORT))
         self.guards[self.name] = Guard(address, port, secret["data"])
         self._stack.callback(self.guards[self.name].end)
         return self.guards[self.name]
+
+    def guards_set(self) -> Json | None:
+        """The StatefulSet of a guard in a pod of its own, unless it is on its way out."""
+        items = self.client.list(STATEFUL_SETS, self.namespace, {}).get("items") or []
+        return next((raw for raw in items if not is_going(raw)), None)
+
+    def start_guard(self) -> Json:
+        """What the StatefulSet controller and a kubelet do for a guard in a pod of its own; the pod."""
+        made = eventually(self.guards_set, "the guard's StatefulSet is there", 120)
+        name, template = f"{made['metadata']['name']}-0", made["spec"]["template"]
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {key: made["metadata"][key] for key in ("name", "uid")}
+        meta = template["metadata"] | {"name": name, "ownerReferences": [owner]}
+        pod = self.put(PODS, {"metadata": meta, "spec": {**template["spec"], "nodeName": "other"}})
+        (status,) = RUNNING["initContainerStatuses"]
+        self.pod_status(self.with_guard({"phase": "Running", "containerStatuses": [status]}), name)
+        self.guard_says(step=1)
+        return pod
+
+    def guard_goes(self) -> None:
+        """Wait until the operator has ended the guard; what the garbage collector does then."""
+        eventually(lambda: self.guards_set() is None, "the StatefulSet is deleted", 60)
+        for pod in self.pods():
+            if pod["metadata"]["labels"].get(names.PART_LABEL) == names.GUARD_PART:
+                self.kubelet_ends(pod)
 
     def start(self, **pod: str) -> None:
         """The workload's pod runs, and its guard was heard."""
@@ -368,7 +401,7 @@ class World:
         found = (self.job().get("status") or {}).get("conditions") or []
         return {c["type"]: (c["status"], c["reason"], c["message"]) for c in found}
 
-    def expect(self, kind: str, status: str, reason: str, within: float = 20.0) -> str:
+    def expect(self, kind: str, status: str, reason: str, within: float = WITHIN_SECONDS) -> str:
         """Wait for a condition; its message."""
 
         def there() -> tuple[str, str, str] | None:
@@ -380,7 +413,9 @@ class World:
         except AssertionError as error:
             raise AssertionError(f"{error}; conditions: {self.conditions()}{self._ended()}") from None
 
-    def expect_workload(self, probe: Callable[[Json], Any], what: str, within: float = 20.0) -> None:
+    def expect_workload(
+        self, probe: Callable[[Json], Any], what: str, within: float = WITHIN_SECONDS
+    ) -> None:
         def there() -> Any:
             return probe(self.client.get(self.workloads, self.namespace, self.name) or {})
 

@@ -52,10 +52,6 @@ def the_guard_is_paused(run: Run) -> None:
     _signal_guard(run, "SIGSTOP")
 
 
-def the_guard_goes_on(run: Run) -> None:
-    _signal_guard(run, "SIGCONT")
-
-
 def _signal_guard(run: Run, signal: str) -> None:
     pod = run.pod
     task = container_status(pod, run.guard_container)["containerID"].removeprefix("containerd://")
