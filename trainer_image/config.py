@@ -45,7 +45,6 @@ class CallbackSettings(ClientSettings):
 
     strict: bool = True
     keep_best: bool = False
-    save_sooner: bool = False
 
 
 NonEmptyText = Annotated[str, Field(min_length=1)]

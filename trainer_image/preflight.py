@@ -36,8 +36,6 @@ from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_le
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
 _NO_ANSWER = "the guard has not answered yet: its log says why, once it runs"
-#: Checkpoints that must be kept for one between two regular ones: the best, the newest, and it.
-_ROOM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,21 +299,3 @@ def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
     """
     limit = getattr(args, "save_total_limit", None)
     return None if limit is None or limit <= 0 else int(limit) - keep_best
-
-
-def save_sooner(every: int | None, since: int, args: Any) -> bool:
-    """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
-
-    About halfway, so there is at most one more; and none where it would take the place of one that may be
-    waited for, beside a best one that is kept. Between epochs there is none: the Trainer saves at their ends
-    after the last step, and would write over one that was saved at that step.
-
-    Args:
-        every: steps between two regular ones; None: not known.
-        since: steps since the newest one.
-        args: the `TrainingArguments`.
-    """
-    limit = getattr(args, "save_total_limit", None)
-    if every is None or _strategy(args) != "steps" or (limit and limit < _ROOM):
-        return False
-    return every <= 2 * since and 4 * since <= 3 * every
