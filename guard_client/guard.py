@@ -339,14 +339,15 @@ class Guard:
         """The figures and rollouts that can be shown. They are for people: no step is refused for them."""
         found: dict[str, Any] = {}
         try:
-            fit, wrong = fit_figures(figures or {})
-            found["figures"] = fit or sample.figures
+            found["figures"] = fit_figures(figures or {}) or sample.figures
             if self._settings.rollouts and rollouts:
                 found["rollouts"] = selected([Candidate(*one) for one in rollouts], sample.step)
         except Exception as error:
-            wrong = f"figures are numbers by names, rollouts are (prompt, completion, reward): {error!r}"
-        if wrong is not None:
-            self._warn_once("shown", f"some figures or rollouts cannot be shown: {wrong}")
+            self._warn_once(
+                "shown",
+                "some figures or rollouts cannot be shown: figures are numbers by names, rollouts are "
+                f"(prompt, completion, reward): {error!r}",
+            )
         return found
 
     def checkpoint(

@@ -235,7 +235,7 @@ class StepReader:
             values = dict(self._generation)
         if "reward" not in values:
             return None
-        shown, _ = fit_figures({name: values[name] for name in _plotted(values)})
+        shown = fit_figures({name: values[name] for name in _plotted(values)})
         return replace(sample_of(step, values, self.figures.kl_kind), figures=shown)
 
     def _keys(self, found: Mapping[str, Any]) -> list[tuple[str, str]]:
