@@ -177,6 +177,16 @@ def test_a_run_of_rewards_that_are_not_finite_is_not_silent(train, guard: Faulty
     assert caplog.text.count("has no finite reward") == 1
 
 
+def test_a_run_without_rewards_is_told_once(drive, guard: FaultyGuard, caplog) -> None:
+    """As where a judge compares, and no function rewards."""
+    run = drive(guard.url, trainer={"_metrics": {"train": {}}})
+    for run.state.global_step in (1, 2):
+        run.callback.on_step_end(*run.events)
+        run.callback.on_log(*run.events, logs={"loss": 1.0})
+    run.callback.on_train_end(*run.events)
+    assert guard.steps == [] and caplog.text.count("had a reward (`reward`): nothing is reported") == 1
+
+
 @pytest.mark.parametrize("finishes", [True, False])
 def test_only_a_training_that_came_to_its_end_says_that_it_finished(
     drive, guard: FaultyGuard, finishes: bool
