@@ -30,14 +30,20 @@ def test_each_step_is_the_mean_of_what_was_appended_in_it() -> None:
     for _ in range(2):  # what was read is not read again
         reader.read_lists(lists)
     taken.append(reader.take(2))
-    lists["reward"].clear()
-    lists["reward"].append(math.nan)
+    lists["reward"] = [math.nan]  # TRL has logged, and begun new lists
     reader.read_lists(lists)
-    taken += [reader.take(3), reader.take(4)]
+    taken.append(reader.take(3))
+    lists["reward"].clear()
+    lists["reward"].append(0.75)
+    reader.read_lists(lists)
+    taken.append(reader.take(4))
     assert taken == [
         StepSample(1, 0.25, kl=pytest.approx(0.2), kl_kind=REF, reward_std=0.5),
-        StepSample(2, 0.25, kl=0.5, kl_kind=REF, reward_std=0.5),
-        *(StepSample(step, None, kl=0.5, kl_kind=REF, reward_std=0.5) for step in (3, 4)),
+        *(
+            StepSample(step, reward, kl=0.5, kl_kind=REF, reward_std=0.5)
+            for step, reward in ((2, 0.25), (3, None))
+        ),
+        StepSample(4, 0.75, kl=0.5, kl_kind=REF, reward_std=0.5),
     ]
 
 
