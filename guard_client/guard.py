@@ -167,7 +167,7 @@ class Guard:
             raise
         state = self._reporter.state
         if state.verdict is None and stops:
-            why = state.failure or "it has not answered in time"
+            why = state.failure or state.lost or "it has not answered in time"
             self._latch(Stop(f"no guard responds at {settings.url}: {why}", lost=True))
         if self._look() is not None:
             self._end_reports()

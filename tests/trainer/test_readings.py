@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from guard_client.samples import StepSample
 from guard_core.wire import KlKind, Sampling
 from trainer_image.figures import UNKNOWN, Figures, StepReader, figures_of, sampling_of
 
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 REF, NONE = KlKind.REF_TOKEN_MEAN, KlKind.ABSENT
 GRPO = Figures(kl_kind=REF, per_generation=True)
 
@@ -33,8 +35,7 @@ def test_each_step_is_the_mean_of_what_was_appended_in_it() -> None:
     lists["reward"] = [math.nan]  # TRL has logged, and begun new lists
     reader.read_lists(lists)
     taken.append(reader.take(3))
-    lists["reward"].clear()
-    lists["reward"].append(0.75)
+    lists["reward"] = [0.75]
     reader.read_lists(lists)
     taken.append(reader.take(4))
     assert taken == [
