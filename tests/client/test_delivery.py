@@ -122,7 +122,7 @@ def test_checkpoints_that_were_rotated_away_are_not_sent_and_are_no_refusals(
 def test_a_full_queue_drops_the_oldest_and_a_checkpoint_among_them_is_missed(
     guard: FaultyGuard, tmp_path: Path, caplog: Any
 ) -> None:
-    reporter = Reporter(GuardClient(guard.url), attempt=None, unreachable_seconds=60.0, queue_limit=3)
+    reporter = Reporter(GuardClient(guard.url), unreachable_seconds=60.0, queue_limit=3)
     reporter.submit(CheckpointReport(attempt=0, step=1, path=str(tmp_path)))
     for step in range(1, 9):
         reporter.submit(PostedStep(attempt=0, step=step, reward=0.5))

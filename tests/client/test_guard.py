@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -424,18 +424,9 @@ def test_a_wrong_setting_is_named(arguments: dict[str, Any], sentence: str) -> N
 # -- processes -------------------------------------------------------------------------------------------
 
 
-def report_from_an_actor(run: Guard) -> None:
-    with run:
-        run.step(1, reward=0.5)
-
-
-def test_a_guard_that_is_not_open_can_be_sent_to_an_actor(guard: FaultyGuard) -> None:
-    run = Guard(guard.url, token="secret", attempt=4)
-    actor = multiprocessing.get_context("spawn").Process(target=report_from_an_actor, args=(run,))
-    actor.start()
-    actor.join(60)
-    assert actor.exitcode == 0
-    assert [(r.attempt, r.step) for r in guard.steps] == [(4, 1)]
+def test_a_guard_stays_in_its_process() -> None:
+    with pytest.raises(TypeError, match="make one where the loop runs"):
+        pickle.dumps(Guard("http://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("on_unreachable", ["stop", "continue"])

@@ -73,7 +73,7 @@ class TestTexts:
 
 
 def test_they_travel_with_their_step(guard: FaultyGuard) -> None:
-    with Guard(guard.url, attempt=0) as run:
+    with Guard(guard.url) as run:
         run.step(1, reward=0.5, figures=FIGURES | {"unknown": None, "nan": math.nan})
         run.step(2, reward=0.5, rollouts=[("p", f"c{i}", i / 10) for i in range(10)])
         run.step(3, reward=0.5, figures=UNFIT | {f"n{i}": i for i in range(MAX_FIGURES + 1)})
@@ -88,7 +88,7 @@ def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> Non
     guard.fault = lambda handler, _: bool(sizes.append(int(handler.headers.get("Content-Length", 0))))
     texts = [("\u1234" * 5_000, f"\u1234{i}" * 2_000, 1.0) for i in range(8)]
     names = {"\u1234" * 98 + f"{i:02}": 1.0 for i in range(MAX_FIGURES)}
-    with Guard(guard.url, attempt=0) as run:
+    with Guard(guard.url) as run:
         for step in range(40):
             run.step(step, reward=0.5, figures=names, rollouts=texts)
     assert len(guard.steps) == len(guard.rollouts) == 40
@@ -97,7 +97,7 @@ def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> Non
 
 def test_one_setting_keeps_the_rollouts_in_the_trainer(guard: FaultyGuard) -> None:
     off = ClientSettings.from_env({"RLGUARD_URL": guard.url, "RLGUARD_ROLLOUTS": "0"})
-    for run in (Guard(guard.url, attempt=0, rollouts=False), Guard.of(off)):
+    for run in (Guard(guard.url, rollouts=False), Guard.of(off)):
         with run:
             run.step(3, reward=0.5, rollouts=[("p", "c", 1.0)])
     assert len(guard.steps) == 2 and guard.rollouts == []
@@ -113,7 +113,7 @@ def test_one_setting_keeps_the_rollouts_in_the_trainer(guard: FaultyGuard) -> No
 def test_wrong_ones_are_one_warning_and_cost_no_step(
     guard: FaultyGuard, caplog: pytest.LogCaptureFixture, wrong: Any
 ) -> None:
-    with Guard(guard.url, attempt=0) as run:
+    with Guard(guard.url) as run:
         for step in range(1, 5):
             run.step(step, reward=0.5, **wrong)
         assert run.halted is None
