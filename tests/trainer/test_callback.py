@@ -357,6 +357,20 @@ def test_the_best_checkpoint_is_spared_on_request(train, guard: FaultyGuard, qui
     assert kept == {"checkpoint-2", "checkpoint-5"}
 
 
+def test_every_rank_spares_the_best_checkpoint(
+    drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node rotates its own disk where nodes share none."""
+    from trainer_image.experiment import News
+
+    run = drive(rank=1, keep_best=True, args={"metric_for_best_model": None, "save_total_limit": 2})
+    best = str(tmp_path / "checkpoint-7")
+    heard = iter([None, News(None, {}, best)])  # it does not wait; then what rank 0 has heard
+    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: next(heard))
+    run.callback.on_step_end(*run.events)
+    assert run.state.best_model_checkpoint == best
+
+
 @pytest.mark.parametrize(
     ("args", "wrong"),
     [
