@@ -93,7 +93,7 @@ class GuardCallback(TrainerCallback):
         self._guard: Guard | None = None
         self._begin(0)
 
-    def _begin(self, step: int, args: Any = None) -> None:
+    def _begin(self, step: int, args: Any = None, state: Any = None) -> None:
         """Forget an earlier run of the same trainer; this one begins after `step`."""
         self.stop = None
         self._reader = StepReader(figures_of(args) or UNKNOWN)
@@ -104,6 +104,7 @@ class GuardCallback(TrainerCallback):
         self._warn_once = WarnOnce()
         self._last_step: int | None = None  # that was reported
         self._began = step
+        self._every = steps_per_save(args, state)  # steps between two checkpoints
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
 
     @classmethod
@@ -143,7 +144,7 @@ class GuardCallback(TrainerCallback):
                 "GuardCallback was given another trainer than the one that it was added to"
             )
         self._guard = self._make_guard(args) if state.is_world_process_zero else None
-        self._begin(state.global_step, args)
+        self._begin(state.global_step, args, state)
         run = self._outset(args, state, kwargs)
         self._refuse_unscorable(run, args)
         if self._guard is not None:
@@ -166,7 +167,7 @@ class GuardCallback(TrainerCallback):
         if self._read_lists():
             sample = self._reader.take(state.global_step)
             self._take_rollouts()
-            every = steps_per_save(args, state)
+            every = self._every
             saves = control.should_save or (every is not None and state.global_step % every == 0)
             self._report(sample, saves)
         elif self._trainer is None:
