@@ -197,9 +197,9 @@ bench-operator: kind-up test-tools ## Teardown on kind against `kubectl delete`;
 	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py
 	for jobs in 1000 5000; do $(PY) tests/bench/bench_operator.py --jobs $$jobs --training-operator "$$(ls -t $(CACHE)/training-operator-v*/manager | head -1)" || exit 1; done
 
-bench-kinds: ## Teardown of every kind on kind, and of what a guard is attached to, against `kubectl delete` of the same.
+bench-kinds: ## Teardown of every kind on kind against `kubectl delete` of the same.
 	$(MAKE) --no-print-directory kind-up KINDS='kuberay jobset trainer'
-	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py PyTorchJob Job JobSet TrainJob RayJob AttachedPyTorchJob AttachedJob AttachedRayJob RayCluster
+	RLGUARD_E2E=build/e2e/cluster.json $(PY) tests/bench/bench_teardown.py PyTorchJob Job JobSet TrainJob RayJob RayCluster
 
 BASE_IMAGE ?= debian:bookworm-slim
 DOCKER_FLAGS ?=

@@ -68,7 +68,6 @@ class VerdictView(_Lenient):
     step: int | None = None
     latch_step: int | None = None
     waiting: int = 0
-    sooner: bool = False
     baseline_passes: int = 0
     baseline_planned: int = 0
     next_pass: str | None = None

@@ -60,9 +60,9 @@ class Guard:
 
     `step` and `checkpoint` return at once unless training must wait (`max_lag`); a thread delivers what they
     are given, in order, until the guard has it on disk. Every method may be called from any thread. Of a run
-    with several ranks, rank 0 has the guard, and tells the others. A guard that is not open yet can be
-    pickled, with its token, and opened elsewhere; a process that is forked while it is open reports nothing,
-    and if it tries to, its own `halted` says that the guard is lost.
+    with several ranks, rank 0 has the guard, and tells the others. It belongs to the process that made it: a
+    process that is forked while it is open reports nothing, and if it tries to, its own `halted` says that
+    the guard is lost.
 
     The loop must stop, and `halted` says why, when the guard fired or halted the run, or
     when nobody judges it: no guard responds for `unreachable_seconds`, or reports do not reach it. Once it
@@ -129,12 +129,7 @@ class Guard:
         self._newest: int | None = None  # last step that the loop made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._pid is not None:
-            raise TypeError(
-                "an open Guard stays in its process: send it before it is opened, or make one there with "
-                "Guard.from_env()"
-            )
-        return type(self).of, (self._settings,)
+        raise TypeError("a Guard stays in its process: make one where the loop runs, with Guard.from_env()")
 
     # -- open and close ------------------------------------------------------------------------------------
 
@@ -157,9 +152,9 @@ class Guard:
             return self
         client = GuardClient(settings.url, settings.token, ca=settings.ca)
         limit, stops = settings.unreachable_seconds, settings.on_unreachable == "stop"
-        self._reporter = Reporter(client, attempt=settings.attempt, unreachable_seconds=limit)
+        self._reporter = Reporter(client, unreachable_seconds=limit)
         # What waits must not be lost with a loop that ends the process without `close`.
-        atexit.register(self._close_at_exit)
+        atexit.register(self.close, finished=False)
         try:
             self._reporter.connect(limit if stops else min(limit, CONTINUE_PATIENCE_SECONDS))
         except GuardConfigError:
@@ -167,7 +162,7 @@ class Guard:
             raise
         state = self._reporter.state
         if state.verdict is None and stops:
-            why = state.failure or "it has not answered in time"
+            why = state.failure or state.lost or "it has not answered in time"
             self._latch(Stop(f"no guard responds at {settings.url}: {why}", lost=True))
         if self._look() is not None:
             self._end_reports()
@@ -196,24 +191,24 @@ class Guard:
         if reporter is None:
             return
         end = EndReport(attempt=0, step=self._newest, began=self._began if began is None else began)
-        if reporter.wait(_all_sent, FLUSH_SECONDS) and finished and self._look() is None:
+        if reporter.wait(LineState.is_sent, FLUSH_SECONDS) and finished and self._look() is None:
             if (seconds := self._settings.drain_seconds) > 0.0:
                 # The guard may want another look once it knows the last step.
                 reporter.submit(end.model_copy(update={"finished": False}))
                 if unscored := reporter.state.unscored:
                     log.info("training has ended; %d checkpoints are yet to be evaluated", unscored)
-                if not reporter.wait(_all_scored, seconds):
+                if not reporter.wait(LineState.is_over, seconds):
                     log.warning("checkpoints were left without an evaluation after %g s", seconds)
             if self._look() is None:
                 reporter.submit(end)
-                reporter.wait(_all_sent, FLUSH_SECONDS)
+                reporter.wait(LineState.is_sent, FLUSH_SECONDS)
         unscored = reporter.state.unscored
         self._log_end(self._end_reports(), unscored)
 
     def _end_reports(self) -> Delivery:
         assert self._reporter is not None
         self._closed = True
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self.close)
         return self._reporter.close(0.0)
 
     def _log_end(self, delivery: Delivery, unscored: int) -> None:
@@ -225,9 +220,6 @@ class Guard:
             log.info("training ended %s", line)
         else:
             log.error("training stopped %s: %s", line, stop.reason)
-
-    def _close_at_exit(self) -> None:
-        self.close(finished=False)
 
     def __enter__(self) -> Self:
         """Open it.
@@ -339,14 +331,15 @@ class Guard:
         """The figures and rollouts that can be shown. They are for people: no step is refused for them."""
         found: dict[str, Any] = {}
         try:
-            fit, wrong = fit_figures(figures or {})
-            found["figures"] = fit or sample.figures
+            found["figures"] = fit_figures(figures or {}) or sample.figures
             if self._settings.rollouts and rollouts:
                 found["rollouts"] = selected([Candidate(*one) for one in rollouts], sample.step)
         except Exception as error:
-            wrong = f"figures are numbers by names, rollouts are (prompt, completion, reward): {error!r}"
-        if wrong is not None:
-            self._warn_once("shown", f"some figures or rollouts cannot be shown: {wrong}")
+            self._warn_once(
+                "shown",
+                "some figures or rollouts cannot be shown: figures are numbers by names, rollouts are "
+                f"(prompt, completion, reward): {error!r}",
+            )
         return found
 
     def checkpoint(
@@ -398,8 +391,7 @@ class Guard:
         state = self._state()
         if state is None or self._closed:
             return False
-        works = state.stop is None and state.lost is None
-        max_lag = self._settings.max_lag if works else None
+        max_lag = None if state.is_stopped else self._settings.max_lag
         reason = waiting.reason_to_wait(state.verdict, state.unsent, max_lag)
         before = self._waits.reason
         self._waits = waiting.look(self._waits, reason, waiting.progress_of(state.verdict), time.monotonic())
@@ -502,13 +494,3 @@ class Guard:
             if self._stop is None:
                 self._stop = stop
                 log.error("the guard stops training: %s", stop.reason)
-
-
-def _all_sent(state: LineState) -> bool:
-    return state.queued == 0
-
-
-def _all_scored(state: LineState) -> bool:
-    """Whether every checkpoint is scored, or none will be: the guard says stop or is lost."""
-    scored = state.queued == 0 and state.unscored == 0
-    return scored or state.stop is not None or state.lost is not None

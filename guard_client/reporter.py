@@ -90,6 +90,19 @@ class LineState:
         """Checkpoints that are yet to be scored."""
         return self.unsent + (0 if self.verdict is None else self.verdict.waiting)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the guard says stop, or is lost."""
+        return self.stop is not None or self.lost is not None
+
+    def is_sent(self) -> bool:
+        """Whether the guard has acknowledged or refused everything."""
+        return self.queued == 0
+
+    def is_over(self) -> bool:
+        """Whether every checkpoint is scored, or none will be."""
+        return (self.is_sent() and self.unscored == 0) or self.is_stopped
+
 
 @dataclass
 class _Refusals:
@@ -106,7 +119,6 @@ class Reporter:
 
     Args:
         client: used by the reporter's own thread alone.
-        attempt: number of this start of the trainer; None asks the guard (its newest attempt plus one).
         unreachable_seconds: how long exchanges may fail before the guard counts as lost.
         queue_limit: reports that may wait; see `QUEUE_LIMIT`.
     """
@@ -115,11 +127,11 @@ class Reporter:
         self,
         client: GuardClient,
         *,
-        attempt: int | None,
         unreachable_seconds: float,
         queue_limit: int = QUEUE_LIMIT,
     ) -> None:
-        self.attempt = attempt
+        #: Number of this start of the trainer: the guard's newest attempt plus one, once it has responded.
+        self.attempt: int | None = None
         self.delivery = Delivery()
         self._client = client
         self._limit = unreachable_seconds

@@ -99,26 +99,15 @@ def wrong_in_step(step: object, values: Mapping[str, Any], kl_kind: object) -> s
     return None
 
 
-def fit_figures(figures: Mapping[Any, Any]) -> tuple[dict[str, float], str | None]:
-    """The further figures of a step that can be shown, and why the first of the others cannot.
-
-    A value that is None, NaN or infinite is unknown, and left out without a word.
-    """
+def fit_figures(figures: Mapping[Any, Any]) -> dict[str, float]:
+    """The further figures of a step that can be sent: at most `MAX_FIGURES` finite numbers by their names."""
     fit: dict[str, float] = {}
-    wrong = None
     for name, value in figures.items():
         number = number_of(value)
-        if value is None or (number is not None and not math.isfinite(number)):
-            continue
-        if len(fit) == MAX_FIGURES:
-            wrong = wrong or f"only {MAX_FIGURES} of a step are shown, so {_shown(name)} is not"
-        elif not (isinstance(name, str) and 0 < len(name) <= MAX_FIGURE_NAME):
-            wrong = wrong or f"a name must have 1 to {MAX_FIGURE_NAME} characters, got {_shown(name)}"
-        elif number is None or abs(number) > LARGEST:
-            wrong = wrong or f"{_shown(name)} must be a number up to 1e100, got {_shown(value)}"
-        else:
+        named = isinstance(name, str) and 0 < len(name) <= MAX_FIGURE_NAME
+        if named and number is not None and abs(number) <= LARGEST and len(fit) < MAX_FIGURES:
             fit[name.encode("utf-8", "replace").decode()] = number
-    return fit, wrong
+    return fit
 
 
 def wrong_in_checkpoint(path: object, step: object) -> str | None:

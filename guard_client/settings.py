@@ -20,7 +20,6 @@ class Options(TypedDict, total=False):
     """The options that `Guard` and `GuardCallback` share; `ClientSettings` describes them."""
 
     ca: str | None
-    attempt: int | None
     on_unreachable: Literal["stop", "continue"]
     unreachable_seconds: float
     drain_seconds: float
@@ -36,7 +35,6 @@ class ClientSettings(BaseModel):
         token: the guard's ingest token.
         ca: certificates, PEM, of which one must have signed that of a guard at an https URL; None: those that
             the system trusts.
-        attempt: number of this start of the trainer; None asks the guard.
         on_unreachable: `stop` or `continue` when no guard responds for `unreachable_seconds`, when it refuses
             one report after the other, or when a checkpoint has not reached it by the end of training.
         unreachable_seconds: the time of `on_unreachable`, seconds.
@@ -54,7 +52,6 @@ class ClientSettings(BaseModel):
     url: str | None = None
     token: str | None = Field(None, repr=False)
     ca: str | None = Field(None, repr=False)
-    attempt: Count | None = None
     on_unreachable: Literal["stop", "continue"] = "stop"
     unreachable_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     drain_seconds: Seconds = 0.0

@@ -48,7 +48,6 @@ TRAINER_ENVIRONMENT = {
     ),
     "RLGUARD_MAX_LAG": ("`1`", "How many checkpoints may be unscored meanwhile; `off` never waits."),
     "RLGUARD_KEEP_BEST": ("`0`", "Whether `save_total_limit` spares the best checkpoint so far."),
-    "RLGUARD_SAVE_SOONER": ("`0`", "Whether a checkpoint is saved sooner where the guard wants it."),
     "RLGUARD_RESUME_FROM": ("-", "Checkpoint of another run to start from, as `rlguard resume` sets it."),
     "RLGUARD_RUN": ("-", "Name of a directory in `output_dir` that the trainer image saves into."),
     "RLGUARD_ROLLOUTS": ("`1`", "Whether dashboard and report show completions on training prompts."),

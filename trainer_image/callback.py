@@ -36,13 +36,12 @@ from guard_core.run_checks import STEPS, reason_to_refuse
 from guard_core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.config import CallbackSettings
-from trainer_image.experiment import Experiment, News, are_ours
+from trainer_image.experiment import News, are_ours, log_figures, verdict_figures
 from trainer_image.figures import UNKNOWN, StepReader, figures_of, newest_rollouts, sampling_of
 from trainer_image.preflight import (
     Outset,
     can_save_start,
     kept_for_their_turn,
-    save_sooner,
     steps_per_save,
     trainer_rows,
 )
@@ -67,8 +66,6 @@ class GuardCallback(TrainerCallback):
             `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
             counts as one of those that are kept.
-        save_sooner: whether a checkpoint is saved halfway between two regular ones where the guard wants the
-            next one sooner. It takes up to twice as many checkpoints.
         options: see `guard_client.settings.ClientSettings`. `max_lag` is at most one less than
             `save_total_limit` leaves to wait, so that no checkpoint is deleted before its turn.
 
@@ -84,11 +81,11 @@ class GuardCallback(TrainerCallback):
         trainer: Any = None,
         strict: bool = True,
         keep_best: bool = False,
-        save_sooner: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        own = {"strict": strict, "keep_best": keep_best, "save_sooner": save_sooner}
-        self._settings = CallbackSettings.of(url=url, token=token, **own, **options)
+        self._settings = CallbackSettings.of(
+            url=url, token=token, strict=strict, keep_best=keep_best, **options
+        )
         self._trainer = trainer
         self._optional = False
         #: Why this run was stopped, or None; on every rank.
@@ -100,7 +97,7 @@ class GuardCallback(TrainerCallback):
         """Forget an earlier run of the same trainer; this one begins after `step`."""
         self.stop = None
         self._reader = StepReader(figures_of(args) or UNKNOWN)
-        self._experiment = Experiment()
+        self._figures: Mapping[str, float] = {}  # of the newest verdict
         self._sampling: Sampling | None = None  # how this trainer samples, as far as it says
         self._rollouts: list[Candidate] | None = None  # of the newest generation
         self._rollouts_sent = False
@@ -109,8 +106,6 @@ class GuardCallback(TrainerCallback):
         self._began = step
         self._every = steps_per_save(args, state)  # steps between two checkpoints
         self._best = ""  # the checkpoint with the best held-out score, where one has a score
-        self._saved = step  # step of the newest checkpoint
-        self._sooner = False  # whether the guard wants the next one sooner
 
     @classmethod
     def from_env(
@@ -179,7 +174,6 @@ class GuardCallback(TrainerCallback):
             control.should_log = True  # it is read as it is logged
         self._wait_for_guard(args, control, state.global_step)
         self._spare_best(args, state)
-        self._save_between(args, state, control)
         return control
 
     def on_log(
@@ -210,7 +204,6 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         """Report the checkpoint once every rank has written its part of it; wait for a guard that lags."""
         ranks.barrier()
-        self._saved = state.global_step
         if self.stop is not None:
             return
         if self._guard is not None:
@@ -336,21 +329,11 @@ class GuardCallback(TrainerCallback):
         if self._rollouts is None:
             self._warn_once("rollouts", "this trainer's completions cannot be read: no rollouts are shown")
 
-    # -- saving --------------------------------------------------------------------------------------------
-
     def _spare_best(self, args: TrainingArguments, state: TrainerState) -> None:
         """Tell the Trainer's rotation, on every rank, which checkpoint it must not delete."""
         own = Path(args.output_dir) / Path(self._best).name
         if self._settings.keep_best and os.path.abspath(own) == self._best:
             state.best_model_checkpoint = str(own)
-
-    def _save_between(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """Have every rank save a checkpoint between two regular ones, if the guard wants one sooner."""
-        wanted, since = self._sooner and self.stop is None, state.global_step - self._saved
-        if wanted and not control.should_save and save_sooner(self._every, since, args):
-            control.should_save = True
-            if self._guard is not None:
-                log.info("the guard wants a checkpoint sooner: one is saved at step %d", state.global_step)
 
     # -- waiting and stopping ------------------------------------------------------------------------------
 
@@ -378,17 +361,25 @@ class GuardCallback(TrainerCallback):
         Not once training has ended (`trains`): the trainer's loggers have closed their runs then, and a late
         figure would open others.
         """
-        guard, heard = self._guard, None
-        if guard is not None:
-            stop = guard.halted  # before the verdict, which then is at least as new
-            heard = self._experiment.news(stop, guard.verdict, self._saved, self._settings.save_sooner)
-        news: News | None = ranks.agree(heard, args.device)
+        news: News | None = ranks.agree(self._heard(), args.device)
         if news is None:
             return None
         if trains:
-            self._experiment.log(self._trainer, news.figures)
-        self._best, self._sooner = news.best, news.sooner
+            log_figures(self._trainer, news.figures, self._warn_once)
+        self._best = news.best
         return news.stop
+
+    def _heard(self) -> News | None:
+        """News of the guard on rank 0; None if nothing has changed."""
+        if self._guard is None:
+            return None
+        stop = self._guard.halted  # before the verdict, which then is at least as new
+        verdict = self._guard.verdict
+        before, self._figures = self._figures, verdict_figures(stop, verdict)
+        if stop is None and self._figures == before:
+            return None
+        best = "" if verdict is None or verdict.best_evaluation is None else verdict.best_evaluation.path
+        return News(stop, self._figures if self._figures != before else {}, best)
 
     def _stop_if(self, stop: Stop | None, control: TrainerControl, step: int | None = None) -> None:
         if stop is None:

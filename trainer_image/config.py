@@ -45,7 +45,6 @@ class CallbackSettings(ClientSettings):
 
     strict: bool = True
     keep_best: bool = False
-    save_sooner: bool = False
 
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -94,9 +93,7 @@ class TrainConfig(BaseModel):
     )
 
 
-def starting_elsewhere(
-    config: TrainConfig, environ: Mapping[str, str], resume_from: str | None = None
-) -> TrainConfig:
+def starting_elsewhere(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:
     """The configuration of a run that goes on from a checkpoint of another one; `config` if it does not.
 
     It starts from the weights alone, and saves into a directory of its own below `output_dir`, where later
@@ -106,27 +103,23 @@ def starting_elsewhere(
         config: as the file says.
         environ: `RLGUARD_RESUME_FROM` (directory of the checkpoint) and `RLGUARD_RUN` (name of this run), as
             `rlguard run --resume-from` and a job of `rlguard resume` set them.
-        resume_from: the same directory, from `--resume-from`, which wins.
 
     Raises:
         GuardConfigError: there is no such checkpoint, it is an adapter, or the run has no name that can be a
             directory.
     """
-    said_by, given = "--resume-from", resume_from
-    if given is None:
-        said_by, given = "RLGUARD_RESUME_FROM", environ.get("RLGUARD_RESUME_FROM") or None
-    if given is None:
+    start, run = environ.get("RLGUARD_RESUME_FROM"), environ.get("RLGUARD_RUN", "")
+    if not start:
         return config
-    run, checkpoint = environ.get("RLGUARD_RUN", ""), Path(given)
-    if not given or not checkpoint.is_dir():  # Path("") is the directory in which it was started
+    if not Path(start).is_dir():
         raise GuardConfigError(
-            f"{said_by}: there is no directory {given or repr(given)}: its trainer may have deleted it "
+            f"RLGUARD_RESUME_FROM: there is no directory {start}: its trainer may have deleted it "
             "(save_total_limit), or this rank has not its volume. Name another checkpoint, or start from the "
             "beginning"
         )
-    if (checkpoint / "adapter_config.json").exists():
+    if (Path(start) / "adapter_config.json").exists():
         raise GuardConfigError(
-            f"{said_by}: {given} is an adapter, and this entrypoint starts from whole models: "
+            f"RLGUARD_RESUME_FROM: {start} is an adapter, and this entrypoint starts from whole models: "
             "merge it into its base model first, and name the result"
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
@@ -134,7 +127,7 @@ def starting_elsewhere(
             f"RLGUARD_RUN must be a name of letters, digits, . _ and -, got {run!r}: set it to one that no "
             "other run has, because this one saves into a directory of that name below output_dir"
         )
-    return config.model_copy(update={"model": given, "output_dir": str(Path(config.output_dir) / run)})
+    return config.model_copy(update={"model": start, "output_dir": str(Path(config.output_dir) / run)})
 
 
 class _Loader(yaml.SafeLoader):

@@ -112,31 +112,6 @@ def _plotted(keys: Iterable[Any]) -> list[str]:
     return [key for key in keys if isinstance(key, str) and _PLOTTED.fullmatch(key)]
 
 
-def what_is_learnt(args: Any, trainer: Any) -> tuple[bool, str]:
-    """What the guard will learn from this trainer, for the log: (whether it is enough, a sentence)."""
-    who = "this trainer" if trainer is None else type(trainer).__name__
-    figures = figures_of(args)
-    if figures is None:
-        return False, (
-            f"{who} measures no in-loop reward: no step of it can be reported, so the guard has nothing to "
-            "compare the held-out score with, unless something logs `reward`"
-        )
-    if figures is UNKNOWN:
-        return (
-            True,
-            f"{who} is reported as it logs: `reward`, `entropy` and `reward_std`; its KL is not known",
-        )
-    kl = {
-        KlKind.ABSENT: "no KL to the reference, so the guard's KL rule stays inert",
-        KlKind.REF_TOKEN_MEAN: "KL to the reference (mean over tokens)",
-        KlKind.REF_SEQ_SUM: "KL to the reference (a sum over the completion: no threshold applies to it)",
-        KlKind.BEHAVIOUR: "no KL to the reference (its `kl` is the drift between policy and rollouts)",
-    }[figures.kl_kind]
-    if figures.kl is None and kl_needs_beta(args):
-        kl += "; `beta` > 0 would give one"
-    return True, f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}"
-
-
 def kl_needs_beta(args: Any) -> bool:
     """Whether `beta` is what gives the trainer of these arguments a reference; to others it means more."""
     return _known_class(args) in _KL_NEEDS_BETA
@@ -235,7 +210,7 @@ class StepReader:
             values = dict(self._generation)
         if "reward" not in values:
             return None
-        shown, _ = fit_figures({name: values[name] for name in _plotted(values)})
+        shown = fit_figures({name: values[name] for name in _plotted(values)})
         return replace(sample_of(step, values, self.figures.kl_kind), figures=shown)
 
     def _keys(self, found: Mapping[str, Any]) -> list[tuple[str, str]]:

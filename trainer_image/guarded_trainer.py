@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -23,14 +22,12 @@ from trl.trainer.utils import pad
 from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
 from trainer_image import ranks
 from trainer_image.config import LOSS_COLUMNS
-from trainer_image.losses import Logits, distillation_loss, replay_loss
 
 log = logging.getLogger(__name__)
 
 _LOG_PREFIX = "killswitch/"
 #: Under this name the kill switch's state is in `trainer_state.json`, among the states of callbacks.
 _STATE_KEY = "rlguard-killswitch"
-_STATE_VERSION = 1
 
 
 class GuardedGRPOTrainer(GRPOTrainer):
@@ -50,9 +47,9 @@ class GuardedGRPOTrainer(GRPOTrainer):
             without gradients, on EVERY rank (so it may generate with a sharded model); rank 0's score
             counts, so that all ranks fold the same numbers and stop in the same step.
         strict_killswitch: on a fire raise `CollapseStopError`; otherwise end training softly.
-        alpha_sdpo: weight of the self-distillation loss, >= 0; 0 computes nothing. Data column
-            `privileged_prompt`: the prompt with the privileged context, in the format of `prompt`; None for
-            rows without one, which then distil nothing.
+        alpha_sdpo: weight of the self-distillation loss (SDPO, Hübotter et al., arXiv 2601.20802), >= 0; 0
+            computes nothing. Data column `privileged_prompt`: the prompt with the privileged context, in the
+            format of `prompt`; None for rows without one, which then distil nothing.
         beta_replay: weight of the trace-replay loss, >= 0; 0 computes nothing. Data columns `replay_prompt`
             (in the format of `prompt`), `replay_completion` (text; the end-of-sequence token is appended),
             and optionally `replay_weight` (>= 0, default 1); None for rows without a trace.
@@ -71,10 +68,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
     alpha_sdpo: float = 0.0
     beta_replay: float = 0.0
     model: Any = None
-    temperature: float = 1.0
     current_gradient_accumulation_steps: int = 1
-    #: Whether the model must make all logits at once; None until the first forward of a loss.
-    _whole_logits: bool | None = None
     _killswitch_step: int | None = None
     #: Newest values by metric, kept because `log` clears the lists; None: the newest was not finite.
     _newest_values: Mapping[str, float | None] = {}
@@ -116,11 +110,8 @@ class GuardedGRPOTrainer(GRPOTrainer):
 
     def _refuse_another_loss(self) -> None:
         """TRL before 1.16 has Liger's loss in a method of its own, which never comes by `_compute_loss`."""
-        names = ("use_liger_kernel", "use_liger_loss")
-        if not hasattr(self, "compute_liger_loss"):
-            return
-        for name in names:
-            if getattr(getattr(self, "args", None), name, False):
+        for name in ("use_liger_kernel", "use_liger_loss"):
+            if hasattr(self, "compute_liger_loss") and getattr(getattr(self, "args", None), name, False):
                 raise ValueError(
                     f"{name}=True has this version of TRL compute another loss, so neither the kill switch "
                     f"nor alpha_sdpo nor beta_replay would do anything: set {name}=False, or take TRL 1.16"
@@ -138,65 +129,42 @@ class GuardedGRPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_sdpo_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Distil the policy on `privileged_prompt` into the policy on `prompt`; see `distillation_loss`."""
-        completion = inputs["completion_ids"], inputs["completion_mask"]
-        student = self._logits(model, inputs["prompt_ids"], inputs["prompt_mask"], *completion)
+        """KL(policy on `prompt` || policy on `privileged_prompt`) of the sampled tokens, nats/token.
+
+        The value is the k1 estimate, and the gradient that of the KL, as of TRL's own SDPO with its default
+        `distillation_mode="sampled_token"`. No gradient reaches the privileged prompt.
+        """
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        student = self._log_probs(model, inputs, "prompt", "completion")
         with torch.no_grad():
-            teacher = self._logits(
-                model, inputs["privileged_prompt_ids"], inputs["privileged_prompt_mask"], *completion
-            )
-        mask = completion[1] if "tool_mask" not in inputs else completion[1] * inputs["tool_mask"]
-        return self._record("sdpo_loss", distillation_loss(student, teacher, mask))
+            teacher = self._log_probs(model, inputs, "privileged_prompt", "completion")
+        ratio = (student - teacher).detach()
+        per_token = ratio * (1 + student - student.detach())
+        return self._record("sdpo_loss", (per_token * mask).sum() / mask.sum().clamp(min=1))
 
     def _compute_trace_replay_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Weighted negative log-likelihood of the recorded traces; see `replay_loss`."""
-        ids, mask = inputs["replay_completion_ids"], inputs["replay_completion_mask"]
-        logits = self._logits(model, inputs["replay_prompt_ids"], inputs["replay_prompt_mask"], ids, mask)
-        return self._record("trace_replay_loss", replay_loss(logits, ids, mask, inputs["replay_weight"]))
+        """Weighted negative log-likelihood of the recorded traces: the mean over traces of w_i * NLL_i.
 
-    def _logits(
-        self,
-        model: Any,
-        prompt_ids: torch.Tensor,
-        prompt_mask: torch.Tensor,
-        completion_ids: torch.Tensor,
-        completion_mask: torch.Tensor,
-    ) -> Logits:
-        """Logits that predict the completion, at the sampling temperature.
-
-        The forward goes through the wrapped model, as the parent's does, but makes the logits of one position
-        only; `losses` makes the others in chunks of the hidden states. Where the head cannot be applied by
-        itself, the model makes them all.
+        NLL_i is the mean over the tokens of trace i, nats/token, so a long trace counts as much as a short
+        one.
         """
-        inputs = {
-            "input_ids": torch.cat([prompt_ids, completion_ids], dim=1),
-            "attention_mask": torch.cat([prompt_mask, completion_mask], dim=1),
-            "use_cache": False,
-        }
-        if self._whole_logits is None:
-            sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-            self._hold_all_logits(sharded or not _has_plain_head(self.model))
-        if not self._whole_logits:
-            with _last_hidden_state(self.model.get_decoder()) as seen:
-                output = model(**inputs, logits_to_keep=1)
-            head = self.model.get_output_embeddings()
-            with torch.no_grad():
-                own = head(seen[0][:, -1:]).float()
-            if torch.allclose(own, output.logits.float(), rtol=2e-2, atol=1e-2):  # bfloat16 has three digits
-                hidden = seen[0][:, -completion_ids.size(1) - 1 : -1]
-                return Logits(hidden, lambda h: head(h) / self.temperature, output.logits.size(-1))
-            self._hold_all_logits(True)
-        logits = model(**inputs, logits_to_keep=completion_ids.size(1) + 1).logits[:, :-1]
-        return Logits(logits, lambda chunk: chunk / self.temperature, logits.size(-1))
+        mask = inputs["replay_completion_mask"]
+        log_probs = self._log_probs(model, inputs, "replay_prompt", "replay_completion")
+        tokens = mask.sum(-1)
+        per_trace = -(log_probs * mask).sum(-1) / tokens.clamp(min=1)
+        loss = (inputs["replay_weight"] * per_trace).sum() / (tokens > 0).sum().clamp(min=1)
+        return self._record("trace_replay_loss", loss)
 
-    def _hold_all_logits(self, whole: bool) -> None:
-        self._whole_logits = whole
-        if whole:
-            log.warning(
-                "the auxiliary losses hold all logits of a batch at once: the output layer of %s cannot be "
-                "applied by itself",
-                type(self.model).__name__,
-            )
+    def _log_probs(
+        self, model: Any, inputs: Mapping[str, torch.Tensor], prompt: str, completion: str
+    ) -> torch.Tensor:
+        """Log-probability of each token of the completion, (batch, tokens), at the sampling temperature."""
+        ids, mask = (
+            torch.cat([inputs[f"{prompt}_{part}"], inputs[f"{completion}_{part}"]], dim=1)
+            for part in ("ids", "mask")
+        )
+        kept = inputs[f"{completion}_ids"].size(1)
+        return self._get_per_token_logps_and_entropies(model, ids, mask, kept)[0]
 
     def _record(self, name: str, loss: torch.Tensor) -> torch.Tensor:
         """Log the mean over all ranks, and scale for gradient accumulation, as the parent scales its own."""
@@ -240,9 +208,7 @@ class GuardedGRPOTrainer(GRPOTrainer):
         }
 
     def _prompt_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """Token ids of text prompts, as the parent makes those of `prompt`; older TRL does it elsewhere."""
-        if hasattr(self, "_tokenize_prompts"):
-            return self._tokenize_prompts(prompts)[0]
+        """Token ids of text prompts, as the parent makes those of `prompt`."""
         if not is_conversational({"prompt": prompts[0]}):
             return self.processing_class(text=prompts)["input_ids"]
         return self.processing_class.apply_chat_template(
@@ -264,15 +230,10 @@ class GuardedGRPOTrainer(GRPOTrainer):
         return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
     def _padded(self, name: str, rows: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]:
-        """`<name>_ids` and `<name>_mask`, shape (batch, longest); at least one column."""
-        padding = self._text_tokenizer.pad_token_id
-        if not any(rows):
-            rows = [[padding]] * len(rows)
-            masks = [torch.zeros(1, dtype=torch.long)] * len(rows)
-        else:
-            masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        device = self.accelerator.device
+        """`<name>_ids` and `<name>_mask`, shape (batch, longest); an empty row is one masked token."""
+        padding, device = self._text_tokenizer.pad_token_id, self.accelerator.device
+        ids = [torch.tensor(row or [padding]) for row in rows]
+        masks = [torch.full_like(one, bool(row)) for one, row in zip(ids, rows, strict=True)]
         return {
             f"{name}_ids": pad(ids, padding, side).to(device),
             f"{name}_mask": pad(masks, 0, side).to(device),
@@ -282,13 +243,10 @@ class GuardedGRPOTrainer(GRPOTrainer):
 
     def _killswitch_is_due(self) -> bool:
         """Once per optimizer step, whatever the number of micro-batches, and never during evaluation."""
-        step = self.state.global_step
-        return step % self._logging_interval() == 0 and step != self._killswitch_step and self._is_training()
-
-    def _logging_interval(self) -> float:
-        """`logging_steps` in steps; a ratio below 1 was turned into steps by the Trainer, in its state."""
-        steps = self.args.logging_steps
-        return steps if steps >= 1 else max(self.state.logging_steps, 1)
+        step, every = self.state.global_step, self.args.logging_steps
+        if every < 1:  # a share of all steps, which the Trainer has in its state as a number
+            every = max(self.state.logging_steps, 1)
+        return step % every == 0 and step != self._killswitch_step and self._is_training()
 
     def _is_training(self) -> bool:
         return self.model is None or self.model.training
@@ -336,19 +294,17 @@ class GuardedGRPOTrainer(GRPOTrainer):
 
     def _keep_newest(self) -> None:
         """Remember the newest reward and KL, before `log` clears the lists that hold them."""
-        metrics = self._metrics["train"]
-        found = {key: _newest(metrics, key) for key in ("reward", "kl") if metrics.get(key)}
-        self._newest_values = {**self._newest_values, **found}
+        for key in ("reward", "kl"):
+            if values := self._metrics["train"].get(key):
+                newest = float(values[-1]) if math.isfinite(values[-1]) else None
+                self._newest_values = {**self._newest_values, key: newest}
 
     # -- the kill switch's state ---------------------------------------------------------------------------
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save as the parent does, with the kill switch in `trainer_state.json`."""
         if self.heldout_guard is not None:
-            self.state.stateful_callbacks[_STATE_KEY] = {
-                "version": _STATE_VERSION,
-                "guard": self.heldout_guard.to_state(),
-            }
+            self.state.stateful_callbacks[_STATE_KEY] = self.heldout_guard.to_state()
         super()._save_checkpoint(*args, **kwargs)
 
     def _restore_killswitch(self) -> None:
@@ -356,7 +312,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
 
         Raises:
             CollapseStopError: the guard had fired, and `strict_killswitch` is set.
-            ValueError: the state is of another version of this program.
         """
         guard = self.heldout_guard
         self._killswitch_step = None
@@ -367,12 +322,8 @@ class GuardedGRPOTrainer(GRPOTrainer):
         if saved is None:
             log.warning("the checkpoint has no state of the kill switch: it begins again, with no memory")
             return
-        if saved.get("version") != _STATE_VERSION:
-            raise ValueError(
-                f"the kill switch's state in the checkpoint has version {saved.get('version')!r}"
-            )
         thresholds = {f.name: getattr(guard, f.name) for f in fields(guard) if f.init}
-        vars(guard).update(vars(HeldOutGuard.from_state(saved["guard"] | thresholds)))
+        vars(guard).update(vars(HeldOutGuard.from_state(saved | thresholds)))
         log.info("the kill switch goes on after %d rounds", guard.count)
         if guard.fired:
             if self.strict_killswitch:
@@ -389,24 +340,6 @@ class GuardedGRPOTrainer(GRPOTrainer):
             super(GRPOTrainer, self).log(logs, start_time)
         else:
             super().log(logs, start_time)
-
-
-@contextmanager
-def _last_hidden_state(decoder: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """A list that holds, after a forward inside, what the decoder hands to the head."""
-    seen: list[torch.Tensor] = []
-    handle = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def _has_plain_head(model: Any) -> bool:
-    """Whether logits are just the output layer's; capped logits look like it only where they are small."""
-    config = model.config.get_text_config()
-    capped = getattr(config, "final_logit_softcapping", None) is not None
-    return not capped and hasattr(model, "get_decoder") and model.get_output_embeddings() is not None
 
 
 class _KillSwitchAtStart(TrainerCallback):
@@ -432,12 +365,6 @@ def _log_entry(status: TripwireStatus, score: float) -> dict[str, float]:
     if status.kl_ema is not None:
         entry["kl_ema"] = status.kl_ema
     return {_LOG_PREFIX + key: value for key, value in entry.items()}
-
-
-def _newest(metrics: Mapping[str, Sequence[float]], key: str) -> float | None:
-    """The newest value of a metric; None if there is none, or if it is not finite."""
-    values = metrics.get(key)
-    return float(values[-1]) if values and math.isfinite(values[-1]) else None
 
 
 def _require_columns(rows: Sequence[Mapping[str, Any]], weight: str) -> None:

@@ -32,12 +32,10 @@ from guard_core.run_checks import (
     run_rows,
 )
 from guard_core.wire import Adapters, KlKind, Sampling
-from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta, what_is_learnt
+from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN
 _NO_ANSWER = "the guard has not answered yet: its log says why, once it runs"
-#: Checkpoints that must be kept for one between two regular ones: the best, the newest, and it.
-_ROOM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +115,35 @@ def _limit(verdict: VerdictView | None) -> float | None:
 # -- rows that only the trainer's side can fill in -------------------------------------------------------
 
 
+#: What the guard learns of the KL, by what the trainer's is.
+_KL_IN_WORDS = {
+    KlKind.ABSENT: "no KL to the reference, so the guard's KL rule stays inert",
+    KlKind.REF_TOKEN_MEAN: "KL to the reference (mean over tokens)",
+    KlKind.REF_SEQ_SUM: "KL to the reference (a sum over the completion: no threshold applies to it)",
+    KlKind.BEHAVIOUR: "no KL to the reference (its `kl` is the drift between policy and rollouts)",
+}
+
+
 def _steps_row(run: Outset) -> CheckRow:
-    enough, says = what_is_learnt(run.args, run.trainer)
-    if figures_of(run.args) is UNKNOWN:
-        return CheckRow(STEPS, _UNKNOWN, f"{says}: without a `reward` in its logs nothing can be judged")
-    return CheckRow(STEPS, _OK if enough else _WARN, says)
+    """What the guard will learn from this trainer at every step."""
+    who = "this trainer" if run.trainer is None else type(run.trainer).__name__
+    figures = figures_of(run.args)
+    if figures is None:
+        says = (
+            f"{who} measures no in-loop reward: no step of it can be reported, so the guard has nothing to "
+            "compare the held-out score with, unless something logs `reward`"
+        )
+        return CheckRow(STEPS, _WARN, says)
+    if figures is UNKNOWN:
+        says = (
+            f"{who} is reported as it logs: `reward`, `entropy` and `reward_std`; its KL is not known: "
+            "without a `reward` in its logs nothing can be judged"
+        )
+        return CheckRow(STEPS, _UNKNOWN, says)
+    more = "; `beta` > 0 would give one" if figures.kl is None and kl_needs_beta(run.args) else ""
+    kl = _KL_IN_WORDS[figures.kl_kind]
+    says = f"from {who} the guard learns at every step: reward (`{figures.reward}`), {kl}{more}"
+    return CheckRow(STEPS, _OK, says)
 
 
 def _sampling_row(run: Outset) -> CheckRow:
@@ -301,21 +323,3 @@ def kept_for_their_turn(args: Any, *, keep_best: bool = False) -> int | None:
     """
     limit = getattr(args, "save_total_limit", None)
     return None if limit is None or limit <= 0 else int(limit) - keep_best
-
-
-def save_sooner(every: int | None, since: int, args: Any) -> bool:
-    """Whether this is the place of a checkpoint between two regular ones, for a guard that wants one.
-
-    About halfway, so there is at most one more; and none where it would take the place of one that may be
-    waited for, beside a best one that is kept. Between epochs there is none: the Trainer saves at their ends
-    after the last step, and would write over one that was saved at that step.
-
-    Args:
-        every: steps between two regular ones; None: not known.
-        since: steps since the newest one.
-        args: the `TrainingArguments`.
-    """
-    limit = getattr(args, "save_total_limit", None)
-    if every is None or _strategy(args) != "steps" or (limit and limit < _ROOM):
-        return False
-    return every <= 2 * since and 4 * since <= 3 * every

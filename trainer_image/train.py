@@ -66,18 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         required=True,
         help="YAML file; docs/reference/settings.md lists its keys",
     )
-    parser.add_argument(
-        "--resume-from",
-        metavar="DIR",
-        help="checkpoint of another run to start from, in place of RLGUARD_RESUME_FROM; this run saves into "
-        "the directory RLGUARD_RUN below its output_dir",
-    )
     parser.add_argument("--version", action="version", version=__version__)
     arguments = parser.parse_args(argv)
     obey_sigterm()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        train(starting_elsewhere(load_config(arguments.config), os.environ, arguments.resume_from))
+        train(starting_elsewhere(load_config(arguments.config), os.environ))
     except GuardConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -187,11 +181,7 @@ def grpo_arguments(config: TrainConfig) -> GRPOConfig:
 
 
 def lora_config(config: TrainConfig) -> LoraConfig | None:
-    """PEFT's configuration from the section `lora`; None without one.
-
-    Raises:
-        GuardConfigError: a key that LoraConfig lacks, or a value that it refuses.
-    """
+    """PEFT's configuration from the section `lora`; None without one. Raises as `grpo_arguments`."""
     if config.lora is None:
         return None
     from peft import LoraConfig

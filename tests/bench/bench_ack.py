@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOKEN = "a" * 32
+from tests.trainer.real_guard import INGEST, RealGuard
+
 #: name, connections, steps of one request
 CASES = (
     ("one step, 1 connection", 1, 1),
@@ -51,56 +53,6 @@ class Load:
         return sorted(self.latencies)[min(len(self.latencies) - 1, int(p * len(self.latencies)))]
 
 
-class Client(asyncio.Protocol):
-    """One connection that sends the next request as soon as the answer to the last is complete."""
-
-    def __init__(self, bodies: Iterator[bytes], load: Load, until: float, done: asyncio.Future[None]) -> None:
-        self._bodies, self._load, self._until, self._done = bodies, load, until, done
-        self._buffer = bytearray()
-        self._expected = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self._send()
-
-    def _send(self) -> None:
-        body = next(self._bodies)
-        self._sent_at = time.perf_counter()
-        self._transport.write(
-            b"POST /v1/steps HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n"
-            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b" % (TOKEN.encode(), len(body), body)
-        )
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if not self._expected:
-            end = self._buffer.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            head = bytes(self._buffer[:end]).lower()
-            if not head.startswith(b"http/1.1 200"):
-                self._done.set_exception(RuntimeError(self._buffer[:2000].decode()))
-                self._transport.close()
-                return
-            length = head.index(b"content-length:") + len("content-length:")
-            self._expected = end + 4 + int(head[length:].split(b"\r\n", 1)[0])
-        if len(self._buffer) < self._expected:
-            return
-        self._buffer.clear()
-        self._expected = 0
-        now = time.perf_counter()
-        self._load.requests += 1
-        self._load.latencies.append(now - self._sent_at)
-        if now < self._until:
-            self._send()
-        else:
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
-
-
 def bodies(attempt: int, steps: int) -> Iterator[bytes]:
     """Requests with steps that were never reported before."""
     step = 0
@@ -122,27 +74,34 @@ def bodies(attempt: int, steps: int) -> Iterator[bytes]:
 
 
 async def drive(port: int, connections: int, steps: int, attempt: int, seconds: float, load: Load) -> None:
-    loop = asyncio.get_running_loop()
     # Encoding a list of 1,000 takes longer than answering it: requests are made before the clock starts.
     made = [bodies(attempt + i, steps) for i in range(connections)]
     ready = max(4, int(20_000 * seconds / connections / max(1, steps // 4)))
-    queues = [iter([next(b) for _ in range(ready)]) for b in made]
-    chained = [_chain(queue, rest) for queue, rest in zip(queues, made, strict=True)]
+    queues = [[next(source) for _ in range(ready)] for source in made]
     started = time.perf_counter()
-    done = []
-    for source in chained:
-        future: asyncio.Future[None] = loop.create_future()
-        done.append(future)
-        await loop.create_connection(
-            lambda s=source, f=future: Client(s, load, started + seconds, f), "127.0.0.1", port
-        )
-    await asyncio.gather(*done)
+    until = started + seconds
+    sources = (itertools.chain(queue, rest) for queue, rest in zip(queues, made, strict=True))
+    await asyncio.gather(*(send(port, source, until, load) for source in sources))
     load.seconds += time.perf_counter() - started
 
 
-def _chain(first: Iterator[bytes], rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield from first
-    yield from rest
+async def send(port: int, requests: Iterator[bytes], until: float, load: Load) -> None:
+    """One connection that sends the next request as soon as the answer to the last is complete."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (sent := time.perf_counter()) < until:
+        body = next(requests)
+        writer.write(
+            b"POST /v1/steps HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b" % (INGEST.encode(), len(body), body)
+        )
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = head.index(b"content-length:") + len("content-length:")
+        content = await reader.readexactly(int(head[length:].split(b"\r\n", 1)[0]))
+        if not head.startswith(b"http/1.1 200"):
+            raise RuntimeError(content.decode())
+        load.requests += 1
+        load.latencies.append(time.perf_counter() - sent)
+    writer.close()
 
 
 ECHO = """
@@ -188,28 +147,12 @@ def flush_ms(directory: Path) -> float:
 
 @contextlib.contextmanager
 def guard_server(parent: Path | None) -> Iterator[int]:
+    os.environ["RLGUARD_GUARD_MAX_STORE_MIB"] = "65536"  # what no training sends is refused else
     with tempfile.TemporaryDirectory(dir=parent) as directory:
         print(f"one fdatasync on this disk: {flush_ms(Path(directory)):.2f} ms")
-        state = Path(directory) / "state"
-        settings = {
-            "PORT": "0",
-            "STATE_DIR": str(state),
-            "CHECKPOINT_ROOT": directory,
-            "INGEST_TOKEN": TOKEN,
-            "MAX_STORE_MIB": "65536",  # what no training sends is refused else
-            "READ_TOKEN": TOKEN[::-1],
-        }
-        env = os.environ | {f"RLGUARD_GUARD_{name}": value for name, value in settings.items()}
-        with subprocess.Popen(
-            [sys.executable, "-m", "guard_service"], env=env, stderr=subprocess.DEVNULL
-        ) as process:
-            endpoint = state / "endpoint.json"
-            while not endpoint.exists():
-                if process.poll() is not None:
-                    raise RuntimeError(f"the guard ended with status {process.returncode}")
-                time.sleep(0.02)
-            yield int(json.loads(endpoint.read_text())["url"].rsplit(":", 1)[1])
-            process.terminate()
+        guard = RealGuard(Path(directory) / "guard", Path(directory))
+        yield int(guard.url.rsplit(":", 1)[1])
+        guard.close()
 
 
 def report(name: str, steps: int, guard: Load, echo: Load) -> None:

@@ -2,14 +2,13 @@
 
     RLGUARD_E2E=cluster.json python tests/bench/bench_teardown.py [--rounds 8] [KIND...]
 
-KIND is PyTorchJob, Job, JobSet or RayJob, or one of these to which a guard is attached (AttachedJob and so
-on), or TrainJob or RayCluster, to which it always is; PyTorchJob if none is named. The file describes a
-cluster as tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and Ray one with their controllers. Each
-round makes two runs of the same pods one after the other, with the real guard and a scripted trainer; a
-guard that is attached reads what is written into a log in their volume. In one the guard fires, and nobody
-but the operator stops it: its trainer does not listen. In the other the workload is deleted as kubectl does
-it. One program watches both, so one clock tells all times. The kubelet removes a pod's object only after its
-last container ended.
+KIND is PyTorchJob, Job, JobSet or RayJob, or TrainJob or RayCluster, to which a guard is attached; PyTorchJob
+if none is named. The file describes a cluster as tests/e2e/cluster/up.sh prints it, for JobSet, TrainJob and
+Ray one with their controllers. Each round makes two runs of the same pods one after the other, with the real
+guard and a scripted trainer; a guard that is attached reads a log in their volume. In one the guard fires,
+and nobody but the operator stops it: its trainer does not listen. In the other the workload is deleted as
+kubectl does it. One program watches both, so one clock tells all times. The kubelet removes a pod's object
+only after its last container ended.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +146,6 @@ class Attached:
     #: Beside the checkpoints, and below the root of their volume.
     FOLDER = "run"
 
-    def __init__(self, **spec: Any) -> None:
-        self._spec = spec
-
     def storage(self, namespace: Namespace) -> AbstractContextManager[Sequence[Json]]:
         """What is applied first: the claim that its pods share with the guard's."""
         return given.a_claim_for_two_nodes(namespace, "checkpoints")
@@ -161,7 +157,6 @@ class Attached:
         jobs.trainer_of(job)["command"] = list(self.TRAINER)
         *more, made = kind.rows(job, cluster)
         attached = workloads.attached(made, kind.resource, ATTACHED, f"{self.FOLDER}/metrics.jsonl")
-        attached["spec"] |= self._spec
         return [*others, *more, jobs.claim("state"), workloads.workload_of(made, ATTACHED), attached]
 
     def begin(self, job: Job) -> None:
@@ -228,14 +223,6 @@ KINDS = {
         pods=2,
         guarded=Attached(),
     ),
-}
-KINDS |= {
-    f"Attached{name}": replace(KINDS[name], run=run, guarded=Attached())
-    for name, run in (
-        ("PyTorchJob", workloads.AttachedPyTorchRun),
-        ("Job", workloads.AttachedBatchRun),
-        ("RayJob", workloads.AttachedRayJobRun),
-    )
 }
 
 

@@ -19,6 +19,7 @@ import logging
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ class Guarded(TakesTurns, GuardCallback):
     reporter_cpu = 0.0
 
     def on_train_end(self, *arguments: Any, **keywords: Any) -> Any:
-        thread = self._guard._reporter._thread
+        (thread,) = (one for one in threading.enumerate() if one.name == "rlguard-reporter")
         self.reporter_cpu = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
         return super().on_train_end(*arguments, **keywords)
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from guard_client import reporter
 from tests.trainer.faulty_guard import FaultyGuard
 
 
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reporter that tries again at once."""
-    monkeypatch.setattr(reporter, "_FIRST_RETRY_SECONDS", 0.005)
-    monkeypatch.setattr(reporter, "_LAST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(reporter, "POLL_SECONDS", 0.02)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asks and tries again at once."""
+    monkeypatch.setattr("guard_client.reporter._FIRST_RETRY_SECONDS", 0.005)
+    monkeypatch.setattr("guard_client.reporter._LAST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("guard_client.reporter.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("guard_client.guard.LAG_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

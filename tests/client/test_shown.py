@@ -9,14 +9,13 @@ import pytest
 
 from guard_client.guard import Guard
 from guard_client.rollouts import BEST, Candidate, selected, shortened, shown_text
-from guard_client.samples import fit_figures
 from guard_client.settings import ClientSettings
 from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_ROLLOUT_TEXT, MAX_ROLLOUTS
 from guard_service.app import MAX_BODY_BYTES
 from tests.trainer.faulty_guard import FaultyGuard
 
+UNFIT = {"a": "1", "b": True, "c": 1e101, 7: 1.0, "": 1.0, "x" * (MAX_FIGURE_NAME + 1): 1.0}
 FIGURES = {"rewards/format/mean": 0.5, "completions/mean_length": 12.0}
-pytestmark = pytest.mark.usefixtures("fast")
 
 
 def rewards(*values: Any) -> list[Candidate]:
@@ -73,36 +72,13 @@ class TestTexts:
         assert shown_text(value) == text
 
 
-@pytest.mark.parametrize(
-    ("figures", "fit", "said"),
-    [
-        ({"a": 1, "b": math.inf, "c": None}, {"a": 1.0}, None),
-        ({"a": "1"}, {}, "'a' must be a number up to 1e100, got '1'"),
-        ({"a": True}, {}, "'a' must be a number"),
-        ({"a": 1e101, "b": 2.0}, {"b": 2.0}, "'a' must be a number up to 1e100"),
-        ({7: 1.0}, {}, "a name must have 1 to 100 characters, got 7"),
-        ({"": 1.0}, {}, "a name must have 1 to 100 characters, got ''"),
-        ({"x" * (MAX_FIGURE_NAME + 1): 1.0}, {}, "a name must have 1 to 100 characters"),
-        ({"broken \ud800": 1.0}, {"broken ?": 1.0}, None),
-        (
-            {f"n{i}": 1.0 for i in range(MAX_FIGURES + 1)},
-            {f"n{i}": 1.0 for i in range(MAX_FIGURES)},
-            "only 16 of a step are shown, so 'n16' is not",
-        ),
-    ],
-)
-def test_what_fits(figures: dict[Any, Any], fit: dict[str, float], said: str | None) -> None:
-    found, wrong = fit_figures(figures)
-    assert found == fit
-    assert wrong is None if said is None else said in (wrong or "")
-
-
 def test_they_travel_with_their_step(guard: FaultyGuard) -> None:
-    with Guard(guard.url, attempt=0) as run:
-        run.step(1, reward=0.5, figures={**FIGURES, "unknown": None, "nan": math.nan})
+    with Guard(guard.url) as run:
+        run.step(1, reward=0.5, figures=FIGURES | {"unknown": None, "nan": math.nan})
         run.step(2, reward=0.5, rollouts=[("p", f"c{i}", i / 10) for i in range(10)])
-        run.step(3, reward=0.5, figures={})
-    assert [step.figures for step in guard.steps] == [FIGURES, None, None]
+        run.step(3, reward=0.5, figures=UNFIT | {f"n{i}": i for i in range(MAX_FIGURES + 1)})
+    fit = {f"n{i}": float(i) for i in range(MAX_FIGURES)}
+    assert [step.figures for step in guard.steps] == [FIGURES, None, fit]
     (shown,) = guard.rollouts
     assert shown.step == 2 and [one.reward for one in shown.rollouts or ()][:BEST] == [0.9, 0.8, 0.7]
 
@@ -112,7 +88,7 @@ def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> Non
     guard.fault = lambda handler, _: bool(sizes.append(int(handler.headers.get("Content-Length", 0))))
     texts = [("\u1234" * 5_000, f"\u1234{i}" * 2_000, 1.0) for i in range(8)]
     names = {"\u1234" * 98 + f"{i:02}": 1.0 for i in range(MAX_FIGURES)}
-    with Guard(guard.url, attempt=0) as run:
+    with Guard(guard.url) as run:
         for step in range(40):
             run.step(step, reward=0.5, figures=names, rollouts=texts)
     assert len(guard.steps) == len(guard.rollouts) == 40
@@ -121,7 +97,7 @@ def test_a_request_is_never_larger_than_a_guard_takes(guard: FaultyGuard) -> Non
 
 def test_one_setting_keeps_the_rollouts_in_the_trainer(guard: FaultyGuard) -> None:
     off = ClientSettings.from_env({"RLGUARD_URL": guard.url, "RLGUARD_ROLLOUTS": "0"})
-    for run in (Guard(guard.url, attempt=0, rollouts=False), Guard.of(off)):
+    for run in (Guard(guard.url, rollouts=False), Guard.of(off)):
         with run:
             run.step(3, reward=0.5, rollouts=[("p", "c", 1.0)])
     assert len(guard.steps) == 2 and guard.rollouts == []
@@ -131,16 +107,13 @@ def test_one_setting_keeps_the_rollouts_in_the_trainer(guard: FaultyGuard) -> No
     "wrong",
     [
         {"figures": 7},
-        {"figures": ["a"]},
-        {"figures": {"a": object()}},
         {"rollouts": [("p",)]},
-        {"rollouts": 7},
     ],
 )
 def test_wrong_ones_are_one_warning_and_cost_no_step(
     guard: FaultyGuard, caplog: pytest.LogCaptureFixture, wrong: Any
 ) -> None:
-    with Guard(guard.url, attempt=0) as run:
+    with Guard(guard.url) as run:
         for step in range(1, 5):
             run.step(step, reward=0.5, **wrong)
         assert run.halted is None

@@ -48,7 +48,7 @@ class Trainer:
     def __init__(self) -> None:
         ca = os.environ.get("RLGUARD_CA")
         client = GuardClient(os.environ["RLGUARD_URL"], os.environ["RLGUARD_TOKEN"], ca=ca)
-        self.reporter = Reporter(client, attempt=None, unreachable_seconds=PATIENCE_SECONDS)
+        self.reporter = Reporter(client, unreachable_seconds=PATIENCE_SECONDS)
         self.reporter.connect(PATIENCE_SECONDS)
         self.step = 0
         self.reported: list[dict[str, float]] = []

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,6 @@ INGEST, READ = "ingest-secret-of-the-test", "read-secret-of-the-test"
 def digits(completion: str, answer: str, meta: object) -> float:
     """A scorer: the share of digits. It differs from completion to completion, also of a tiny model."""
     return sum(map(str.isdigit, completion)) / max(len(completion), 1)
-
-
-#: Items of a split for `sinking`.
-SINKING = 64
-_scored = count()
-
-
-def sinking(completion: str, answer: str, meta: object) -> float:
-    """A scorer by which half of the items are right in four evaluations, and two fifths from then on."""
-    if completion == answer:
-        return 1.0
-    evaluation, place = divmod(next(_scored), SINKING)
-    return float((37 * place + 11 * evaluation) % SINKING < (0.5 if evaluation < 4 else 0.4) * SINKING)
 
 
 class RealGuard:
@@ -104,15 +90,12 @@ class RealGuard:
 
     def history(self) -> list[dict[str, Any]]:
         """`GET /v1/history`: one object a step."""
-        request = urllib.request.Request(
-            f"{self.url}/v1/history", headers={"Authorization": f"Bearer {READ}"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return [json.loads(line) for line in answer.read().splitlines()]
+        return [json.loads(line) for line in self._read("history").splitlines()]
 
     def verdict(self) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"{self.url}/v1/verdict", headers={"Authorization": f"Bearer {READ}"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        return json.loads(self._read("verdict"))
+
+    def _read(self, what: str) -> bytes:
+        request = urllib.request.Request(f"{self.url}/v1/{what}", headers={"Authorization": f"Bearer {READ}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from guard_client.client import VerdictView
 from guard_core.codes import Code
 from guard_core.preflight import CheckLevel, CheckRow, as_text
+from guard_core.run_checks import reason_to_refuse
 from guard_core.wire import Sampling
 from trainer_image.preflight import Outset, trainer_rows
 
@@ -104,12 +106,131 @@ def test_what_is_not_known_of_a_trainer_is_no_warning() -> None:
     assert {row.level for row in rows} <= {OK, UNKNOWN}
 
 
+# -- what could never be scored ----------------------------------------------------------------------------
+
+
+def why_refused(args: Any = None, of: dict[str, Any] | None = None, **answer: Any) -> str:
+    """Why a run must not start, "" if it may; it has a model and a tokenizer unless `of` says otherwise."""
+    model = {"model": SimpleNamespace(), "processing_class": object(), "trainer": SimpleNamespace()}
+    run = Outset(
+        args or SimpleNamespace(),
+        SimpleNamespace(global_step=0),
+        verdict=verdict(**answer),
+        **(model | (of or {})),
+    )
+    return reason_to_refuse(trainer_rows(run)) or ""
+
+
+def sharded(kind: str, **plugins: Any) -> dict[str, Any]:
+    accelerator = SimpleNamespace(state=SimpleNamespace(**plugins))
+    return {"trainer": SimpleNamespace(**{f"is_{kind}_enabled": True, "accelerator": accelerator})}
+
+
+def fsdp(state_dict_type: str) -> dict[str, Any]:
+    return sharded("fsdp", fsdp_plugin=SimpleNamespace(state_dict_type=f"StateDictType.{state_dict_type}"))
+
+
+def zero(stage: int, *, gathers: bool = False) -> dict[str, Any]:
+    settings = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": gathers}
+    config = {"zero_optimization": settings}
+    return sharded("deepspeed", deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
+
+
+COLLATED = SimpleNamespace(data_collator=SimpleNamespace(tokenizer=object()))
+
+
+@pytest.mark.parametrize(
+    ("of", "setting"),
+    [
+        ({}, ""),
+        ({"processing_class": None}, "pass processing_class=tokenizer"),
+        ({"processing_class": None, "trainer": COLLATED}, ""),
+        (fsdp("FULL_STATE_DICT"), ""),
+        (fsdp("SHARDED_STATE_DICT"), "FULL_STATE_DICT in fsdp_config"),
+        (zero(2), ""),
+        (zero(3), "stage3_gather_16bit_weights_on_model_save to true"),
+        (zero(3, gathers=True), ""),
+    ],
+)
+def test_what_a_trainer_saves_that_nobody_could_load_is_refused(of: dict[str, Any], setting: str) -> None:
+    reason = why_refused(of=of)
+    assert setting in reason if setting else reason == ""
+
+
+LORA = {"peft_type": "LORA", "r": 8}
+PEFT_MODEL = type("PeftModel", (SimpleNamespace,), {"__module__": "peft.peft_model"})
+
+
+@pytest.mark.parametrize(
+    ("adapters", "config", "message"),
+    [
+        ("refused", LORA, "set --base-model DIR"),
+        ("applied", LORA, ""),
+        ("applied", LORA | {"peft_type": "IA3"}, "an adapter of the kind 'IA3'"),
+        ("applied", LORA | {"modules_to_save": ["lm_head"]}, "'modules_to_save' is ['lm_head']"),
+        (None, LORA | {"peft_type": "IA3"}, ""),  # whether the guard can score it is the guard's to say
+    ],
+)
+@pytest.mark.parametrize("model", [PEFT_MODEL(), SimpleNamespace(_hf_peft_config_loaded=True)])
+def test_an_adapter_that_the_guard_cannot_apply_is_refused(
+    model: Any, adapters: str | None, config: dict[str, Any], message: str
+) -> None:
+    model.peft_config = {"default": SimpleNamespace(to_dict=lambda: config)}
+    reason = why_refused(of={"model": model}, adapters=adapters)
+    assert message in reason if message else reason == ""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("lora", "refused"),
+    [
+        ({"target_modules": ["q_proj", "lm_head"]}, False),
+        ({"target_modules": r".*(q_proj|embed_tokens)"}, True),
+        ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, True),
+    ],
+    ids=str,
+)
+def test_an_adapted_embedding_is_refused_however_it_was_chosen(lora: dict[str, Any], refused: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    tied = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=True, **sizes))
+    model = get_peft_model(tied, LoraConfig(r=2, task_type="CAUSAL_LM", **lora))
+    assert (
+        "embed_tokens.lora_embedding_A" in why_refused(of={"model": model}, adapters="applied")
+    ) == refused
+
+
+def test_a_folder_is_inside_the_root_with_or_without_its_links(tmp_path: Path) -> None:
+    def outside(output: str, root: str) -> bool:
+        args = SimpleNamespace(output_dir=tmp_path / output)
+        return why_refused(args, checkpoint_root=str(tmp_path / root)) != ""
+
+    (tmp_path / "disk" / "runs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "out").symlink_to(tmp_path / "away")
+    inside = [("disk/runs", "disk"), ("link/runs", "disk"), ("disk/runs", "link"), ("disk/out", "disk")]
+    assert not any(outside(output, root) for output, root in inside)
+    assert outside("disk/../away", "disk")
+
+
+@pytest.mark.parametrize(
+    ("args", "setting"),
+    [
+        ({"save_strategy": "no"}, "set save_strategy='steps' and save_steps=4"),
+        ({"save_strategy": "steps", "save_safetensors": False}, "set save_safetensors=True"),
+    ],
+)
+def test_a_run_without_a_checkpoint_to_score_is_refused(args: dict[str, Any], setting: str) -> None:
+    state = SimpleNamespace(global_step=0, max_steps=40, save_steps=4)
+    assert setting in (reason_to_refuse(trainer_rows(Outset(SimpleNamespace(**args), state))) or "")
+
+
 def test_the_table_keeps_its_columns_and_breaks_no_word() -> None:
     long = "a/path/without/a/place/to/break/it" * 5
-    text = as_text(
-        [CheckRow("one", OK, "short"), CheckRow("another", UNKNOWN, f"some words and {long} and more")], 60
-    )
-    lines = text.splitlines()
-    assert lines[0] == "one      ok           short"
-    assert lines[1].startswith("another  not checked  some words and")
-    assert all(line.startswith(" " * 22) for line in lines[2:]) and long in text
+    rows = [CheckRow("one", OK, "short"), CheckRow("another", UNKNOWN, f"some words and {long} and more")]
+    first, second, *others = as_text(rows, 60).splitlines()
+    assert first == "one      ok           short"
+    assert second.startswith("another  not checked  some words and")
+    assert all(line.startswith(" " * 22) for line in others) and any(long in line for line in others)

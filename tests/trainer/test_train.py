@@ -8,23 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from guard_client.errors import GuardConfigError
-from guard_client.samples import let_the_guard_read
 from guard_core.codes import Code, Level
 from guard_core.wire import Condition
+from rlguard.rewards import exact_match, last_number
+from rlguard.train import main
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard
-from trainer_image import train as entrypoint
-from trainer_image.checkpoints import incomplete_because, latest_complete
 from trainer_image.config import load_config
-from trainer_image.rewards import exact_match, last_number
-from trainer_image.train import main, read_rows
 
 GRPO = {
     "use_cpu": True,
@@ -114,28 +109,25 @@ def test_a_run_trains_saves_and_resumes(config: Any, tiny_model: Path, tmp_path:
 
 @pytest.mark.nightly
 @pytest.mark.torch
-def test_a_lora_run_saves_adapters_and_resumes(
-    config: Any, tiny_model: Path, tmp_path: Path, guard: FaultyGuard, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("RLGUARD_URL", guard.url)
-    lora = {"r": 2, "target_modules": "all-linear"}
-    assert run(config(model=str(tiny_model), lora=lora)) == 0
-    assert run(config(model=str(tiny_model), lora=lora, grpo={"max_steps": 3})) == 0
-    assert [report.step for report in guard.checkpoints] == [1, 2, 3]
-    saved = list((tmp_path / "out").rglob("*.safetensors"))
-    assert saved and {path.name for path in saved} == {"adapter_model.safetensors"}
-
-
-@pytest.mark.nightly
-@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("lora", "weights"),
+    [(None, "model.safetensors"), ({"r": 2, "target_modules": "all-linear"}, "adapter_model.safetensors")],
+)
 def test_a_resumed_run_goes_on_where_it_was(
-    config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any
+    config: Any,
+    tiny_model: Path,
+    tmp_path: Path,
+    guard: FaultyGuard,
+    monkeypatch: Any,
+    lora: Any,
+    weights: str,
 ) -> None:
     monkeypatch.setenv("RLGUARD_URL", guard.url)
-    assert run(config(model=str(tiny_model))) == 0
-    assert run(config(model=str(tiny_model), grpo={"max_steps": 4})) == 0
+    assert run(config(model=str(tiny_model), lora=lora)) == 0
+    assert run(config(model=str(tiny_model), lora=lora, grpo={"max_steps": 4})) == 0
     assert [report.step for report in guard.steps] == [1, 2, 3, 4]
     assert [report.step for report in guard.checkpoints] == [1, 2, 3, 4]
+    assert {path.name for path in (tmp_path / "out").rglob("*.safetensors")} == {weights}
 
 
 @pytest.mark.nightly
@@ -204,33 +196,8 @@ def test_a_start_that_cannot_be_one_is_said(
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_a_start_is_given_by_option_or_environment_and_the_option_wins(
-    config: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(entrypoint, "train", started.append)
-    path = config()
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("RLGUARD_RUN", "run-2")
-    assert run(path, "--resume-from", str(tmp_path / "one")) == 0
-    monkeypatch.setenv("RLGUARD_RESUME_FROM", str(tmp_path / "other"))
-    assert run(path, "--resume-from", str(tmp_path / "one")) == 0
-    assert run(path) == 0
-    assert [one.model for one in started] == [str(tmp_path / name) for name in ("one", "one", "other")]
-    assert {Path(one.output_dir).name for one in started} == {"run-2"}
-    for wrong, said in (("", "no directory ''"), (str(tmp_path / "absent"), "no directory .*absent")):
-        assert run(path, "--resume-from", wrong) == 2
-        assert re.search(f"--resume-from: there is {said}", capsys.readouterr().err)
-    monkeypatch.delenv("RLGUARD_RUN")
-    assert run(path, "--resume-from", str(tmp_path / "one")) == 2
-    assert "saves into a directory of that name" in capsys.readouterr().err
-    assert len(started) == 3
-
-
 @pytest.mark.torch
-@pytest.mark.parametrize("strict", ["1", "0"])
-@pytest.mark.parametrize(("verdict", "code"), [(FIRED, 3), (STOPPED, 4)])
+@pytest.mark.parametrize(("verdict", "code", "strict"), [(FIRED, 3, "1"), (STOPPED, 4, "0")])
 def test_a_stop_by_the_guard_has_its_own_exit_code(
     config: Any,
     tiny_model: Path,
@@ -238,9 +205,9 @@ def test_a_stop_by_the_guard_has_its_own_exit_code(
     monkeypatch: Any,
     capfd: Any,
     tmp_path: Path,
-    strict: str,
     verdict: Any,
     code: int,
+    strict: str,
 ) -> None:
     guard.verdict_after = lambda acknowledged: verdict if acknowledged else HEALTHY
     monkeypatch.setenv("RLGUARD_URL", guard.url)
@@ -250,33 +217,12 @@ def test_a_stop_by_the_guard_has_its_own_exit_code(
     assert not (tmp_path / "out" / "final").exists(), "a stopped run has no final model"
 
 
-@pytest.mark.nightly
-@pytest.mark.torch
-def test_a_run_that_could_never_be_scored_is_a_wrong_configuration(
-    config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any, capfd: Any
-) -> None:
-    monkeypatch.setenv("RLGUARD_URL", guard.url)
-    assert run(config(model=str(tiny_model), grpo={"max_steps": 40, "save_steps": 500})) == 2
-    assert "set save_steps to 4 or less" in capfd.readouterr().err and guard.requests == []
-
-
 @pytest.mark.torch
 def test_no_guard_is_exit_code_5(config: Any, tiny_model: Path, guard: FaultyGuard, monkeypatch: Any) -> None:
     guard.close()
     monkeypatch.setenv("RLGUARD_URL", guard.url)
     monkeypatch.setenv("RLGUARD_UNREACHABLE_SECONDS", "0.2")
     assert run(config(model=str(tiny_model))) == 5
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("weight", "column"), [("alpha_sdpo", "privileged_prompt"), ("beta_replay", "replay_prompt")]
-)
-def test_an_auxiliary_loss_without_its_column_is_named(
-    config: Any, capsys: Any, weight: str, column: str
-) -> None:
-    assert run(config(**{weight: 0.1})) == 2
-    assert f"{weight} > 0 needs the data column '{column}'" in capsys.readouterr().err
 
 
 # -- mistakes --------------------------------------------------------------------------------------------
@@ -290,15 +236,17 @@ def test_an_auxiliary_loss_without_its_column_is_named(
         ({"model": None}, "model: Field required"),
         ({"model": "./nowhere"}, "model: there is no directory ./nowhere"),
         ({"resume": "later"}, "resume: Input should be a valid boolean"),
-        ({"alpha_sdpo": -1.0}, "alpha_sdpo: Input should be greater than or equal to 0 (got -1.0)"),
-        ({"reward_functions": []}, "reward_functions: List should have at least 1 item"),
         ({"reward_functions": ["exact_match"]}, "'exact_match' must look like module:function"),
         ({"reward_functions": ["no.such:thing"]}, "cannot import 'no.such'"),
-        ({"reward_functions": ["trainer_image.rewards:nothing"]}, "has no attribute 'nothing'"),
+        ({"reward_functions": ["rlguard.rewards:nothing"]}, "has no attribute 'nothing'"),
+        ({"reward_functions": ["rlguard.rewards:re"]}, "is not a function"),
         ({"dataset": "nowhere.jsonl"}, "dataset: there is no file nowhere.jsonl"),
         ({"lora": {"lora_alfa": 8}}, "lora.lora_alfa is not a setting: did you mean lora_alpha?"),
         ({"lora": {"task_type": "GUESSING"}}, "lora: Invalid task type"),
-        ({"lora": 8}, "lora: Input should be a valid dictionary"),
+        ({"alpha_sdpo": 0.1}, "alpha_sdpo > 0 needs the data column 'privileged_prompt'"),
+        ({"grpo": {"learning_rat": 1.0}}, "grpo.learning_rat is not a setting: did you mean learning_rate?"),
+        ({"grpo": {"output_dir": "x"}}, "grpo.output_dir: set output_dir at the top level"),
+        ({"grpo": {"save_strategy": "sometimes"}}, "grpo: sometimes is not a valid SaveStrategy"),
     ],
 )
 def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, changes: Any, message: str) -> None:
@@ -307,30 +255,16 @@ def test_a_mistake_is_named_without_a_traceback(config: Any, capsys: Any, change
     assert message in error and "Traceback" not in error
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    ("grpo", "message"),
-    [
-        ({"learning_rat": 1.0}, "grpo.learning_rat is not a setting: did you mean learning_rate?"),
-        ({"output_dir": "x"}, "grpo.output_dir: set output_dir at the top level"),
-        ({"num_generations": 3}, "grpo: "),
-        ({"save_strategy": "sometimes"}, "grpo: sometimes is not a valid SaveStrategy"),
-    ],
-)
-def test_a_mistake_in_the_grpo_section_is_named(config: Any, capsys: Any, grpo: Any, message: str) -> None:
-    assert run(config(grpo=grpo)) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [("a: [", "is not YAML"), ("- a", "must be a YAML mapping"), ("", "must be a YAML mapping")],
 )
-def test_a_file_that_is_no_configuration_is_an_error(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_no_configuration_is_an_error(
+    tmp_path: Path, capsys: Any, content: str, message: str
+) -> None:
     (tmp_path / "c.yaml").write_text(content)
-    with pytest.raises(GuardConfigError, match=message):
-        load_config(tmp_path / "c.yaml")
+    assert run(tmp_path / "c.yaml") == 2 and run(tmp_path / "absent.yaml") == 2
+    assert message in (said := capsys.readouterr().err) and "cannot read the configuration" in said
 
 
 def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
@@ -339,20 +273,22 @@ def test_a_learning_rate_without_a_point_is_a_number(config: Any) -> None:
     assert load_config(path).grpo["learning_rate"] == 1e-6
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
-        ('\n{"question": "a"}', "line 2 must be an object with a 'prompt'"),
-        ('{"promt": "a"}', "line 1 must be an object with a 'prompt': is it 'promt'?"),
+        ('\n{"promt": "a"}', "line 2 must be an object with a 'prompt': is it 'promt'?"),
         ("[1]", "line 1 must be an object"),
         ("\n", "has no rows"),
     ],
 )
-def test_a_bad_line_of_the_data_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_line_of_the_data_is_named(
+    config: Any, tmp_path: Path, capsys: Any, text: str, message: str
+) -> None:
     (tmp_path / "d.jsonl").write_text(text)
-    with pytest.raises(GuardConfigError, match=message):
-        read_rows(tmp_path / "d.jsonl")
+    assert run(config(dataset=str(tmp_path / "d.jsonl"))) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -368,110 +304,13 @@ def test_the_module_runs_and_a_mistake_costs_no_import_of_torch(config: Any) -> 
         process = subprocess.run(
             [sys.executable, *start, *arguments], capture_output=True, text=True, check=False, env=os.environ
         )
-        assert process.returncode == entrypoint.EXIT_CONFIG, process.stderr
+        assert process.returncode == 2, process.stderr
         assert process.stderr.startswith("error: ")
 
 
-# -- checkpoints and rewards -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    directory = tmp_path / "checkpoint-5"
-    directory.mkdir()
-    save_file({"w": np.zeros(100, dtype=np.float32)}, directory / "model.safetensors")
-    (directory / "trainer_state.json").write_text("{}")
-    return directory
-
-
-def test_a_complete_checkpoint_is_found_by_its_step_and_not_by_its_name(checkpoint: Path) -> None:
-    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-10"))
-    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-best"))
-    assert latest_complete(checkpoint.parent) == checkpoint.with_name("checkpoint-10")
-
-
-def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
-    assert latest_complete(tmp_path) is None and latest_complete(tmp_path / "nowhere") is None
-
-
-@pytest.mark.parametrize(("directory", "weights"), [(0o755, 0o644), (0o750, 0o640), (0o700, 0o600)])
-def test_who_may_list_a_checkpoint_may_read_its_weights(
-    checkpoint: Path, directory: int, weights: int
-) -> None:
-    """safetensors 0.8 writes them with mode 0600, and a guard in a pod is another user."""
-    checkpoint.chmod(directory)
-    (checkpoint / "model.safetensors").chmod(0o600)
-    let_the_guard_read(checkpoint)
-    assert (checkpoint / "model.safetensors").stat().st_mode & 0o777 == weights
-
-
-@pytest.mark.parametrize("plant", [os.symlink, os.link])
-def test_a_file_of_another_name_keeps_its_mode(checkpoint: Path, plant: Callable[[Path, Path], None]) -> None:
-    (secret := checkpoint.with_name("heldout.jsonl")).write_text("")
-    secret.chmod(0o600)
-    checkpoint.chmod(0o755)
-    plant(secret, checkpoint / "a.safetensors")
-    os.mkfifo(checkpoint / "b.safetensors", 0o600)  # and it does not wait for who writes into it
-    (checkpoint / "model.safetensors").chmod(0o600)
-    let_the_guard_read(checkpoint)
-    modes = [path.stat().st_mode & 0o777 for path in (secret, *sorted(checkpoint.glob("*.safetensors")))]
-    assert modes == [0o600, 0o600, 0o600, 0o644]
-
-
-def cut(checkpoint: Path) -> None:
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-50])
-
-
-def index(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": {"w": "model-2.safetensors"}}')
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda c: (c / "trainer_state.json").unlink(),
-        lambda c: (c / "trainer_state.json").write_text("{"),
-        lambda c: (c / "model.safetensors").unlink(),
-        lambda c: (c / "model.safetensors").write_bytes(b""),
-        cut,
-        index,
-    ],
-)
-def test_a_damaged_checkpoint_is_passed_over(checkpoint: Path, damage: Any) -> None:
-    assert incomplete_because(checkpoint) is None
-    older = shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-4"))
-    damage(checkpoint)
-    assert incomplete_because(checkpoint)
-    assert latest_complete(checkpoint.parent) == older
-
-
-@pytest.mark.parametrize("shards", ["pytorch_model.bin", "pytorch_model_fsdp_0", "global_step5"])
-def test_a_layout_that_only_the_trainer_reads_is_resumed_from(checkpoint: Path, shards: str) -> None:
-    (checkpoint / "model.safetensors").rename(checkpoint / shards)
-    assert latest_complete(checkpoint.parent) == checkpoint
-
-
-def test_a_layout_that_is_not_known_never_means_to_start_from_zero(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").rename(checkpoint / "weights.gguf")
-    with pytest.raises(GuardConfigError, match=r"would train over .*checkpoint-5.*set resume to false"):
-        latest_complete(checkpoint.parent)
-
-
-def test_a_run_that_was_killed_in_its_first_save_starts_from_zero(checkpoint: Path) -> None:
-    (checkpoint / "trainer_state.json").write_text('{"global_st')
-    assert latest_complete(checkpoint.parent) is None
-
-
 def test_exact_match_ignores_space_around_the_answer() -> None:
-    assert exact_match([" 12\n", "12 or 13", [{"role": "assistant", "content": "12"}]], ["12"] * 3) == [
-        1,
-        0,
-        1,
-    ]
+    completions = [" 12\n", "12 or 13", [{"role": "assistant", "content": "12"}]]
+    assert exact_match(completions, ["12"] * 3) == [1, 0, 1]
 
 
 def test_last_number_pays_for_no_list_of_guesses() -> None:

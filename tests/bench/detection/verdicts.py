@@ -1,8 +1,8 @@
 """False stops of the whole default verdict: `CalibratedDetector` as it ships, under a guard.
 
 Every run is live: a fresh evaluation of the same checkpoint follows wherever the detector asks for one. The
-policy is the default one and all questions share alpha. Every run has an in-loop reward; `disagreement` is
-asked only with a training grader.
+policy is the default one and all questions share alpha. Every run has an in-loop reward, and no training
+grader.
 """
 
 from __future__ import annotations
@@ -27,24 +27,11 @@ CLOSE = 8
 #: The same, where nothing changes: enough to tell alpha from twice that.
 MANY = 32
 
-#: Of wrong answers a training grader that is easy to please takes so many.
-GENEROUS = 0.2
-
 CONFIG = CalibratedPolicy()
 
 Level = Callable[[int, np.random.Generator], float]
-Reward = Callable[[float, np.random.Generator], float]
 Moves = Callable[[np.random.Generator], np.ndarray]
 Spoil = Callable[[np.random.Generator, np.ndarray], np.ndarray]
-
-
-def rewarded(scale: float) -> Reward:
-    """A reward that follows the level on its own scale, with a noise of 2.5 points."""
-    return lambda level, rng: 0.6 + scale * level + rng.normal(0.0, 0.025)
-
-
-#: Of most runs.
-HONEST = rewarded(1.0)
 
 
 @dataclass(frozen=True)
@@ -52,11 +39,10 @@ class Case:
     """Runs that should not be stopped, or of which it is said how many are.
 
     `score`: mean of alike items, None for mixed ones about 1/2; `level`: mean of an evaluation relative to
-    the baseline's; `spread`: what becomes of the items' means at an evaluation; `families`: sizes of those
-    that succeed or fail together, over and over, and `grouped` says whether the split tells them; `spoil`:
-    what is done to the evaluation `spoiled`, but not to a fresh one of its checkpoint; `moves`: how the level
-    of a run moves besides; `reward`: in-loop, of a level; `hacked`: what it gains besides; `graded`: whether
-    there is a training grader too, which is easy to please; `runs`: after each baseline.
+    the baseline's, which the reward follows; `families`: sizes of those that succeed or fail together, over
+    and over, and `grouped` says whether the split tells them; `spoil`: what is done to the evaluation
+    `spoiled`, but not to a fresh one of its checkpoint; `moves`: how the level of a run moves besides;
+    `hacked`: what the reward gains besides; `runs`: after each baseline.
     """
 
     name: str
@@ -64,15 +50,12 @@ class Case:
     passes: int = 16
     score: float | None = None
     level: Level = lambda t, rng: 0.0
-    spread: Callable[[int, np.ndarray], np.ndarray] = lambda t, means: means
     families: tuple[int, ...] = (1,)
     grouped: bool = False
     spoil: Spoil | None = None
     spoiled: int = 0
     moves: Moves = lambda rng: np.zeros(EVALUATIONS)
-    reward: Reward = HONEST
     hacked: Callable[[int], float] = lambda t: 0.0
-    graded: bool = False
     runs: int = RUNS
 
     @cached_property
@@ -150,21 +133,6 @@ def climb(t: int, rng: np.random.Generator) -> float:
     return min(t / CLIMB, 1.0) * PLATEAU_GAIN
 
 
-def zigzag(t: int, rng: np.random.Generator) -> float:
-    """A decline of 6 points from the start that goes 3 points up and down."""
-    return -0.06 + (0.03 if t % 2 else -0.03)
-
-
-def alike_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
-    """Items become alike: the noise of an evaluation grows to the largest there is."""
-    return lambda t, means: means if t < at else np.full(len(means), means.mean())
-
-
-def decided_from(at: int) -> Callable[[int, np.ndarray], np.ndarray]:
-    """Half of the alike items get hard, half get easy: the noise becomes small."""
-    return lambda t, means: means if t < at else np.where(np.arange(len(means)) % 2, 0.95, 0.05)
-
-
 SPOILS: dict[str, Spoil] = {
     "all 0": lambda rng, items: np.zeros(len(items)),
     "half of the items 0": lambda rng, items: items * (np.arange(len(items)) < len(items) / 2),
@@ -203,8 +171,6 @@ CASES: dict[str, tuple[Case, ...]] = {
             Case(f"{points} points from evaluation 20 on", 256, level=dip(20, points / 100, EVALUATIONS))
             for points in (1, 2, 3, 4, 6)
         ),
-        Case("6 points from the start", 256, level=dip(0, 0.06, EVALUATIONS)),
-        Case("the same, with a zigzag of 3 points", 256, level=zigzag),
     ),
     "A rise of 20 points in six evaluations, 256 items": (
         Case("kept", 256, level=rise(0.0)),
@@ -234,21 +200,6 @@ CASES: dict[str, tuple[Case, ...]] = {
             hacked=hacks,
         )
         for start, points in ((0.3, 0), (0.3, 3), (0.3, 4), (0.3, 6), (0.01, 6))
-    ),
-    "All three questions, with a grader": (
-        Case("nothing changes", graded=True),
-        Case("the reward gains 20 points, the score 10", level=climb, reward=rewarded(2.0), graded=True),
-        Case(
-            "a decline of 3 points for ten evaluations",
-            level=dip(30),
-            reward=rewarded(2.0),
-            graded=True,
-            runs=CLOSE,
-        ),
-    ),
-    "Noise that changes at evaluation 30": (
-        Case("mixed items become alike", spread=alike_from(30)),
-        Case("alike items become easy or hard", score=0.5, spread=decided_from(30)),
     ),
     "Families that succeed or fail together, 128 items": tuple(
         Case(
@@ -290,9 +241,7 @@ class Delay:
 def delay(case: Case, runs: int) -> Delay:
     """How long a fall goes on that begins at the evaluation `spoiled`."""
     rng = np.random.default_rng([ord(c) for c in case.name])
-    [fresh_detector] = _ready(
-        case.items, case.passes, case.score, case.families, case.grouped, case.graded, 1
-    )
+    [fresh_detector] = _ready(case.items, case.passes, case.score, case.families, case.grouped, 1)
     ends = [_run(case, copy.copy(fresh_detector), rng)[2] for _ in range(runs)]
     waits = [math.inf if end is None or end < case.spoiled else end - case.spoiled + 1 for end in ends]
     return Delay(float(np.mean(np.isfinite(waits))), float(np.median(waits)))
@@ -302,7 +251,7 @@ def measure(case: Case, baselines: int = BASELINES) -> Found:
     """Simulate a case."""
     rng = np.random.default_rng([ord(c) for c in case.name])
     stopped, fresh = np.zeros((baselines, case.runs)), 0
-    kind = (case.items, case.passes, case.score, case.families, case.grouped, case.graded)
+    kind = (case.items, case.passes, case.score, case.families, case.grouped)
     for b, fresh_detector in enumerate(_ready(*kind, baselines)):
         for r in range(case.runs):
             stopped[b, r], asked, _ = _run(case, copy.copy(fresh_detector), rng)
@@ -313,25 +262,15 @@ def measure(case: Case, baselines: int = BASELINES) -> Found:
 
 @lru_cache(maxsize=4)
 def _ready(
-    items: int,
-    passes: int,
-    score: float | None,
-    families: tuple[int, ...],
-    grouped: bool,
-    graded: bool,
-    baselines: int,
+    items: int, passes: int, score: float | None, families: tuple[int, ...], grouped: bool, baselines: int
 ) -> list[CalibratedDetector]:
     """Detectors before the first evaluation; cases of one kind begin with the same baselines."""
-    case = Case("", items, passes, score, families=families, grouped=grouped, graded=graded)
-    rng = np.random.default_rng([items, passes, len(families), grouped, graded])
+    case = Case("", items, passes, score, families=families, grouped=grouped)
+    rng = np.random.default_rng([items, passes, len(families), grouped, False])
     detectors = []
     for _ in range(baselines):
-        drawn = [_drawn(case, case.means, rng) for _ in range(passes)]
-        paid = [_paid(outcomes, rng) for outcomes in drawn] if graded else ()
-        sampled = replace(
-            Baseline.from_passes(drawn, paid=paid), sampled=True
-        )  # as a guard knows that they are
-        detectors.append(CalibratedDetector(CONFIG, sampled))
+        drawn = Baseline.from_passes([_drawn(case, case.means, rng) for _ in range(passes)])
+        detectors.append(CalibratedDetector(CONFIG, replace(drawn, sampled=True)))
     return detectors
 
 
@@ -340,20 +279,15 @@ def _run(case: Case, detector: CalibratedDetector, rng: np.random.Generator) -> 
     fresh, moves = 0, case.moves(rng)
     for t in range(EVALUATIONS):
         level = round(case.level(t, rng) + float(moves[t]), 3)
-        means = case.spread(t, _at(case.items, case.score, level))
+        means = _at(case.items, case.score, level)
         items = _drawn(case, means, rng)
         if case.spoil is not None and t == case.spoiled:
             items = case.spoil(rng, items)
-        status = detector.update(
-            t,
-            items,
-            case.reward(level, rng) + case.hacked(t),
-            proxy_items=_paid(items, rng) if case.graded else None,
-        )
+        reward = 0.6 + level + rng.normal(0.0, 0.025)
+        status = detector.update(t, items, reward + case.hacked(t))
         while status.needs_confirmation:
             items, fresh = _drawn(case, means, rng), fresh + 1
-            paid = _paid(items, rng) if case.graded else None
-            status = detector.update(t, items, proxy_items=paid)
+            status = detector.update(t, items)
         if status.fire:
             return True, fresh, t
     return False, fresh, None
@@ -372,8 +306,3 @@ def _drawn(case: Case, means: np.ndarray, rng: np.random.Generator) -> np.ndarra
     if case.grouped:
         return outcomes
     return np.repeat(outcomes, np.diff(np.append(case.firsts, case.items)))
-
-
-def _paid(items: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """What the training grader gives the same completions: right answers, and some wrong ones."""
-    return np.maximum(items, rng.random(len(items)) < GENEROUS)
