@@ -12,11 +12,12 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
 from guard_core.compact import CompactState, RunNotes, policy_digest
+from guard_core.detectors.run import CalibratedRun, Pass
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Evaluation, Round
@@ -33,10 +34,6 @@ from guard_core.wire import (
     SamplingSource,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun, Pass
 
 #: What is said of a run whose next checkpoint begins a new baseline.
 BASELINE_LOST = (
@@ -98,9 +95,8 @@ class Judge:
 
     Attributes:
         policy: by which it is judged.
-        guard: HeldOutGuard; `early` is the same without a warm-up: what it finds is told for as long as the
-            warm-up lasts.
-        monitor: of the KL; `early_monitor` is the same, fed in the warm-up alone.
+        guard: HeldOutGuard.
+        monitor: of the KL.
         calibrated: the calibrated detector's run; None if the policy has it not.
         window: the steps since the last evaluated checkpoint.
         notes: what was counted and noted.
@@ -111,7 +107,6 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
-        self.early, self.early_monitor = replace(self.guard, min_steps=0), replace(self.monitor, min_steps=0)
         self.calibrated = _calibrated_run(policy)
         self.window, self.notes = StepWindow(), RunNotes()
         self.fire: Latch | None = None
@@ -155,19 +150,6 @@ class Judge:
             counting = window.add(attempt, step, reward, kl, kind)
             notes.kl_lost = 0 if counting else notes.kl_lost + 1
             kls += [(attempt, step, one) for one in counting]
-        self._fold_kls(kls)
-
-    def _fold_kls(self, kls: Sequence[StepKl]) -> None:
-        """Fold the KLs that count into the monitor; in its warm-up also into the one without a warm-up."""
-        warm_up = 0
-        while warm_up < len(kls) and self.monitor.rise is None:
-            self._watch(kls[warm_up : warm_up + 1])
-            if self.monitor.rise is None:
-                self.early_monitor.fold(kls[warm_up : warm_up + 1])
-            warm_up += 1
-        self._watch(kls[warm_up:])
-
-    def _watch(self, kls: Sequence[StepKl]) -> None:
         latched = self.monitor.fold(kls)
         if latched is not None:
             self._latch_fire(Code.KL_HARD_STOP, self.monitor.fired_reason or "", *latched[:2])
@@ -232,7 +214,6 @@ class Judge:
         window = self.window.close(attempt, step)
         notes.count.fold_evaluation(attempt, step, window.steps, len(self.window))
         if window.reward is not None and notes.unscored.measured:
-            self.early.update(step, window.reward, summary.score)
             status = self.guard.update(step, window.reward, summary.score)
             if status.fire and self.guard.fired_rule is not None and self.held_out_guard_decides:
                 self._latch_fire(Code(self.guard.fired_rule), status.reason, attempt, step)
@@ -260,7 +241,6 @@ class Judge:
             return
         notes.best_since = None
         self.guard.begin_again()
-        self.early.begin_again()
         if calibrated is not None:
             calibrated.begin_again()
 
@@ -292,7 +272,7 @@ class Judge:
         """
         if self.calibrated is None or evaluation.mean_only:
             return
-        status = _fold_into(self.calibrated, evaluation, reward, error)
+        status = self.calibrated.fold(evaluation, reward, error)
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 
@@ -502,9 +482,7 @@ class Judge:
             notes=notes,
             kl_gate=replace(self.window.gate),
             kl=self.monitor.memory,
-            early_kl=self.early_monitor.memory,
             guard=self.guard.to_state(),
-            early=self.early.to_state(),
             detector=None if self.calibrated is None else self.calibrated.compact(),
         )
 
@@ -518,17 +496,14 @@ class Judge:
             raise ValueError("it was made under another policy")
         self.notes = _copied(state.notes)
         self.window.gate = replace(state.kl_gate)
-        self.monitor.memory, self.early_monitor.memory = state.kl, state.early_kl
-        if state.guard is not None and state.early is not None:
+        self.monitor.memory = state.kl
+        if state.guard is not None:
             self.guard = HeldOutGuard.from_state(state.guard)
-            self.early = HeldOutGuard.from_state(state.early)
         if self.calibrated is None:
             return
         if state.detector is not None:
             self.calibrated.adopt(state.detector)
-        elif (
-            self.notes.last is not None
-        ):  # of a baseline that was not complete the next checkpoint begins one
+        elif self.notes.last is not None:  # the next checkpoint begins a baseline anew
             self.calibrated.adopt_nothing(BASELINE_LOST)
             self.notes.starts.base, self.notes.best_since = None, None
 
@@ -618,7 +593,8 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
     if run.notes.steps == 0:
         yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
     elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
-        yield from _warming_up(run)
+        rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
+        yield Condition.of(Code.WARMING_UP, f"{rounds} before the held-out rule may judge")
     if run.calibrated is not None:
         yield from run.calibrated.conditions()
         yield from _about_lost_passes(run)
@@ -672,21 +648,6 @@ def _liveness(run: Judge, silent_for: float) -> Iterator[Condition]:
             Code.EVALUATION_FAILING,
             f"{run.notes.failures} evaluations failed in a row; the last: {run.notes.last_failure}",
             action=failing.action,
-        )
-
-
-def _warming_up(run: Judge) -> Iterator[Condition]:
-    """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
-    rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
-    message = f"{rounds} before the held-out rule may judge"
-    yield Condition.of(Code.WARMING_UP, message)
-    rule, status = run.early.fired_rule, run.early.last_status
-    if rule is not None and status is not None:
-        reason = status.reason.removeprefix("latched: ")
-        yield Condition.of(
-            Code(rule),
-            f"only its warm-up keeps the rule from stopping the run: {reason}",
-            level=Level.WARNING,
         )
 
 
@@ -776,14 +737,6 @@ def _about_kl(run: Judge) -> Iterator[Condition]:
     """What is to be known of the KL itself. A limit that stops and cannot be watched is not kept."""
     watched = run.policy.kl.hard_stop is not None
     _, starts_away, not_finite = run.kl_advised
-    early = run.early_monitor.fired_reason
-    if run.monitor.rise is None and early is not None:
-        yield Condition.of(
-            Code.KL_HARD_STOP,
-            f"only its warm-up of {run.monitor.min_steps} steps keeps the rule from stopping the run: "
-            f"{early}",
-            level=Level.WARNING,
-        )
     if starts_away:
         yield Condition.of(
             Code.REFERENCE_NOT_START,
@@ -820,34 +773,8 @@ def _said(sampling: Sampling | None) -> str:
     return "nothing of its sampling" if sampling is None else sampling.words
 
 
-# -- the calibrated detector: only a policy that has it imports numpy --------------------------------
-
-
 def _calibrated_run(policy: Policy) -> CalibratedRun | None:
-    """The calibrated detector's run if the policy has one; only then is numpy imported."""
+    """The calibrated detector's run if the policy has one."""
     if policy.detector == "heldout_guard":
         return None
-    from guard_core.detectors.run import CalibratedRun
-
     return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
-
-
-def _fold_into(
-    run: CalibratedRun,
-    evaluation: Evaluation,
-    in_loop_reward: float | None = None,
-    in_loop_error: float | None = None,
-) -> DetectorStatus | None:
-    """What the calibrated detector makes of an evaluation."""
-    from guard_core.detectors.run import Pass, PassCost
-
-    return run.fold(
-        Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index),
-        evaluation.items,
-        in_loop_reward,
-        evaluation.proxy_items,
-        in_loop_error,
-        PassCost(evaluation.completions, evaluation.seconds, evaluation.seconds_again),
-        evaluation.sampling,
-        evaluation.fooled_items,
-    )

@@ -7,7 +7,7 @@ each item over the passes is the noise of an evaluation. Pure: numpy only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -106,17 +106,6 @@ class Outcomes:
             "double_margin": 2 * self.truth - self.paid,
             "fair_pay": -(self.fooled if knows_fooled and self.fooled is not None else wrong),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineSummary:
-    """What the calibrated detector needs of a baseline; each field as the property of `Baseline`."""
-
-    items: int
-    samples: int
-    greedy: bool
-    knows_fooled: bool
-    starts: Mapping[str, Start]
 
 
 @dataclass(frozen=True)
