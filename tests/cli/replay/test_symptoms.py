@@ -23,9 +23,9 @@ from tests.cli.logs.recorded import LOGS, RECORDED
 
 STEPS = 100
 Replay = Callable[..., tuple[int, str]]
-OF_PRIME_RL = {"is_truncated/mean": "clipped", "num_output_tokens/mean": "length"}
+OF_PRIME_RL = {"is_truncated/mean": "clipped"}
 OF_PRIME_RL |= {"num_output_tokens/max": "longest"}
-OF_NEMO_RL = {"truncation_rate": "clipped", "mean_gen_tokens_per_sample": "length"}
+OF_NEMO_RL = {"truncation_rate": "clipped"}
 OF_NEMO_RL |= {"gen_tokens_per_sample/max": "longest", "max_gen_tokens_per_sample": "longest"}
 #: Of the recorded logs.
 SEEN_IN = {
@@ -109,7 +109,7 @@ class TestWhatIsSaid:
         assert code == 0 and [one["name"] for one in answer["symptoms"]] == list(TITLES)
         length = answer["symptoms"][1]
         assert (length["first_step"], length["last_step"]) == (51, 100) and "60%" in length["message"]
-        assert length["numbers"] == {"lowest_clipped": 0.6, "highest_clipped": 0.6}
+        assert length["numbers"] == {"lowest": 0.6, "highest": 0.6}
         assert answer["symptoms_not_looked_for"] == []
         _, text = replay(write(tmp_path / "bare.jsonl", [{"step": 1, "reward": 0.5}]), "--json")
         unseen = json.loads(text)["symptoms_not_looked_for"]
@@ -208,8 +208,6 @@ class TestColumns:
             ("env/all/by_group/frac_mixed", "mixed"),
             *((f"train/agg/all/agent/{name}", figure) for name, figure in OF_PRIME_RL.items()),
             *((f"train/{name}", figure) for name, figure in OF_NEMO_RL.items()),
-            ("generate/avg_num_tokens", "length"),
-            ("generate/max_num_tokens", "longest"),
             ("is_truncated/all/mean", "clipped"),
             *((f"train/gsm8k/all/agent/{name}", "") for name in OF_PRIME_RL),
             *((f"train/agg/{what}/is_truncated/mean", "") for what in ("effective/a", "all", "all/a/b")),
