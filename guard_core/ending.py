@@ -112,10 +112,11 @@ def _too_many_after(last: RunCounts) -> bool:
 
     One long round at the beginning would else excuse as many steps at the end.
     """
-    after, longest, steps = last.steps_since_evaluation, last.longest_round, last.steps
+    after, longest = last.steps_since_evaluation, last.longest_round
     if after is None or longest is None:
         return False
-    return after > longest or (steps is not None and after > MOST_AFTER * steps)
+    known = [count for count in (last.steps, last.step) if count is not None]
+    return after > longest or (bool(known) and after > MOST_AFTER * max(known))
 
 
 def left_out(last: RunCounts) -> str:

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
@@ -32,6 +32,7 @@ from guard_core.wire import (
     KlKind,
     Sampling,
     SamplingSource,
+    StepReport,
     Verdict,
 )
 
@@ -54,24 +55,6 @@ MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKi
 
 #: Attempt, step, reward, KL and its kind, with the promises of `StepReport`.
 StepTuple = tuple[int, int, float | None, float | None, KlKind]
-
-
-class StepValues(Protocol):
-    """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
-
-    The values keep the promises of `StepReport`: `reward` is None or finite, `kl` is None or finite and >= 0.
-    """
-
-    @property
-    def attempt(self) -> int: ...  # noqa: D102
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def reward(self) -> float | None: ...  # noqa: D102
-    @property
-    def kl(self) -> float | None: ...  # noqa: D102
-    @property
-    def kl_kind(self) -> KlKind: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +109,7 @@ class Judge:
 
     # -- folding -----------------------------------------------------------------------------------------
 
-    def fold_step(self, report: StepValues) -> None:
+    def fold_step(self, report: StepReport) -> None:
         """Fold one new step (the store has already dropped repeats)."""
         self.fold_steps(((report.attempt, report.step, report.reward, report.kl, report.kl_kind),))
 
@@ -744,18 +727,24 @@ def _about_kl(run: Judge) -> Iterator[Condition]:
             "policy, so limits count from there",
             advice=True,
         )
+    inert = _why_kl_is_inert(run)
+    if watched and not inert and run.monitor.rise is None:
+        message = (
+            f"{run.monitor.memory.seen} of {run.monitor.min_steps} steps with a KL before kl.hard_stop acts"
+        )
+        yield Condition.of(Code.WARMING_UP, message)
     if not_finite:
         message = f"none of the last {run.notes.kl_lost} steps has a KL that counts: it is infinite or NaN"
         level = Level.UNKNOWN if watched else Level.WARNING
         yield Condition.of(Code.KL_NOT_FINITE, message, level=level, advice=not watched)
-    elif run.notes.steps and (inert := _why_kl_is_inert(run)):
+    elif inert:
         level = Level.UNKNOWN if watched and run.kl_is_lost else Level.HEALTHY
         yield Condition.of(Code.KL_INERT, inert, level=level)
 
 
 def _why_kl_is_inert(run: Judge) -> str:
     """A sentence if the newest step had no usable KL to the reference, else ""."""
-    if run.notes.last_kl is None:
+    if run.notes.last_kl is None:  # no step so far
         return ""
     kind, value = run.notes.last_kl
     if kind == KlKind.NOT_FINITE:

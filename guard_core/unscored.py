@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from guard_core.codes import Code, Level
 from guard_core.wire import Condition, EvaluationSummary, Sampling
 
-#: Shares of completions of the first evaluation above which its score says too little: that were cut off, have
-#: no answer after its mark, or on which a scorer reached its limit.
+#: Shares of completions of the first evaluation above which its score says too little: that were cut off,
+#: have no answer after its mark, or on which a scorer reached its limit.
 MAX_TRUNCATED = MAX_UNANSWERED = MAX_TIMED_OUT = 0.2
 
 #: Share of unscored completions from which on a score says nothing of the policy.

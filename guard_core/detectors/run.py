@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,8 +22,6 @@ from guard_core.detectors.questions import DECLINE, DISAGREEMENT, Evaluated, poi
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
 from guard_core.rounds import Evaluation
 from guard_core.wire import Condition, DetectorReading
-
-N = TypeVar("N", int, float)
 
 #: Share of evaluations that may turn out to be none before a run can no longer be said to be judged.
 FEW_NOT_COUNTED = 0.1
@@ -49,27 +47,6 @@ _AGREE = "two passes of the starting policy agree in every item (temperature 0?)
 
 #: A starting score within this of 0 or 1 leaves the held-out score little room to move.
 UNINFORMATIVE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """What one evaluation cost: completions and seconds; None: not known.
-
-    `again`: seconds that a further one of the same checkpoint takes.
-    """
-
-    completions: int | None = None
-    seconds: float | None = None
-    again: float | None = None
-
-    def plus(self, later: PassCost) -> PassCost:
-        """Both together; what is not known of one is not known. The later one says what another takes."""
-        completions, seconds = _sum(self.completions, later.completions), _sum(self.seconds, later.seconds)
-        return PassCost(completions, seconds, later.again)
-
-
-def _sum(one: N | None, other: N | None) -> N | None:
-    return None if one is None or other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +101,7 @@ class CalibratedRun:
     """The baseline is the first checkpoint that was evaluated: it should be the starting policy.
 
     It is complete after `baseline_passes` evaluations of it, after two of greedy decoding (a third would be
-    another copy), when `baseline_budget` has no room for another, or when
+    another copy), when `baseline_minutes` have no room for another, or when
     another checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower
     detector, not a less honest one). A pass that lies far from the others was none: everything after it would
     be compared with what a server or a scorer did. It is left out, and another is made.
@@ -133,7 +110,8 @@ class CalibratedRun:
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: tuple[Outcomes, ...] = ()
-        self._cost = PassCost(0, 0.0)  # of these passes
+        self._seconds: float | None = 0.0  # that these passes took; None: not known
+        self._again: float | None = None  # seconds that another one takes
         self._facts = RunFacts()
         self._last: Pass | None = None
         self._lost = 0  # wanted passes in a row that failed
@@ -186,8 +164,9 @@ class CalibratedRun:
 
     def _gather(self, evaluation: Evaluation, outcomes: Outcomes) -> None:
         """Fold a pass of the baseline."""
-        cost = PassCost(evaluation.completions, evaluation.seconds, evaluation.seconds_again)
-        self._passes, self._cost = (*self._passes, outcomes), self._cost.plus(cost)
+        self._passes, self._again = (*self._passes, outcomes), evaluation.seconds_again
+        before, seconds = self._seconds, evaluation.seconds
+        self._seconds = None if before is None or seconds is None else before + seconds
         sampling = evaluation.sampling
         self._facts = replace(self._facts, sampled=None if sampling is None else sampling.temperature > 0)
         if sampling is not None:  # what was done counts, and not what somebody meant to do
@@ -273,8 +252,7 @@ class CalibratedRun:
     @property
     def _has_room(self) -> bool:
         """Whether the budget has room for another pass."""
-        cost, passes = self._cost, len(self._passes)
-        return self._config.baseline_budget.has_room(passes, cost.completions, cost.seconds, cost.again)
+        return self._config.has_room(self._seconds, self._again)
 
     @property
     def awaits_confirmation(self) -> bool:
@@ -310,15 +288,14 @@ class CalibratedRun:
     @property
     def passes_planned(self) -> int:
         """Passes that the baseline will have, as far as the costs of those that were made tell."""
-        made, cost, budget = len(self._passes), self._cost, self._config.baseline_budget
+        made, seconds, again = len(self._passes), self._seconds, self._again
         greedy = made > 1 and self._baseline.greedy
         planned = min(GREEDY_PASSES, self._config.baseline_passes) if greedy else self._config.baseline_passes
-        if not made:
+        if not made or seconds is None or not again:
             return planned
-        one = PassCost(None if cost.completions is None else cost.completions // made, cost.again, cost.again)
         passes = made
-        while passes < planned and budget.has_room(passes, cost.completions, cost.seconds, cost.again):
-            passes, cost = passes + 1, cost.plus(one)
+        while passes < planned and self._config.has_room(seconds, again):
+            passes, seconds = passes + 1, seconds + again
         return passes
 
     @property
@@ -361,7 +338,7 @@ class CalibratedRun:
             said = fewer_passes(
                 self._facts.afforded, detector.start.level, detector.state.items, self._config
             )
-            yield Condition.of(Code.NO_BASELINE, f"baseline_budget had room for {said}", advice=True)
+            yield Condition.of(Code.NO_BASELINE, f"baseline_minutes had room for {said}", advice=True)
         if self._facts.outliers:
             passes = "pass" if self._facts.outliers == 1 else "passes"
             yield Condition.of(
