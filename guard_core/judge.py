@@ -21,7 +21,7 @@ from guard_core.detectors.run import CalibratedRun, Pass
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Evaluation, Round
-from guard_core.steps import StepKl, StepWindow
+from guard_core.steps import MEDIAN_WINDOW, StepKl, StepWindow
 from guard_core.wire import (
     DOUBTS,
     CheckpointReport,
@@ -728,10 +728,9 @@ def _about_kl(run: Judge) -> Iterator[Condition]:
             advice=True,
         )
     inert = _why_kl_is_inert(run)
-    if watched and not inert and run.monitor.rise is None:
-        message = (
-            f"{run.monitor.memory.seen} of {run.monitor.min_steps} steps with a KL before kl.hard_stop acts"
-        )
+    if watched and run.notes.steps and not inert and run.monitor.rise is None:
+        seen, least = run.monitor.memory.seen, max(run.monitor.min_steps, MEDIAN_WINDOW)
+        message = f"{seen} of {least} steps with a KL before kl.hard_stop acts"
         yield Condition.of(Code.WARMING_UP, message)
     if not_finite:
         message = f"none of the last {run.notes.kl_lost} steps has a KL that counts: it is infinite or NaN"
