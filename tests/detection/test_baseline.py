@@ -1,4 +1,4 @@
-"""The baseline: how many passes of the starting policy are made, what each is worth, and which do not count."""
+"""The baseline: how many passes of the starting policy are made, what each is worth, which do not count."""
 
 from __future__ import annotations
 
