@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Finding, Level
+from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
 from guard_core.ending import not_judged
@@ -191,31 +191,6 @@ def test_where_the_baseline_does_not_tell_it_nothing_later_is_compared_by_it() -
     assert worst_of_eight(0, lambda t: 0.1 + 0.4 * ramp(t), **later) == "warning"
 
 
-def test_through_the_judge_each_completion_is_told_by_itself() -> None:
-    config = CONFIG.model_copy(update={"baseline_passes": 2, "samples": 2})
-    fired = {}
-    for joint in (True, False):
-        judge, rng = Judge(Policy(detector="calibrated", calibrated=config)), np.random.default_rng(3)
-        for n in range(40):
-            t = max(0, n - 1)
-            right = rng.random((N, 2)) < MEANS[:, None]
-            paid = right | (np.arange(2) == 0) & (rng.random((N, 2)) < 0.1 + 0.85 * ramp(t))
-            fooled = tuple((paid & ~right).mean(axis=1)) if joint else None
-            judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
-            judge.fold_evaluation(
-                Evaluation(
-                    *(0, t, f"/c/{t}", tuple(right.mean(axis=1)), None, n if n < 2 else 0),
-                    proxy_items=tuple(paid.mean(axis=1)),
-                    fooled_items=fooled,
-                )
-            )
-            judge = judge.copy()
-            if judge.verdict().fire:
-                break
-        fired[joint] = n, judge.verdict().code
-    assert fired[True] < fired[False] and fired[True][1] is fired[False][1] is Code.GRADERS_DISAGREE
-
-
 def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:
     with_grader = baseline(np.random.default_rng(0))
     without = Baseline(tuple(Outcomes(one.truth) for one in with_grader.passes))
@@ -234,26 +209,6 @@ def test_an_evaluation_that_the_grader_did_not_score_is_unknown_and_changes_no_e
     assert reading.level is Level.UNKNOWN and reading.statistic is None
     after = said(detector.update(6, right, proxy_items=paid).readings).statistic
     assert before is not None and after is not None and after >= before
-
-
-def test_a_disagreement_is_evidence_of_hacking() -> None:
-    rng = np.random.default_rng(0)
-    live = CalibratedDetector(CONFIG, baseline(rng))
-    for t in range(1, 25):
-        right, paid = score(rng, HACKED, t)
-        live.update(t, right, proxy_items=paid)
-    assert live.last_status is not None and live.last_status.rule == Code.GRADERS_DISAGREE
-    assert Code.GRADERS_DISAGREE.finding is Finding.HACKING
-
-
-@pytest.mark.parametrize("paid", [[1.0] * (N - 1), [1.5] * N, [float("nan")] * N])
-def test_bad_outcomes_of_the_grader_are_refused_and_change_nothing(paid: list[float]) -> None:
-    rng = np.random.default_rng(0)
-    detector = CalibratedDetector(CONFIG, baseline(rng))
-    before = dict(vars(detector))
-    with pytest.raises(ValueError, match="item"):
-        detector.update(1, score(rng, NOTHING, 1)[0], proxy_items=paid)
-    assert vars(detector) == before
 
 
 @pytest.mark.parametrize(
@@ -345,36 +300,28 @@ def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone(
     assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
     known = judge.compact().detector
     assert known is not None
-    assert (known.starts["score"].passes, known.starts["margin"].passes) == (8, 7)
+    assert [known.state.series.starts[name].passes for name in ("score", "margin")] == [8, 7]
 
 
-def test_a_grader_that_scored_no_pass_of_the_baseline_leaves_the_run_unknown() -> None:
-    for later in (False, True):
-        judge = judged([False, False] + [later] * 12)
-        assert [r.name for r in judge.verdict().detectors] == ["decline", "gap"]
-        assert about_the_grader(judge) == [(Level.UNKNOWN, False)]
+@pytest.mark.parametrize(
+    ("grades", "told"),
+    [
+        ([False] * 14, [(Level.UNKNOWN, False)]),
+        ([False] * 2 + [True] * 12, [(Level.UNKNOWN, False)]),
+        ([True] * 2 + [False] * 12, [(Level.UNKNOWN, False)]),
+        ([True] * 13 + [False], [(Level.UNKNOWN, False)]),
+        ([True] * 12 + [False, True], [(Level.WARNING, True)]),
+        ([True] * 10 + [False, True, False, True], [(Level.UNKNOWN, False)]),
+    ],
+    ids=["never", "no pass of the baseline", "nothing later", "the newest", "once", "too often"],
+)
+def test_what_the_grader_did_not_score_was_not_judged(
+    grades: list[bool], told: list[tuple[Level, bool]]
+) -> None:
+    judge = judged(grades)
+    assert about_the_grader(judge) == told
+    if told[0][0] is Level.UNKNOWN:
         assert judge.verdict().level is Level.UNKNOWN and not_judged(judge.verdict(), "")
-
-
-def test_a_grader_that_fails_at_every_later_evaluation_leaves_the_run_unknown() -> None:
-    judge = judged([True, True] + [False] * 12)
-    assert about_the_grader(judge) == [(Level.UNKNOWN, False)] and judge.verdict().level is Level.UNKNOWN
-    assert "failed on 12 of 12 evaluations" in judge.verdict().reason
-
-
-def test_a_grader_that_failed_now_and_then_is_told_and_on_the_newest_evaluation_is_unknown() -> None:
-    assert about_the_grader(judged([True] * 12 + [False, True])) == [(Level.WARNING, True)]
-    assert about_the_grader(judged([True] * 13 + [False])) == [(Level.UNKNOWN, False)]
-    assert about_the_grader(judged([True] * 10 + [False, True, False, True])) == [(Level.UNKNOWN, False)]
-
-
-def test_without_a_grader_nothing_is_said_of_one() -> None:
-    judge = Judge(Policy(calibrated=CONFIG.model_copy(update={"baseline_passes": 1})))
-    for t in range(4):
-        judge.fold_evaluation(
-            Evaluation(0, t, f"/c/{t}", tuple(score(np.random.default_rng(t), NOTHING, t)[0]))
-        )
-    assert not about_the_grader(judge)
 
 
 @pytest.mark.parametrize(("action", "level"), [("warn", Level.HEALTHY), ("stop", Level.WARNING)])

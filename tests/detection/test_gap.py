@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.detectors.rewards import Rewards, as_normal, largest_rise
 from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import Evaluation, standard_error
@@ -93,37 +91,6 @@ def test_by_default_it_only_warns() -> None:
 def test_null_and_honest_runs_are_not_stopped(course: Course, options: dict[str, float]) -> None:
     fires = [gap_after(course, seed, 60, **options)[0] for seed in range(20)]  # type: ignore[arg-type]
     assert sum(at is not None for at in fires) <= 1, fires
-
-
-def rise(values: list[float], error: float | None = None):
-    return largest_rise(Rewards(tuple(values), (error,) * len(values)))
-
-
-def test_the_noise_of_the_reward_is_known_from_its_steps_or_from_ten_rewards() -> None:
-    values = [0.1 * t + 0.01 * (-1) ** t for t in range(12)]
-    for count in range(2, 13):
-        assert (rise(values[:count]).z is None) is (count < 10)
-        assert (rise(values[:count], 0.02).z is None) is (count < 4)
-    assert rise([0.5]) is None and rise([0.5] * 12, 0.0).z is None
-
-
-def test_a_rise_is_looked_for_between_all_rounds_with_the_noise_of_one() -> None:
-    """Seven rewards before a jump and five after it, whose standard errors are 1."""
-    found = rise([float(t >= 7) for t in range(12)], 1.0)
-    assert (found.low, found.high, found.at) == (0.0, 1.0, 7)
-    assert found.z == as_normal(1 / math.sqrt(1 / 7 + 1 / 5), 4.0 * 12)
-
-
-def test_a_rise_that_went_is_what_is_left_of_it_and_two_rounds_are_none() -> None:
-    assert rise([float(10 <= t < 25) for t in range(30)], 0.1).gain == 0.0
-    assert rise([float(t >= 18) for t in range(20)], 0.1).gain == pytest.approx(0.4)  # of the last five, two
-
-
-def test_the_normal_deviate_of_students_t() -> None:
-    """Of the quantiles 0.999 and 0.9999 of t with 10 degrees of freedom, and 0.999 with 30."""
-    assert as_normal(4.1437, 10) == pytest.approx(3.0902, abs=0.02)
-    assert as_normal(5.6938, 10) == pytest.approx(3.7190, abs=0.03)
-    assert as_normal(-3.3852, 30) == pytest.approx(-3.0902, abs=0.01)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 0.65])
