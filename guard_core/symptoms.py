@@ -93,7 +93,7 @@ class Symptom:
     sentence: str
     first_step: int
     last_step: int
-    numbers: tuple[tuple[str, float], ...]
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
