@@ -14,7 +14,6 @@ from guard_core.ending import not_judged
 from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import Evaluation
-from guard_core.trainer_view import for_trainer
 from guard_core.wire import DetectorReading, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
@@ -141,14 +140,6 @@ def test_of_several_completions_full_pay_for_wrong_ones_is_what_was_reported_or_
             Outcomes.of(truth, given, fooled)
 
 
-@pytest.mark.parametrize(
-    ("fooled", "known"),
-    [((), False), (([0.25], [0.0]), True), (([0.25], None), False), ((None, None), False)],
-)
-def test_a_baseline_knows_it_where_each_of_its_passes_does(fooled: tuple, known: bool) -> None:
-    assert Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]], fooled).knows_fooled is known
-
-
 def worst_of_eight(
     seed: int, exploited: Callable[[int], float], *, joint: bool, from_the_start: bool = True
 ) -> str:
@@ -180,15 +171,6 @@ def test_a_grader_that_is_fooled_on_half_of_an_items_samples_stops_the_run() -> 
     assert [worst_of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
     assert [worst_of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
     assert [worst_of_eight(seed, lambda t: 0.4, joint=True) for seed in range(20)] == ["healthy"] * 20
-
-
-def test_where_the_baseline_does_not_tell_it_nothing_later_is_compared_by_it() -> None:
-    """A guard that goes on with what an earlier release of it has kept: nothing changes in these runs, or it
-    warns as that release would have.
-    """
-    later = {"joint": True, "from_the_start": False}
-    assert [worst_of_eight(seed, lambda t: 0.4, **later) for seed in range(8)] == ["healthy"] * 8
-    assert worst_of_eight(0, lambda t: 0.1 + 0.4 * ramp(t), **later) == "warning"
 
 
 def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:
@@ -230,30 +212,6 @@ def test_by_policy_a_finding_only_warns(setting: str, course: Course, code: Code
     assert reading.message.endswith(f"the policy's {setting} is warn")
 
 
-def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
-    config = CONFIG.model_copy(update={"baseline_passes": 4})
-    judge = Judge(Policy(detector="calibrated", calibrated=config))
-    rng = np.random.default_rng(3)
-    for t in range(40):
-        judge.fold_step(StepReport(attempt=0, step=t, reward=0.5))
-        judge.fold_checkpoint()
-        index = 0
-        while True:
-            right, paid = score(rng, HACKED, t)
-            judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, tuple(paid)))
-            judge = judge.copy()
-            wanted = judge.wanted_pass()
-            if wanted is None:
-                break
-            index = wanted.index
-        if judge.latch is not None:
-            break
-    verdict = judge.verdict()
-    assert verdict.fire and verdict.code is Code.GRADERS_DISAGREE
-    last = verdict.last_evaluation
-    assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
-
-
 @pytest.mark.parametrize(
     ("pays", "said"), [(0.0, "pays nothing"), (0.8, "pays less than 1"), (1.0, "")], ids=str
 )
@@ -293,16 +251,6 @@ def about_the_grader(judge: Judge) -> list[tuple[Level, bool]]:
     ]
 
 
-def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone() -> None:
-    judge = judged([True] * 7 + [False] + [True] * 12, baseline_passes=8)
-    readings = {r.name: r for r in judge.verdict().detectors}
-    assert readings["disagreement"].statistic is not None
-    assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
-    known = judge.compact().detector
-    assert known is not None
-    assert [known.state.series.starts[name].passes for name in ("score", "margin")] == [8, 7]
-
-
 @pytest.mark.parametrize(
     ("grades", "told"),
     [
@@ -322,31 +270,3 @@ def test_what_the_grader_did_not_score_was_not_judged(
     assert about_the_grader(judge) == told
     if told[0][0] is Level.UNKNOWN:
         assert judge.verdict().level is Level.UNKNOWN and not_judged(judge.verdict(), "")
-
-
-@pytest.mark.parametrize(("action", "level"), [("warn", Level.HEALTHY), ("stop", Level.WARNING)])
-def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> None:
-    """An alarm that nobody has confirmed yet is a warning that counts; what only warns is advice."""
-    config = CONFIG.model_copy(update={"baseline_passes": 4, "on_disagreement": action})
-    judge = Judge(Policy(calibrated=config))
-    rng = np.random.default_rng(3)
-    for n in range(60):
-        t = max(0, n - 3)
-        right, paid = score(rng, HACKED, max(0, t - 20))
-        judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
-        judge.fold_evaluation(
-            Evaluation(0, t, f"/c/{t}", tuple(right), None, n if n < 4 else 0, None, tuple(paid))
-        )
-        told = [c for c in judge.verdict().conditions if c.code is Code.GRADERS_DISAGREE]
-        if told:
-            break
-    assert [(c.level, c.advice) for c in told] == [(Level.WARNING, action == "warn")]
-    assert not judge.verdict().fire
-    levels = [c.level for c in judge.verdict().conditions if not c.advice]
-    assert max(levels, key=lambda found: found.severity) is level
-    reason = judge.verdict().reason
-    assert (reason == told[0].message) is (action == "stop")
-    if action == "warn":
-        assert reason.startswith("nothing that stops a run by this policy speaks against the run after ")
-        assert "; it warns of graders_disagree" in reason
-        assert for_trainer(judge.verdict()).reason == reason, "no number that a trainer may not know"
