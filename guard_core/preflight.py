@@ -116,7 +116,7 @@ def about_the_budget(
     enough = passes == policy.calibrated.baseline_passes
     if enough or policy.detector == "heldout_guard" or is_greedy(sampling):
         return ""
-    from guard_core.detectors.run import fewer_passes
+    from guard_core.detectors.conditions import fewer_passes
 
     said = fewer_passes(passes, NOISIEST if score is None else score, items, _config(policy, sampling))
     return f"baseline_minutes have room for {said}"

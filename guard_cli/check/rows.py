@@ -359,7 +359,7 @@ def completions_row(measured: TriedEvaluation) -> CheckRow:
 
 def score_row(score: float, found: Found) -> CheckRow:
     """Whether the starting score leaves room to move, and which falls from it stop the run."""
-    from guard_core.detectors.run import cannot_fall_from, uninformative_baseline
+    from guard_core.detectors.conditions import cannot_fall_from, uninformative_baseline
 
     name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):

@@ -87,7 +87,7 @@ class DetectorState:
     """All that a detector knows of a run. No item's outcome is in it, so the next guard may have it.
 
     Fields:
-        items, samples, greedy, knows_fooled: of the baseline, as its properties.
+        items, samples, greedy: of the baseline, as its properties.
         series: what is judged.
         doubt: about the newest evaluation.
         not_counted: evaluations that turned out not to count.
@@ -97,7 +97,6 @@ class DetectorState:
     items: int
     samples: int
     greedy: bool
-    knows_fooled: bool
     series: Series
     doubt: Doubt | None = None
     not_counted: int = 0
@@ -108,7 +107,7 @@ class DetectorState:
     def of(cls, baseline: Baseline, alpha: float) -> Self:
         """Of a run of which nothing but the start is known."""
         series = Series(alpha, baseline.starts)
-        return cls(baseline.items, baseline.samples, baseline.greedy, baseline.knows_fooled, series)
+        return cls(baseline.items, baseline.samples, baseline.greedy, series)
 
 
 class CalibratedDetector:
@@ -184,7 +183,7 @@ class CalibratedDetector:
         for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")
-        quantities = outcomes.quantities(knows_fooled=state.knows_fooled)
+        quantities = outcomes.quantities()
         seen = Evaluated.of(step, quantities, in_loop_reward, in_loop_error)
         before, doubt, not_counted = state.series.evaluations, state.doubt, state.not_counted
         if doubt is not None and doubt.is_contradicted_by(seen.score):

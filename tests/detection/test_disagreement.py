@@ -131,10 +131,8 @@ def test_of_several_completions_full_pay_for_wrong_ones_is_what_was_reported_or_
     None
 ):
     truth, means, shares = [0.5, 0.5, 0.0, 1.0], [0.75, 1, 1, 1], [0.25, 0.5, 1, 0]
-    reported = Outcomes.of(truth, means, shares)
-    assert reported.quantities(knows_fooled=True)["fair_pay"].tolist() == [-0.25, -0.5, -1, 0]
-    for one, knows in ((reported, False), (Outcomes.of(truth, means), True)):
-        assert one.quantities(knows_fooled=knows)["fair_pay"].tolist() == [0, -0.5, -1, 0]
+    for fooled, fair in ((shares, [-0.25, -0.5, -1, 0]), (None, [0, -0.5, -1, 0])):
+        assert Outcomes.of(truth, means, fooled).quantities()["fair_pay"].tolist() == fair
     for given, fooled in (([1.0], None), ([1.0] * 4, [1.0]), ([1.0] * 4, [2.0] * 4)):
         with pytest.raises(ValueError, match="item"):
             Outcomes.of(truth, given, fooled)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from guard_core.codes import Code, Level
-from guard_core.detectors.run import LAST_PASSES, uninformative_baseline
+from guard_core.detectors.conditions import uninformative_baseline
+from guard_core.detectors.run import LAST_PASSES
 from guard_core.ending import not_judged
 from guard_core.judge import Judge
 from guard_core.policy import Policy
