@@ -80,7 +80,7 @@ class Judge:
         policy: by which it is judged.
         guard: HeldOutGuard.
         monitor: of the KL.
-        calibrated: the calibrated detector's run; None if the policy has it not.
+        calibrated: the calibrated detector's run; it is given nothing if the policy has it not.
         window: the steps since the last evaluated checkpoint.
         notes: what was counted and noted.
         fire, halt: the latches.
@@ -90,7 +90,7 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
-        self.calibrated = _calibrated_run(policy)
+        self.calibrated = CalibratedRun(policy.calibrated_share())
         self.window, self.notes = StepWindow(), RunNotes()
         self.fire: Latch | None = None
         self.halt: Latch | None = None
@@ -218,19 +218,16 @@ class Judge:
         """Forget what was judged since the baseline, if this checkpoint's attempt started from scratch."""
         notes, calibrated = self.notes, self.calibrated
         notes.starts.fold_checkpoint(attempt, step)
-        made = max(self.guard.count - 1, 0 if calibrated is None else calibrated.evaluations)
-        alarmed = calibrated is not None and calibrated.alarmed
-        if not notes.series.begins(notes.starts.newest, attempt, made=made, alarmed=alarmed):
-            return
-        notes.best_since = None
-        self.guard.begin_again()
-        if calibrated is not None:
+        made = max(self.guard.count - 1, calibrated.evaluations)
+        if notes.series.begins(notes.starts.newest, attempt, made=made, alarmed=calibrated.alarmed):
+            notes.best_since = None
+            self.guard.begin_again()
             calibrated.begin_again()
 
     def _take_its_place(self, evaluation: Evaluation) -> None:
         """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
-        calibrated, notes = self.calibrated, self.notes
-        if calibrated is None or not calibrated.contradicted:
+        notes = self.notes
+        if not self.calibrated.contradicted:
             return
         former, notes.last = notes.last, evaluation.summary()
         if notes.best == former:
@@ -240,8 +237,8 @@ class Judge:
 
     def _take_the_best(self) -> None:
         """Note the newest evaluation if none was better, and no fresh pass has yet to say that it is one."""
-        calibrated, notes = self.calibrated, self.notes
-        if notes.last is None or (calibrated is not None and calibrated.jumped):
+        notes = self.notes
+        if notes.last is None or self.calibrated.jumped:
             return
         if notes.best is None or notes.last.score >= notes.best.score:
             notes.best = notes.last
@@ -253,7 +250,7 @@ class Judge:
 
         `reward`, `error`: mean and standard error of the in-loop reward of its steps.
         """
-        if self.calibrated is None or evaluation.mean_only:
+        if not self.items_decide or evaluation.mean_only:
             return
         status = self.calibrated.fold(evaluation, reward, error)
         if status is not None and status.rule is not None:
@@ -290,12 +287,12 @@ class Judge:
         """A wanted pass failed. It is tried again, or cannot be had: then the next checkpoint decides the
         alarm, or closes the baseline with the passes that were made.
         """
-        calibrated, confirms = self.calibrated, self.waits_for_a_pass
-        if calibrated is None or not calibrated.lose(may_pass=may_pass):
+        confirms = self.waits_for_a_pass
+        if not self.calibrated.lose(may_pass=may_pass):
             return
         if confirms:
             self.notes.unconfirmed = True
-        elif made := calibrated.passes_made:  # none are left of a baseline that is complete
+        elif made := self.calibrated.passes_made:  # none are left of a baseline that is complete
             self.notes.short_baseline = made
 
     def fold_silence(self, silent_for: float) -> bool:
@@ -379,15 +376,13 @@ class Judge:
         under a number of its own.
         Respond with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
         """
-        if self.calibrated is None or self.fire is not None:
-            return None
-        return self.calibrated.wanted(over=self._is_over)
+        return None if self.fire is not None else self.calibrated.wanted(over=self._is_over)
 
     @property
     def baseline_planned(self) -> int:
         """Passes that the baseline will have, while it is gathered."""
-        calibrated = self.calibrated
-        return calibrated.passes_planned if calibrated is not None and calibrated.gathers_baseline else 0
+        gathers = self.items_decide and self.calibrated.gathers_baseline
+        return self.calibrated.passes_planned if gathers else 0
 
     @property
     def next_pass(self) -> Literal["baseline", "confirmation"] | None:
@@ -404,12 +399,12 @@ class Judge:
     @property
     def waits_for_a_pass(self) -> bool:
         """Whether an alarm, or the end of a run that is near one, waits for a pass of the last checkpoint."""
-        return self.calibrated is not None and self.calibrated.waits_for_a_pass(over=self._is_over)
+        return self.calibrated.waits_for_a_pass(over=self._is_over)
 
     @property
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
-        return self.calibrated is not None and self.calibrated.awaits_confirmation
+        return self.calibrated.awaits_confirmation
 
     @property
     def held_out_guard_decides(self) -> bool:
@@ -417,9 +412,14 @@ class Judge:
         return self.policy.detector != "calibrated"
 
     @property
+    def items_decide(self) -> bool:
+        """Whether the calibrated detector judges the outcomes of the items."""
+        return self.policy.detector != "heldout_guard"
+
+    @property
     def evidence(self) -> dict[str, tuple[float, float]]:
         """Statistic and threshold of each calibrated detector that can judge now, nats."""
-        readings = self.calibrated.readings if self.calibrated is not None else ()
+        readings = self.calibrated.readings
         return {
             reading.name: (reading.statistic, reading.threshold)
             for reading in readings
@@ -466,7 +466,7 @@ class Judge:
             kl_gate=replace(self.window.gate),
             kl=self.monitor.memory,
             guard=self.guard.to_state(),
-            detector=None if self.calibrated is None else self.calibrated.compact(),
+            detector=self.calibrated.compact(),
         )
 
     def fold_adopted(self, state: CompactState) -> None:
@@ -482,11 +482,9 @@ class Judge:
         self.monitor.memory = state.kl
         if state.guard is not None:
             self.guard = HeldOutGuard.from_state(state.guard)
-        if self.calibrated is None:
-            return
         if state.detector is not None:
             self.calibrated.adopt(state.detector)
-        elif self.notes.last is not None:  # the next checkpoint begins a baseline anew
+        elif self.items_decide and self.notes.last is not None:  # the next checkpoint begins a baseline anew
             self.calibrated.adopt_nothing(BASELINE_LOST)
             self.notes.starts.base, self.notes.best_since = None, None
 
@@ -528,11 +526,11 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         skipped=notes.skipped + notes.gone,
         refused=len(notes.refused),
         failure=notes.failure,
-        baseline_passes=calibrated.passes_made if calibrated is not None else 0,
+        baseline_passes=calibrated.passes_made,
         baseline_planned=run.baseline_planned,
         next_pass=run.next_pass,
         waiting=run.waiting,
-        sooner=latch is None and calibrated is not None and calibrated.is_near,
+        sooner=latch is None and calibrated.is_near,
         steps_since_evaluation=notes.count.after,
         longest_round=notes.count.longest_round,
         in_loop_ema=status.in_loop_ema if status else None,
@@ -545,7 +543,7 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         kl_hard_stop=run.policy.kl.hard_stop,
         last_evaluation=notes.last,
         best_evaluation=notes.best,
-        detectors=calibrated.readings if calibrated is not None else (),
+        detectors=calibrated.readings,
     )
 
 
@@ -578,7 +576,7 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
     elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
         rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
         yield Condition.of(Code.WARMING_UP, f"{rounds} before the held-out rule may judge")
-    if run.calibrated is not None:
+    if run.items_decide:
         yield from run.calibrated.conditions()
         yield from _about_lost_passes(run)
     yield from _about_sampling(run)
@@ -590,7 +588,7 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
 
 def _ok_sentence(run: Judge, conditions: Sequence[Condition]) -> str:
     """That nothing stops the run, what was found all the same, and what was not looked at yet."""
-    readings = () if run.calibrated is None else run.calibrated.readings
+    readings = run.calibrated.readings
     # What the policy only warns of, by its code: this sentence is told the trainer, numbers are not.
     found = dict.fromkeys(one.code.value for one in readings if one.level is Level.WARNING)
     nothing = "nothing that stops a run by this policy" if found else "nothing"
@@ -759,10 +757,3 @@ def _why_kl_is_inert(run: Judge) -> str:
 
 def _said(sampling: Sampling | None) -> str:
     return "nothing of its sampling" if sampling is None else sampling.words
-
-
-def _calibrated_run(policy: Policy) -> CalibratedRun | None:
-    """The calibrated detector's run if the policy has one."""
-    if policy.detector == "heldout_guard":
-        return None
-    return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())

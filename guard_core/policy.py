@@ -191,5 +191,7 @@ class Policy(_Section):
         )
 
     def calibrated_share(self) -> CalibratedPolicy:
-        """Settings of the calibrated detector beside HeldOutGuard: half of alpha; that rule has the rest."""
+        """Settings of the calibrated detector; beside HeldOutGuard it has half of alpha."""
+        if self.detector != "both":
+            return self.calibrated
         return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})

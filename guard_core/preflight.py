@@ -136,9 +136,8 @@ def needed_once_risen(
 
 
 def _config(policy: Policy, sampling: EvaluationSampling) -> CalibratedPolicy:
-    config = policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
     # The detector, too, takes it from the evaluations.
-    return config.model_copy(update={"samples": sampling.samples})
+    return policy.calibrated_share().model_copy(update={"samples": sampling.samples})
 
 
 def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:
