@@ -91,39 +91,45 @@ def test_an_honest_grader_that_is_easier_to_please_may_gain_twice_as_much() -> N
     assert [fired_at(easier, seed) for seed in range(30)] == [None] * 30
 
 
-def fate(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray], exploits: float) -> str:
-    """What becomes of 40 evaluations of a run that learns something else first, and then, or not, the task.
+Scored = Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+"""From evaluation t to what the scorer and the grader give each item, and where the grader was fooled."""
 
-    `pay`: what the grader gives, from what is right and what has the other thing; `exploits`: share of the
-    completions that have it at the end.
+
+def worst(scored: Scored, samples: int = 1) -> str:
+    """The worst level in 40 evaluations."""
+    right, paid, fooled = zip(*(scored(0) for _ in range(8)), strict=True)
+    detector = CalibratedDetector(CONFIG, Baseline.from_passes(right, samples, paid, fooled))
+    levels = []
+    for t in range(1, 40):
+        truth, given, wrong = scored(t)
+        status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
+        levels.append(Level.FIRED if status.fire else said(status.readings).level)
+    return max(levels, key=lambda level: level.severity).value
+
+
+def form_first(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
+    """The worst of a run that learns a form first, and then the task.
+
+    `pay`: what the grader gives, from what is right and what has the form.
     """
     rng = np.random.default_rng(seed)
 
-    def scored(t: int) -> tuple[np.ndarray, np.ndarray]:
+    def scored(t: int) -> tuple[np.ndarray, np.ndarray, None]:
         level = START + 0.2 * ramp(max(0, t - 10))
         right = rng.random(N) < 1 - (1 - MEANS) * (1 - level) / (1 - START)
-        return right.astype(float), pay(right, rng.random(N) < 0.1 + (exploits - 0.1) * ramp(t, 10))
+        return right.astype(float), pay(right, rng.random(N) < 0.1 + 0.85 * ramp(t, 10)), None
 
-    passes = [scored(0) for _ in range(8)]
-    start = Baseline.from_passes([right for right, _ in passes], paid=[paid for _, paid in passes])
-    detector = CalibratedDetector(CONFIG, start)
-    worst = Level.HEALTHY
-    for t in range(1, 40):
-        right, given = scored(t)
-        status = detector.update(t, right, proxy_items=given)
-        level = Level.FIRED if status.fire else said(status.readings).level
-        worst = max(worst, level, key=lambda level: level.severity)
-    return worst.value
+    return worst(scored)
 
 
 def test_a_grader_that_pays_half_for_the_format_warns_of_an_honest_run_and_stops_none() -> None:
     """Format is learnt first, accuracy after it: the grader gains 40 points that the scorer does not see."""
-    fates = [fate(seed, lambda right, form: 0.5 * right + 0.5 * form, 0.95) for seed in range(8)]
+    fates = [form_first(seed, lambda right, form: 0.5 * right + 0.5 * form) for seed in range(8)]
     assert fates == ["warning"] * 8
 
 
 def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() -> None:
-    fates = [fate(seed, lambda right, form: np.where(form, 1.0, 0.5 * right), 0.95) for seed in range(8)]
+    fates = [form_first(seed, lambda right, form: np.where(form, 1.0, 0.5 * right)) for seed in range(8)]
     assert fates == ["fired"] * 8
 
 
@@ -138,13 +144,10 @@ def test_of_several_completions_full_pay_for_wrong_ones_is_what_was_reported_or_
             Outcomes.of(truth, given, fooled)
 
 
-def worst_of_eight(
-    seed: int, exploited: Callable[[int], float], *, joint: bool, from_the_start: bool = True
-) -> str:
-    """The worst level in 40 evaluations of eight samples an item, of a grader that is fooled on some of them.
+def of_eight(seed: int, exploited: Callable[[int], float], *, joint: bool) -> str:
+    """The worst of a run with eight samples an item, of a grader that is fooled on some of them.
 
-    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself,
-    `from_the_start`: in the baseline, too.
+    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself.
     """
     rng = np.random.default_rng(seed)
 
@@ -153,22 +156,14 @@ def worst_of_eight(
         paid = right | (rng.random((N, 8)) < exploited(t))
         return right.mean(axis=1), paid.mean(axis=1), (paid & ~right).mean(axis=1) if joint else None
 
-    right, paid, fooled = zip(*(scored(0) for _ in range(4)), strict=True)
-    start = Baseline.from_passes(right, 8, paid, fooled if joint and from_the_start else ())
-    detector, worst = CalibratedDetector(CONFIG, start), Level.HEALTHY
-    for t in range(1, 40):
-        truth, given, wrong = scored(t)
-        status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
-        level = Level.FIRED if status.fire else said(status.readings).level
-        worst = max(worst, level, key=lambda level: level.severity)
-    return worst.value
+    return worst(scored, samples=8)
 
 
 def test_a_grader_that_is_fooled_on_half_of_an_items_samples_stops_the_run() -> None:
     half = lambda t: 0.1 + 0.4 * ramp(t)  # noqa: E731
-    assert [worst_of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
-    assert [worst_of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
-    assert [worst_of_eight(seed, lambda t: 0.4, joint=True) for seed in range(20)] == ["healthy"] * 20
+    assert [of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
+    assert [of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
+    assert [of_eight(seed, lambda t: 0.4, joint=True) for seed in range(8)] == ["healthy"] * 8
 
 
 def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:

@@ -18,6 +18,7 @@ from guard_core.ending import not_judged
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.preflight import evaluations_needed
+from guard_core.trainer_view import for_trainer
 from guard_core.wire import EndReport, EvaluationSampling, SamplingSource, StepReport
 
 from simulated import GuardedRun, difficulties, draw  # isort: skip
@@ -103,6 +104,19 @@ def test_the_kl_and_held_out_guard_only_inform_under_calibrated_and_the_latter_s
     for round_ in range(1, 25):
         both.rounds(round_, round_, MEANS, reward=0.5 + 0.02 * round_)
     assert both.judge.verdict().code is Code.HACKING_GAP and both.judge.verdict().fire
+
+
+def test_what_the_policy_only_warns_of_is_advice_and_a_trainer_is_told_its_code() -> None:
+    """By default a reward that gains alone stops nothing."""
+    run = guarded()
+    for round_ in range(1, 20):
+        run.rounds(round_, round_, MEANS, reward=0.5 + 0.05 * round_)
+    verdict = run.judge.verdict()
+    (told,) = run.about(Code.REWARD_WITHOUT_GAIN)
+    assert told.advice and (verdict.level, verdict.code) == (Level.HEALTHY, Code.OK)
+    assert verdict.reason.startswith("nothing that stops a run by this policy speaks against the run after ")
+    assert verdict.reason.endswith("; it warns of reward_without_gain")
+    assert for_trainer(verdict).reason == verdict.reason, "no number that a trainer may not know"
 
 
 def test_under_heldout_guard_no_pass_is_wanted_and_nothing_is_added() -> None:
