@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from guard_core.figures import Points, kept_figures
-from guard_core.rollouts import RolloutSteps, kept_rollouts
+from guard_core.display import Points, RolloutSteps, kept_figures, kept_rollouts
 from guard_core.wire import FiguresReport, PostedStep, RolloutsReport, Verdict
 
 log = logging.getLogger("rlguard.guard")

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
-from guard_core.figures import MAX_POINTS, Points, kept_figures
-from guard_core.rollouts import NEWEST, kept_rollouts, side_by_side
+from guard_core.display import MAX_POINTS, NEWEST, Points, kept_figures, kept_rollouts, side_by_side
 from guard_core.thinning import (
     MAX_ROUNDS,
     NEWEST_ROUNDS,

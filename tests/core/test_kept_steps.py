@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.figures import kept_figures
+from guard_core.display import kept_figures
 from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import MAX_KEPT_STEPS, MOST_OF_FIGURES, MOST_STEPS, read_steps, written_steps
 from guard_core.symptoms import TITLES
