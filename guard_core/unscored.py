@@ -192,20 +192,20 @@ def _about_the_first(
     kinds = (
         (
             first.truncated,
-            f"were cut off at the length limit{longer}",
+            f"of the completions at step {first.step} were cut off at the length limit{longer}",
             "so how they end is not known: raise the evaluator's max_new_tokens to what the trainer "
             f"generates with (or its ceiling, max_new_tokens_ceiling). {counted}",
             shorter,
         ),
         (
             first.unanswered,
-            "have no answer, and count as wrong",
+            f"of the completions at step {first.step} have no answer, and count as wrong",
             "see that the policy writes what answer_after says, and has the room to (max_new_tokens)",
             False,
         ),
         (
             first.timed_out,
-            "timed out in a scorer, and count as wrong",
+            f"of the completions at step {first.step} timed out in a scorer, and count as wrong",
             "see that a right answer is far from scorer_timeout_seconds, also while the machine is busy",
             False,
         ),
@@ -214,8 +214,7 @@ def _about_the_first(
         if share is not None and share > MAX_TRUNCATED:
             yield Condition.of(
                 Code.UNINFORMATIVE_BASELINE,
-                f"{share:.0%} of the completions at step {first.step} {what} "
-                f"(advised: at most {MAX_TRUNCATED:.0%}): {remedy}",
+                f"{share:.0%} {what} (advised: at most {MAX_TRUNCATED:.0%}): {remedy}",
                 level=Level.UNKNOWN if incomparable else Level.WARNING,
                 advice=not incomparable,
             )

@@ -24,7 +24,7 @@ UNINFORMATIVE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class DetectorFacts:
     """What was counted beside the baseline and its detector.
 
     Fields:
@@ -47,7 +47,7 @@ class RunFacts:
     graded: bool = True
 
 
-def conditions_of(detector: CalibratedDetector, facts: RunFacts) -> Iterator[Condition]:
+def conditions_of(detector: CalibratedDetector, facts: DetectorFacts) -> Iterator[Condition]:
     """What holds now."""
     yield from _about_the_baseline(detector, facts)
     yield from _about_evaluations(detector)
@@ -63,7 +63,7 @@ def conditions_of(detector: CalibratedDetector, facts: RunFacts) -> Iterator[Con
             )
 
 
-def _about_the_baseline(detector: CalibratedDetector, facts: RunFacts) -> Iterator[Condition]:
+def _about_the_baseline(detector: CalibratedDetector, facts: DetectorFacts) -> Iterator[Condition]:
     if facts.afforded is not None:
         said = fewer_passes(facts.afforded, detector.start.level, detector.state.items, detector.config)
         yield Condition.of(Code.NO_BASELINE, f"baseline_minutes had room for {said}", advice=True)
@@ -111,7 +111,7 @@ def _about_evaluations(detector: CalibratedDetector) -> Iterator[Condition]:
         )
 
 
-def _about_the_grader(detector: CalibratedDetector, facts: RunFacts) -> Iterator[Condition]:
+def _about_the_grader(detector: CalibratedDetector, facts: DetectorFacts) -> Iterator[Condition]:
     """What the training grader has not scored, `disagreement` has not judged: that is never healthy.
 
     One that failed now and then has failed now and then, as long as it scored the newest evaluation.

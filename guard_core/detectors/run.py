@@ -17,7 +17,7 @@ from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code
 from guard_core.detectors.baseline import Baseline, Outcomes, outlier_passes, pay_of_right_answers
 from guard_core.detectors.calibrated import CalibratedDetector, DetectorState, DetectorStatus
-from guard_core.detectors.conditions import RunFacts, conditions_of
+from guard_core.detectors.conditions import DetectorFacts, conditions_of
 from guard_core.detectors.questions import DECLINE, Evaluated
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
 from guard_core.rounds import Evaluation
@@ -59,7 +59,7 @@ class CompactDetector(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state: DetectorState
-    facts: RunFacts
+    facts: DetectorFacts
     last: Pass
 
 
@@ -78,7 +78,7 @@ class CalibratedRun:
         self._passes: tuple[Outcomes, ...] = ()
         self._seconds: float | None = 0.0  # that these passes took; None: not known
         self._again: float | None = None  # seconds that another one takes
-        self._facts = RunFacts()
+        self._facts = DetectorFacts()
         self._last: Pass | None = None
         self._lost = 0  # wanted passes in a row that failed
         self._gave_up = False
