@@ -2,7 +2,7 @@
 
 What was not judged has not passed: a run whose trainer ended well is a success only if every checkpoint that
 was announced has been evaluated, nothing waits, and the last verdict is healthy (advice aside). What a status
-does not say, because an older guard wrote it or none ever did, is unknown and so not a pass.
+does not say is unknown, and so not a pass.
 
 Steps after the last judged checkpoint are named. As many as one checkpoint has had before are ordinary: the
 last save need not be the last step. More are a part of the run that nobody judged, and so is, however long a
