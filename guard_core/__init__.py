@@ -4,8 +4,12 @@ Pure: no clock, no I/O, no threads; nothing here imports another package of the 
 """
 
 from guard_core._version import __version__
-from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
-from guard_core.trust import kl_token_trust_filter
+from guard_core.heldout_guard import (
+    CollapseStopError,
+    HeldOutGuard,
+    TripwireStatus,
+    kl_token_trust_filter,
+)
 
 __all__ = [
     "CollapseStopError",

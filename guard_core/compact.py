@@ -8,93 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from guard_core.attempts import EvaluationSeries
 from guard_core.checkpoint_key import CheckpointKey
+from guard_core.detectors.run import CompactDetector
 from guard_core.policy import Policy
 from guard_core.steps import AttemptStarts, KlGate, KlMemory, StepCount
 from guard_core.unscored import Unscored
 from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind, KlKind, Sampling
-
-#: Evaluations that travel: the newest. A line takes at most 150 bytes.
-MAX_EVALUATIONS = 1_000
-
-#: Significant digits of a mean or a variance.
-DIGITS = 7
-
-
-class _Compact(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CompactStart(NamedTuple):
-    """Where a quantity starts; the fields of `guard_core.detectors.statistic.Start`."""
-
-    level: float
-    variance: float
-    passes: int
-    spread: float
-    outcomes: int
-
-
-class CompactEvaluation(NamedTuple):
-    """One evaluation: mean and variance over items of each quantity, and the reward of its steps.
-
-    `means`, `spreads`: in the order of `CompactDetector.starts`; shorter where the training grader failed.
-    """
-
-    step: int
-    means: tuple[float, ...]
-    spreads: tuple[float, ...]
-    reward: float | None
-    reward_error: float | None
-
-
-class CompactDoubt(_Compact):
-    """The fields of `guard_core.detectors.calibrated.Doubt`."""
-
-    alarmed: tuple[str, ...]
-    halfway: float | None
-    above: bool
-
-
-class CompactPass(NamedTuple):
-    """The newest evaluation: `guard_core.detectors.run.Pass`."""
-
-    attempt: int
-    step: int
-    path: str
-    pass_index: int
-
-
-class CompactDetector(_Compact):
-    """The calibrated detector once its baseline is complete. Items of a baseline that is not never travel."""
-
-    items: int
-    samples: int
-    greedy: bool
-    knows_fooled: bool
-    starts: dict[str, CompactStart]
-    evaluations: tuple[CompactEvaluation, ...]
-    earlier: tuple[tuple[float, float | None], ...]
-    doubt: CompactDoubt | None
-    not_counted: int
-    #: The code that fired first, and its sentence.
-    rule: str | None
-    reason: str
-    last: CompactPass
-    #: As `CalibratedRun` counts them.
-    has_grader: bool
-    odd_pay: str
-    made: int
-    ungraded: int
-    graded: bool
-    afforded: int | None
-    outliers: int
-    sampled: bool | None
 
 
 @dataclass(slots=True)
@@ -147,19 +71,18 @@ class RunNotes:
     lost: str = ""
 
 
-class CompactState(_Compact):
+class CompactState(BaseModel):
     """What is known of a run."""
 
-    version: Literal[1] = 1
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     #: `policy_digest` of the policy that the run is judged by.
     policy: str
     notes: RunNotes = Field(default_factory=RunNotes)
     kl_gate: KlGate = KlGate()
     kl: KlMemory = KlMemory()
-    early_kl: KlMemory = KlMemory()
-    #: `HeldOutGuard.to_state`, and that of the one without a warm-up.
+    #: `HeldOutGuard.to_state`.
     guard: dict[str, object] | None = None
-    early: dict[str, object] | None = None
     detector: CompactDetector | None = None
 
     @classmethod
@@ -171,8 +94,3 @@ class CompactState(_Compact):
 def policy_digest(policy: Policy) -> str:
     """Tell policies apart in a few characters."""
     return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
-
-
-def rounded(value: float) -> float:
-    """The value with DIGITS significant digits."""
-    return float(f"{value:.{DIGITS}g}")

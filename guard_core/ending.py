@@ -2,7 +2,7 @@
 
 What was not judged has not passed: a run whose trainer ended well is a success only if every checkpoint that
 was announced has been evaluated, nothing waits, and the last verdict is healthy (advice aside). What a status
-does not say, because an older guard wrote it or none ever did, is unknown and so not a pass.
+does not say is unknown, and so not a pass.
 
 Steps after the last judged checkpoint are named. As many as one checkpoint has had before are ordinary: the
 last save need not be the last step. More are a part of the run that nobody judged, and so is, however long a
@@ -112,10 +112,11 @@ def _too_many_after(last: RunCounts) -> bool:
 
     One long round at the beginning would else excuse as many steps at the end.
     """
-    after, longest, steps = last.steps_since_evaluation, last.longest_round, last.steps
+    after, longest = last.steps_since_evaluation, last.longest_round
     if after is None or longest is None:
         return False
-    return after > longest or (steps is not None and after > MOST_AFTER * steps)
+    known = [count for count in (last.steps, last.step) if count is not None]
+    return after > longest or (bool(known) and after > MOST_AFTER * max(known))
 
 
 def left_out(last: RunCounts) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-STATE_VERSION = 1
-
 Rule = Literal["kl_hard_stop", "heldout_decline", "hacking_gap"]
 
 #: `calibrate_kl_threshold` never returns less than this (nats/token): a threshold of 0 would fire on noise.
@@ -285,34 +283,38 @@ class HeldOutGuard:
         """The whole guard as plain JSON; `from_state` gives back an equal one (floats round-trip exactly)."""
         state = {f.name.removeprefix("_"): getattr(self, f.name) for f in fields(self)}
         state["last_status"] = None if self._last_status is None else asdict(self._last_status)
-        return {"version": STATE_VERSION, **state}
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Rebuild a guard from `to_state`.
 
         Raises:
-            ValueError: the state is of another version, or a key is missing or unknown.
+            ValueError: a key is missing or unknown, or a threshold out of range.
         """
-        body = dict(state)
-        version = body.pop("version", None)
-        if version != STATE_VERSION:
-            raise ValueError(
-                f"HeldOutGuard state has version {version!r}; this program reads {STATE_VERSION}"
-            )
-        expected = {f.name.removeprefix("_") for f in fields(cls)}
-        if body.keys() != expected:
-            raise ValueError(
-                f"HeldOutGuard state: missing keys {sorted(expected - body.keys())}, "
-                f"unknown keys {sorted(body.keys() - expected)}"
-            )
-        guard = cls(**{f.name: body[f.name] for f in fields(cls) if f.init})
-        for f in fields(cls):
-            if not f.init:
-                setattr(guard, f.name, body[f.name.removeprefix("_")])
-        if body["last_status"] is not None:
-            guard._last_status = TripwireStatus(**body["last_status"])
+        names = {f.name.removeprefix("_"): f for f in fields(cls)}
+        if state.keys() != names.keys():
+            raise ValueError(f"HeldOutGuard state: not these keys: {sorted(state.keys() ^ names.keys())}")
+        guard = cls(**{name: state[name] for name, f in names.items() if f.init})
+        vars(guard).update({f.name: state[name] for name, f in names.items()})
+        if state["last_status"] is not None:
+            guard._last_status = TripwireStatus(**state["last_status"])
         return guard
+
+
+def kl_token_trust_filter(logratio_sq_half: Any, threshold: float = 0.08) -> Any:
+    """True where a token is outside the trust region and must be masked.
+
+    Args:
+        logratio_sq_half: 0.5 * (log pi - log pi_ref)^2 per token, the k2 estimator of the KL (nats/token;
+            Schulman, "Approximating KL divergence", 2020). A float, or any array or tensor that compares
+            elementwise, of any shape.
+        threshold: nats/token; a token is masked strictly above it.
+
+    Returns:
+        A bool, or an array or tensor of bools of the same shape.
+    """
+    return logratio_sq_half > threshold
 
 
 def _require_finite(name: str, value: float) -> None:

@@ -12,15 +12,16 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Self
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.codes import Code, Level
 from guard_core.compact import CompactState, RunNotes, policy_digest
+from guard_core.detectors.run import CalibratedRun, Pass
 from guard_core.heldout_guard import HeldOutGuard
 from guard_core.policy import Policy
 from guard_core.rounds import Evaluation, Round
-from guard_core.steps import StepKl, StepWindow
+from guard_core.steps import MEDIAN_WINDOW, StepKl, StepWindow
 from guard_core.wire import (
     DOUBTS,
     CheckpointReport,
@@ -31,12 +32,9 @@ from guard_core.wire import (
     KlKind,
     Sampling,
     SamplingSource,
+    StepReport,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from guard_core.detectors.calibrated import DetectorStatus
-    from guard_core.detectors.run import CalibratedRun, Pass
 
 #: What is said of a run whose next checkpoint begins a new baseline.
 BASELINE_LOST = (
@@ -57,24 +55,6 @@ MAY_PASS = frozenset({FailureKind.UNDERWAY, FailureKind.OUT_OF_MEMORY, FailureKi
 
 #: Attempt, step, reward, KL and its kind, with the promises of `StepReport`.
 StepTuple = tuple[int, int, float | None, float | None, KlKind]
-
-
-class StepValues(Protocol):
-    """What the judge reads of a step: a `StepReport`, or a row of a log that was checked as a whole.
-
-    The values keep the promises of `StepReport`: `reward` is None or finite, `kl` is None or finite and >= 0.
-    """
-
-    @property
-    def attempt(self) -> int: ...  # noqa: D102
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def reward(self) -> float | None: ...  # noqa: D102
-    @property
-    def kl(self) -> float | None: ...  # noqa: D102
-    @property
-    def kl_kind(self) -> KlKind: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +78,9 @@ class Judge:
 
     Attributes:
         policy: by which it is judged.
-        guard: HeldOutGuard; `early` is the same without a warm-up: what it finds is told for as long as the
-            warm-up lasts.
-        monitor: of the KL; `early_monitor` is the same, fed in the warm-up alone.
-        calibrated: the calibrated detector's run; None if the policy has it not.
+        guard: HeldOutGuard.
+        monitor: of the KL.
+        calibrated: the calibrated detector's run; it is given nothing if the policy has it not.
         window: the steps since the last evaluated checkpoint.
         notes: what was counted and noted.
         fire, halt: the latches.
@@ -111,8 +90,7 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
-        self.early, self.early_monitor = replace(self.guard, min_steps=0), replace(self.monitor, min_steps=0)
-        self.calibrated = _calibrated_run(policy)
+        self.calibrated = CalibratedRun(policy.calibrated_share())
         self.window, self.notes = StepWindow(), RunNotes()
         self.fire: Latch | None = None
         self.halt: Latch | None = None
@@ -131,7 +109,7 @@ class Judge:
 
     # -- folding -----------------------------------------------------------------------------------------
 
-    def fold_step(self, report: StepValues) -> None:
+    def fold_step(self, report: StepReport) -> None:
         """Fold one new step (the store has already dropped repeats)."""
         self.fold_steps(((report.attempt, report.step, report.reward, report.kl, report.kl_kind),))
 
@@ -155,19 +133,6 @@ class Judge:
             counting = window.add(attempt, step, reward, kl, kind)
             notes.kl_lost = 0 if counting else notes.kl_lost + 1
             kls += [(attempt, step, one) for one in counting]
-        self._fold_kls(kls)
-
-    def _fold_kls(self, kls: Sequence[StepKl]) -> None:
-        """Fold the KLs that count into the monitor; in its warm-up also into the one without a warm-up."""
-        warm_up = 0
-        while warm_up < len(kls) and self.monitor.rise is None:
-            self._watch(kls[warm_up : warm_up + 1])
-            if self.monitor.rise is None:
-                self.early_monitor.fold(kls[warm_up : warm_up + 1])
-            warm_up += 1
-        self._watch(kls[warm_up:])
-
-    def _watch(self, kls: Sequence[StepKl]) -> None:
         latched = self.monitor.fold(kls)
         if latched is not None:
             self._latch_fire(Code.KL_HARD_STOP, self.monitor.fired_reason or "", *latched[:2])
@@ -232,7 +197,6 @@ class Judge:
         window = self.window.close(attempt, step)
         notes.count.fold_evaluation(attempt, step, window.steps, len(self.window))
         if window.reward is not None and notes.unscored.measured:
-            self.early.update(step, window.reward, summary.score)
             status = self.guard.update(step, window.reward, summary.score)
             if status.fire and self.guard.fired_rule is not None and self.held_out_guard_decides:
                 self._latch_fire(Code(self.guard.fired_rule), status.reason, attempt, step)
@@ -254,20 +218,16 @@ class Judge:
         """Forget what was judged since the baseline, if this checkpoint's attempt started from scratch."""
         notes, calibrated = self.notes, self.calibrated
         notes.starts.fold_checkpoint(attempt, step)
-        made = max(self.guard.count - 1, 0 if calibrated is None else calibrated.evaluations)
-        alarmed = calibrated is not None and calibrated.alarmed
-        if not notes.series.begins(notes.starts.newest, attempt, made=made, alarmed=alarmed):
-            return
-        notes.best_since = None
-        self.guard.begin_again()
-        self.early.begin_again()
-        if calibrated is not None:
+        made = max(self.guard.count - 1, calibrated.evaluations)
+        if notes.series.begins(notes.starts.newest, attempt, made=made, alarmed=calibrated.alarmed):
+            notes.best_since = None
+            self.guard.begin_again()
             calibrated.begin_again()
 
     def _take_its_place(self, evaluation: Evaluation) -> None:
         """Let a later pass stand for the first one of its checkpoint, if that turned out to be none."""
-        calibrated, notes = self.calibrated, self.notes
-        if calibrated is None or not calibrated.contradicted:
+        notes = self.notes
+        if not self.calibrated.contradicted:
             return
         former, notes.last = notes.last, evaluation.summary()
         if notes.best == former:
@@ -277,8 +237,8 @@ class Judge:
 
     def _take_the_best(self) -> None:
         """Note the newest evaluation if none was better, and no fresh pass has yet to say that it is one."""
-        calibrated, notes = self.calibrated, self.notes
-        if notes.last is None or (calibrated is not None and calibrated.jumped):
+        notes = self.notes
+        if notes.last is None or self.calibrated.jumped:
             return
         if notes.best is None or notes.last.score >= notes.best.score:
             notes.best = notes.last
@@ -290,9 +250,9 @@ class Judge:
 
         `reward`, `error`: mean and standard error of the in-loop reward of its steps.
         """
-        if self.calibrated is None or evaluation.mean_only:
+        if not self.items_decide or evaluation.mean_only:
             return
-        status = _fold_into(self.calibrated, evaluation, reward, error)
+        status = self.calibrated.fold(evaluation, reward, error)
         if status is not None and status.rule is not None:
             self._latch_fire(Code(status.rule), status.reason, evaluation.attempt, evaluation.step)
 
@@ -327,12 +287,12 @@ class Judge:
         """A wanted pass failed. It is tried again, or cannot be had: then the next checkpoint decides the
         alarm, or closes the baseline with the passes that were made.
         """
-        calibrated, confirms = self.calibrated, self.waits_for_a_pass
-        if calibrated is None or not calibrated.lose(may_pass=may_pass):
+        confirms = self.waits_for_a_pass
+        if not self.calibrated.lose(may_pass=may_pass):
             return
         if confirms:
             self.notes.unconfirmed = True
-        elif made := calibrated.passes_made:  # none are left of a baseline that is complete
+        elif made := self.calibrated.passes_made:  # none are left of a baseline that is complete
             self.notes.short_baseline = made
 
     def fold_silence(self, silent_for: float) -> bool:
@@ -416,15 +376,13 @@ class Judge:
         under a number of its own.
         Respond with an `Evaluation` of that `pass_index`, or `fold_failure` with it.
         """
-        if self.calibrated is None or self.fire is not None:
-            return None
-        return self.calibrated.wanted(over=self._is_over)
+        return None if self.fire is not None else self.calibrated.wanted(over=self._is_over)
 
     @property
     def baseline_planned(self) -> int:
         """Passes that the baseline will have, while it is gathered."""
-        calibrated = self.calibrated
-        return calibrated.passes_planned if calibrated is not None and calibrated.gathers_baseline else 0
+        gathers = self.items_decide and self.calibrated.gathers_baseline
+        return self.calibrated.passes_planned if gathers else 0
 
     @property
     def next_pass(self) -> Literal["baseline", "confirmation"] | None:
@@ -441,12 +399,12 @@ class Judge:
     @property
     def waits_for_a_pass(self) -> bool:
         """Whether an alarm, or the end of a run that is near one, waits for a pass of the last checkpoint."""
-        return self.calibrated is not None and self.calibrated.waits_for_a_pass(over=self._is_over)
+        return self.calibrated.waits_for_a_pass(over=self._is_over)
 
     @property
     def awaits_confirmation(self) -> bool:
         """Whether an alarm waits for a fresh pass of the newest checkpoint."""
-        return self.calibrated is not None and self.calibrated.awaits_confirmation
+        return self.calibrated.awaits_confirmation
 
     @property
     def held_out_guard_decides(self) -> bool:
@@ -454,9 +412,14 @@ class Judge:
         return self.policy.detector != "calibrated"
 
     @property
+    def items_decide(self) -> bool:
+        """Whether the calibrated detector judges the outcomes of the items."""
+        return self.policy.detector != "heldout_guard"
+
+    @property
     def evidence(self) -> dict[str, tuple[float, float]]:
         """Statistic and threshold of each calibrated detector that can judge now, nats."""
-        readings = self.calibrated.readings if self.calibrated is not None else ()
+        readings = self.calibrated.readings
         return {
             reading.name: (reading.statistic, reading.threshold)
             for reading in readings
@@ -502,10 +465,8 @@ class Judge:
             notes=notes,
             kl_gate=replace(self.window.gate),
             kl=self.monitor.memory,
-            early_kl=self.early_monitor.memory,
             guard=self.guard.to_state(),
-            early=self.early.to_state(),
-            detector=None if self.calibrated is None else self.calibrated.compact(),
+            detector=self.calibrated.compact(),
         )
 
     def fold_adopted(self, state: CompactState) -> None:
@@ -518,17 +479,12 @@ class Judge:
             raise ValueError("it was made under another policy")
         self.notes = _copied(state.notes)
         self.window.gate = replace(state.kl_gate)
-        self.monitor.memory, self.early_monitor.memory = state.kl, state.early_kl
-        if state.guard is not None and state.early is not None:
+        self.monitor.memory = state.kl
+        if state.guard is not None:
             self.guard = HeldOutGuard.from_state(state.guard)
-            self.early = HeldOutGuard.from_state(state.early)
-        if self.calibrated is None:
-            return
         if state.detector is not None:
             self.calibrated.adopt(state.detector)
-        elif (
-            self.notes.last is not None
-        ):  # of a baseline that was not complete the next checkpoint begins one
+        elif self.items_decide and self.notes.last is not None:  # the next checkpoint begins a baseline anew
             self.calibrated.adopt_nothing(BASELINE_LOST)
             self.notes.starts.base, self.notes.best_since = None, None
 
@@ -570,11 +526,11 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         skipped=notes.skipped + notes.gone,
         refused=len(notes.refused),
         failure=notes.failure,
-        baseline_passes=calibrated.passes_made if calibrated is not None else 0,
+        baseline_passes=calibrated.passes_made,
         baseline_planned=run.baseline_planned,
         next_pass=run.next_pass,
         waiting=run.waiting,
-        sooner=latch is None and calibrated is not None and calibrated.is_near,
+        sooner=latch is None and calibrated.is_near,
         steps_since_evaluation=notes.count.after,
         longest_round=notes.count.longest_round,
         in_loop_ema=status.in_loop_ema if status else None,
@@ -588,7 +544,7 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         last_evaluation=notes.last,
         best_evaluation=notes.best,
         best_path=notes.best.path if notes.best else "",
-        detectors=calibrated.readings if calibrated is not None else (),
+        detectors=calibrated.readings,
     )
 
 
@@ -619,8 +575,9 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
     if run.notes.steps == 0:
         yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
     elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
-        yield from _warming_up(run)
-    if run.calibrated is not None:
+        rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
+        yield Condition.of(Code.WARMING_UP, f"{rounds} before the held-out rule may judge")
+    if run.items_decide:
         yield from run.calibrated.conditions()
         yield from _about_lost_passes(run)
     yield from _about_sampling(run)
@@ -632,7 +589,7 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
 
 def _ok_sentence(run: Judge, conditions: Sequence[Condition]) -> str:
     """That nothing stops the run, what was found all the same, and what was not looked at yet."""
-    readings = () if run.calibrated is None else run.calibrated.readings
+    readings = run.calibrated.readings
     # What the policy only warns of, by its code: this sentence is told the trainer, numbers are not.
     found = dict.fromkeys(one.code.value for one in readings if one.level is Level.WARNING)
     nothing = "nothing that stops a run by this policy" if found else "nothing"
@@ -673,21 +630,6 @@ def _liveness(run: Judge, silent_for: float) -> Iterator[Condition]:
             Code.EVALUATION_FAILING,
             f"{run.notes.failures} evaluations failed in a row; the last: {run.notes.last_failure}",
             action=failing.action,
-        )
-
-
-def _warming_up(run: Judge) -> Iterator[Condition]:
-    """That HeldOutGuard may not fire yet, and what it would have fired on by now."""
-    rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
-    message = f"{rounds} before the held-out rule may judge"
-    yield Condition.of(Code.WARMING_UP, message)
-    rule, status = run.early.fired_rule, run.early.last_status
-    if rule is not None and status is not None:
-        reason = status.reason.removeprefix("latched: ")
-        yield Condition.of(
-            Code(rule),
-            f"only its warm-up keeps the rule from stopping the run: {reason}",
-            level=Level.WARNING,
         )
 
 
@@ -777,14 +719,6 @@ def _about_kl(run: Judge) -> Iterator[Condition]:
     """What is to be known of the KL itself. A limit that stops and cannot be watched is not kept."""
     watched = run.policy.kl.hard_stop is not None
     _, starts_away, not_finite = run.kl_advised
-    early = run.early_monitor.fired_reason
-    if run.monitor.rise is None and early is not None:
-        yield Condition.of(
-            Code.KL_HARD_STOP,
-            f"only its warm-up of {run.monitor.min_steps} steps keeps the rule from stopping the run: "
-            f"{early}",
-            level=Level.WARNING,
-        )
     if starts_away:
         yield Condition.of(
             Code.REFERENCE_NOT_START,
@@ -792,18 +726,23 @@ def _about_kl(run: Judge) -> Iterator[Condition]:
             "policy, so limits count from there",
             advice=True,
         )
+    inert = _why_kl_is_inert(run)
+    if watched and run.notes.steps and not inert and run.monitor.rise is None:
+        seen, least = run.monitor.memory.seen, max(run.monitor.min_steps, MEDIAN_WINDOW)
+        message = f"{seen} of {least} steps with a KL before kl.hard_stop acts"
+        yield Condition.of(Code.WARMING_UP, message)
     if not_finite:
         message = f"none of the last {run.notes.kl_lost} steps has a KL that counts: it is infinite or NaN"
         level = Level.UNKNOWN if watched else Level.WARNING
         yield Condition.of(Code.KL_NOT_FINITE, message, level=level, advice=not watched)
-    elif run.notes.steps and (inert := _why_kl_is_inert(run)):
+    elif inert:
         level = Level.UNKNOWN if watched and run.kl_is_lost else Level.HEALTHY
         yield Condition.of(Code.KL_INERT, inert, level=level)
 
 
 def _why_kl_is_inert(run: Judge) -> str:
     """A sentence if the newest step had no usable KL to the reference, else ""."""
-    if run.notes.last_kl is None:
+    if run.notes.last_kl is None:  # no step so far
         return ""
     kind, value = run.notes.last_kl
     if kind == KlKind.NOT_FINITE:
@@ -819,36 +758,3 @@ def _why_kl_is_inert(run: Judge) -> str:
 
 def _said(sampling: Sampling | None) -> str:
     return "nothing of its sampling" if sampling is None else sampling.words
-
-
-# -- the calibrated detector: only a policy that has it imports numpy --------------------------------
-
-
-def _calibrated_run(policy: Policy) -> CalibratedRun | None:
-    """The calibrated detector's run if the policy has one; only then is numpy imported."""
-    if policy.detector == "heldout_guard":
-        return None
-    from guard_core.detectors.run import CalibratedRun
-
-    return CalibratedRun(policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share())
-
-
-def _fold_into(
-    run: CalibratedRun,
-    evaluation: Evaluation,
-    in_loop_reward: float | None = None,
-    in_loop_error: float | None = None,
-) -> DetectorStatus | None:
-    """What the calibrated detector makes of an evaluation."""
-    from guard_core.detectors.run import Pass, PassCost
-
-    return run.fold(
-        Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index),
-        evaluation.items,
-        in_loop_reward,
-        evaluation.proxy_items,
-        in_loop_error,
-        PassCost(evaluation.completions, evaluation.seconds, evaluation.seconds_again),
-        evaluation.sampling,
-        evaluation.fooled_items,
-    )

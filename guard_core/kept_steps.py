@@ -11,23 +11,26 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from guard_core.checkpoint_key import CheckpointKey
 from guard_core.guard_log import symptoms_of_history
-from guard_core.symptoms import LARGEST, TITLES, Examined, Symptom, Unseen
-from guard_core.thinning import MAX_KEPT_STEPS, evenly, fewer_lines
-from guard_core.wire import MAX_FIGURES, FiguresReport, KlKind, StepReport
+from guard_core.symptoms import LARGEST, TITLES, Examined
+from guard_core.thinning import evenly, fewer_lines
+from guard_core.wire import MAX_FIGURES, MAX_STEP, Attempt, FiguresReport, KlKind, Step, StepReport
 
 #: As many as a plot on a page has room for, and half as many of its small charts.
 MOST_STEPS, MOST_OF_FIGURES = 200, 100
+#: Bytes of all of it, in the evidence of a run.
+MAX_KEPT_STEPS = 40 * 1024
 #: Characters of a symptom's sentence. The longest that `symptoms` makes has some 500 without its names.
 MAX_SENTENCE = 800
-#: What is more was written by no guard.
-MOST_TOTAL = 2**53
 _MEASURED = ("reward", "kl", "entropy", "reward_std")
+
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,22 @@ class KeptSteps:
     symptoms: Examined | None = None
 
 
+class _Head(BaseModel):
+    """The first line."""
+
+    total: int = Field(ge=0, le=MAX_STEP)
+    names: tuple[str, ...] = Field(max_length=MAX_FIGURES)
+    symptoms: Examined | None = None
+
+
+class _Figures(BaseModel):
+    """Figures of one step, in the order of the names."""
+
+    attempt: Attempt
+    step: Step
+    figures: tuple[float | None, ...]
+
+
 def written_steps(
     lines: Sequence[Mapping[str, Any]], figures: Sequence[FiguresReport], total: int
 ) -> str | None:
@@ -59,105 +78,62 @@ def written_steps(
     """
     if not lines:
         return None
-    names = sorted({name for report in figures for name in report.figures})
-    head: dict[str, Any] = {"total": total, "names": names}
-    if (seen := symptoms_of_history(lines, figures)) is not None:
-        found = [
-            (one.name, one.sentence[:MAX_SENTENCE], one.first_step, one.last_step) for one in seen.symptoms
-        ]
-        head |= {"symptoms": found, "unseen": [asdict(one) for one in seen.unseen]}
-    told = [
+    names = tuple(sorted({name for report in figures for name in report.figures}))
+    seen = symptoms_of_history(lines, figures)
+    if seen is not None:
+        short = (replace(one, sentence=one.sentence[:MAX_SENTENCE], numbers=()) for one in seen.symptoms)
+        seen = replace(seen, symptoms=tuple(short))
+    head = _Head(total=total, names=names, symptoms=seen).model_dump_json()
+    told = (
         {"attempt": one.attempt, "step": one.step, "figures": [_short(one.figures.get(n)) for n in names]}
         for one in (figures[i] for i in evenly(len(figures), MOST_OF_FIGURES))
-    ]
-    steps = [_step(lines[i]) for i in evenly(len(lines), MOST_STEPS)]
-    text = "\n".join(
-        json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in (head, *told, *steps)
     )
-    return fewer_lines(text, MAX_KEPT_STEPS)
+    steps = (_step(lines[i]) for i in evenly(len(lines), MOST_STEPS))
+    rest = (json.dumps(one, separators=(",", ":")) for one in (*told, *steps))
+    return fewer_lines("\n".join((head, *rest)), MAX_KEPT_STEPS)
 
 
 def _step(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A step, without what is not known, nor the kind of KL that most are."""
-    known = {name: _short(line[name]) for name in _MEASURED if line.get(name) is not None}
+    """A step, without what is not known."""
+    known = {name: short for name in _MEASURED if (short := _short(line.get(name))) is not None}
     kind = line.get("kl_kind", KlKind.ABSENT)
-    other = {} if kind == (KlKind.REF_TOKEN_MEAN if "kl" in known else KlKind.ABSENT) else {"kl_kind": kind}
-    return {"attempt": line["attempt"], "step": line["step"]} | known | other
-
-
-def _short(value: float | None) -> float | None:
-    """Four significant digits: a plot shows no more."""
-    return None if value is None else float(f"{value:.4g}")
-
-
-def read_steps(text: str) -> KeptSteps | None:
-    """What was kept, as far as it can be read; None if that is no step.
-
-    Another release may have written it, and a file may hold anything.
-    """
-    head, *lines = (_object(line) for line in text.split("\n"))
-    steps = tuple(step for line in lines if (step := _read_step(line)) is not None)
-    if not steps:
-        return None
-    total = head.get("total")
-    names = [name for name in _list(head.get("names"))[:MAX_FIGURES] if isinstance(name, str)]
-    return KeptSteps(
-        total=total if isinstance(total, int) and len(steps) <= total < MOST_TOTAL else len(steps),
-        steps=tuple(sorted(steps, key=lambda one: (one.attempt, one.step))),
-        figures=tuple(told for line in lines if (told := _read_figures(line, names)) is not None),
-        symptoms=_read_symptoms(head) if "symptoms" in head else None,
+    return {name: line[name] for name in ("attempt", "step")} | (
+        known if kind == KlKind.ABSENT else known | {"kl_kind": kind}
     )
 
 
-def _read_step(line: Mapping[str, Any]) -> StepReport | None:
-    known = {name: value for name, value in line.items() if name in StepReport.model_fields}
-    known = {name: value for name, value in known.items() if name not in _MEASURED or _is_number(value)}
-    if "kl" in known:
-        known.setdefault("kl_kind", KlKind.REF_TOKEN_MEAN)
-    with suppress(ValidationError):
-        return StepReport.model_validate(known)
-    return None
+def _short(value: float | None) -> float | None:
+    """Four significant digits: a plot shows no more, and nothing so large that it cannot be drawn."""
+    return None if value is None or abs(value) > LARGEST else float(f"{value:.4g}")
 
 
-def _read_figures(line: Mapping[str, Any], names: Sequence[str]) -> FiguresReport | None:
-    values = zip(names, _list(line.get("figures")), strict=False)
-    figures = {name: value for name, value in values if _is_number(value)}
-    with suppress(ValidationError):
-        return FiguresReport.model_validate(
-            {"attempt": line.get("attempt"), "step": line.get("step"), "figures": figures}
+def read_steps(text: str) -> KeptSteps | None:
+    """What was kept; None if that is no step. A line that cannot be read is left out."""
+    first, *lines = text.split("\n")
+    head = next(_read([first], _Head), None)
+    if head is None:
+        return None
+    steps = sorted(_read(lines, StepReport), key=CheckpointKey.of)
+    if not steps:
+        return None
+    symptoms = head.symptoms
+    if symptoms is not None:
+        symptoms = Examined(
+            tuple(one for one in symptoms.symptoms if one.name in TITLES),
+            tuple(one for one in symptoms.unseen if one.name in TITLES),
         )
-    return None
+    return KeptSteps(max(head.total, len(steps)), tuple(steps), tuple(_figures(lines, head.names)), symptoms)
 
 
-def _read_symptoms(head: Mapping[str, Any]) -> Examined:
-    return Examined(tuple(_symptoms(head)), tuple(_unseen(head)))
+def _figures(lines: Sequence[str], names: Sequence[str]) -> Iterator[FiguresReport]:
+    for one in _read(lines, _Figures):
+        values = zip(names, one.figures, strict=False)
+        known = {name: value for name, value in values if value is not None}
+        with suppress(ValidationError):
+            yield FiguresReport(attempt=one.attempt, step=one.step, figures=known)
 
 
-def _symptoms(head: Mapping[str, Any]) -> Iterator[Symptom]:
-    for one in _list(head["symptoms"]):
-        match one:
-            case [str(name), str(sentence), int(first), int(last)] if name in TITLES:
-                yield Symptom(name, sentence[:MAX_SENTENCE], first, last, ())
-
-
-def _unseen(head: Mapping[str, Any]) -> Iterator[Unseen]:
-    for one in _list(head.get("unseen")):
-        match one:
-            case {"name": str(name), "why": str(why)} if name in TITLES:
-                yield Unseen(name, why[:MAX_SENTENCE])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _object(line: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _read(lines: Sequence[str] | Iterator[str], model: type[M]) -> Iterator[M]:
+    for line in lines:
+        with suppress(ValidationError):
+            yield model.model_validate_json(line)

@@ -60,36 +60,6 @@ class KlPolicy(_Section):
         return StepMonitor(self.hard_stop, self.ema_alpha, self.min_steps)
 
 
-class BaselineBudget(_Section):
-    """What all passes of the starting policy may cost together; the one that is spent first counts.
-
-    Fewer passes see a decline from the start later. They cost no false stops: the thresholds are of the
-    passes that there are.
-    """
-
-    completions: int | None = Field(None, ge=1, description="Completions of all passes; null: any number.")
-    minutes: Finite = Field(20.0, gt=0, description="Time that all passes may take, minutes.")
-
-    def has_room(
-        self, passes: int, completions: int | None, seconds: float | None, again: float | None
-    ) -> bool:
-        """Whether one more pass fits, of as many completions as those that were made.
-
-        Args:
-            passes: those that were made, at least one.
-            completions: of all of them; None, not known, is bounded by nothing.
-            seconds: that all of them took; likewise.
-            again: seconds that one more takes; likewise.
-        """
-        few_enough = (
-            self.completions is None
-            or completions is None
-            or completions * (passes + 1) <= self.completions * passes
-        )
-        soon_enough = seconds is None or again is None or seconds + again <= 60 * self.minutes
-        return few_enough and soon_enough
-
-
 #: Passes of greedy decoding that are enough: all further ones would be copies.
 GREEDY_PASSES = 2
 
@@ -112,10 +82,11 @@ class CalibratedPolicy(_Section):
         "accepted; a smaller one that is shown is a warning.",
     )
     baseline_passes: int = Field(16, ge=1, le=256, description="Passes of the starting policy (R).")
-    baseline_budget: BaselineBudget = Field(
-        BaselineBudget(),
-        description="What these passes may cost together: fewer are made where it is spent before, at least "
-        "one.",
+    baseline_minutes: Finite = Field(
+        20.0,
+        gt=0,
+        description="Time that all of these passes may take, minutes: fewer are made where it is spent "
+        "before, at least one.",
     )
     samples: int = Field(
         1,
@@ -136,6 +107,18 @@ class CalibratedPolicy(_Section):
         description="What it does when the reward gains and the held-out score does not. Honest runs do that "
         "too: a reward that changes its scale, a format that is learnt first, a curriculum.",
     )
+
+    def has_room(self, seconds: float | None, again: float | None) -> bool:
+        """Whether one more pass of the starting policy fits into `baseline_minutes`.
+
+        Fewer passes see a decline from the start later. They cost no false stops: the thresholds are of the
+        passes that there are.
+
+        Args:
+            seconds: that all passes so far took; None, not known, is bounded by nothing.
+            again: seconds that one more takes; likewise.
+        """
+        return seconds is None or again is None or seconds + again <= 60 * self.baseline_minutes
 
 
 class SilentPolicy(_Section):
@@ -193,17 +176,14 @@ class Policy(_Section):
     evaluation_failing: EvaluationFailingPolicy = Field(default_factory=EvaluationFailingPolicy)
     refused: RefusedPolicy = Field(default_factory=RefusedPolicy)
 
-    def within_budget(self, completions: int, seconds: float | None = None) -> Policy:
-        """The same with as many passes of the starting policy as the budget has room for.
+    def within_budget(self, seconds: float | None) -> Policy:
+        """The same with as many passes of the starting policy as `baseline_minutes` has room for.
 
-        Args:
-            completions: of one pass.
-            seconds: that one takes; None: not known yet, so that no budget of minutes counts.
+        `seconds`: that one takes; None: not known.
         """
-        calibrated = self.calibrated
-        passes = 1
-        while passes < calibrated.baseline_passes and calibrated.baseline_budget.has_room(
-            passes, passes * completions, None if seconds is None else passes * seconds, seconds
+        passes, calibrated = 1, self.calibrated
+        while passes < calibrated.baseline_passes and calibrated.has_room(
+            None if seconds is None else passes * seconds, seconds
         ):
             passes += 1
         return self.model_copy(
@@ -211,5 +191,7 @@ class Policy(_Section):
         )
 
     def calibrated_share(self) -> CalibratedPolicy:
-        """Settings of the calibrated detector beside HeldOutGuard: half of alpha; that rule has the rest."""
+        """Settings of the calibrated detector; beside HeldOutGuard it has half of alpha."""
+        if self.detector != "both":
+            return self.calibrated
         return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})

@@ -99,29 +99,27 @@ def evaluations_needed(
 def about_the_budget(
     policy: Policy,
     items: int,
-    completions: int,
     sampling: EvaluationSampling,
-    seconds: float | None = None,
+    seconds: float | None,
     score: float | None = None,
 ) -> str:
-    """What the budget for the baseline costs, in one sentence; "" where it costs nothing.
+    """What `baseline_minutes` cost, in one sentence; "" where they cost nothing.
 
     Args:
         policy: the thresholds, with all passes that are wanted.
         items: held-out items; those of one group are one.
-        completions: of one pass.
         sampling: of an evaluation that no trainer tells how it samples.
-        seconds: that a pass takes; None: not known yet, so that no number of minutes counts.
+        seconds: that a pass takes; None: not known yet.
         score: of the starting policy; None counts as the noisiest.
     """
-    passes = policy.within_budget(completions, seconds).calibrated.baseline_passes
+    passes = policy.within_budget(seconds).calibrated.baseline_passes
     enough = passes == policy.calibrated.baseline_passes
     if enough or policy.detector == "heldout_guard" or is_greedy(sampling):
         return ""
-    from guard_core.detectors.run import fewer_passes
+    from guard_core.detectors.conditions import fewer_passes
 
     said = fewer_passes(passes, NOISIEST if score is None else score, items, _config(policy, sampling))
-    return f"baseline_budget has room for {said}"
+    return f"baseline_minutes have room for {said}"
 
 
 def needed_once_risen(
@@ -138,9 +136,8 @@ def needed_once_risen(
 
 
 def _config(policy: Policy, sampling: EvaluationSampling) -> CalibratedPolicy:
-    config = policy.calibrated if policy.detector == "calibrated" else policy.calibrated_share()
     # The detector, too, takes it from the evaluations.
-    return config.model_copy(update={"samples": sampling.samples})
+    return policy.calibrated_share().model_copy(update={"samples": sampling.samples})
 
 
 def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:

@@ -1,9 +1,8 @@
 """What is remembered of a run's steps: their window, their count, the trainer's starts, and their KL. Pure.
 
 A log may lack steps, and a trainer may end before it has reported its last ones. That they were made shows in
-the numbers of the steps around them, and in the last step that the trainer names at its end. So steps are
-counted by their numbers, in units of the usual distance of two reports: a loop that reports every tenth step
-has left none out.
+the numbers of the steps around them, and in the last step that the trainer names at its end. So what nobody
+judged is counted in step numbers.
 
 TRL logs the k3 estimator of the KL without a clamp: one token with a log-ratio of 10 adds about 22,000 nats
 to one step. A median over the last five steps drops such a spike before the EMA sees it; a true drift passes.
@@ -20,7 +19,6 @@ from statistics import fmean, median
 from typing import NamedTuple, Self
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.heldout_guard import HeldOutGuard
 from guard_core.rounds import Window, standard_error
 from guard_core.wire import KlKind
 
@@ -31,9 +29,6 @@ MAX_PENDING = 10_000
 #: Evaluated checkpoints in a row without a reported step, from which on that is said: if they span more than
 #: twice the usual distance of two reports, too, for a log may have a step less often than the trainer saves.
 UNREWARDED = 3
-
-#: Distances of two reports that are told apart: a trainer may number its steps without any order.
-MAX_DISTANCES = 64
 
 #: Steps under the median. Five survives two spikes side by side and delays a true drift by two steps.
 MEDIAN_WINDOW = 5
@@ -122,20 +117,18 @@ class StepCount:
     """The steps of one run that no evaluated checkpoint has judged yet.
 
     `attempt`, `step`: the newest reported step; None before the first. `reported`: steps that were reported
-    after the last evaluated checkpoint, of all attempts. `most_reported`, `longest_span`: most reports that
-    one had, and most step numbers. `apart`: how often two successive reports of an attempt were so many steps
-    apart.
+    after the last evaluated checkpoint, of all attempts. `longest_round`: most step numbers that one had.
+    `apart`: step numbers between the newest two reports of an attempt.
     """
 
     attempt: int | None = None
     step: int | None = None
     reported: int = 0
-    most_reported: int = 0
-    longest_span: int = 0
+    longest_round: int = 0
+    apart: int | None = None
     #: Evaluated checkpoints in a row without a reported step, and the step of the one before them.
     unrewarded: int = 0
     rewarded: int = 0
-    apart: dict[int, int] = field(default_factory=dict)
     #: Of the newest attempt: the step after which nothing is judged, and how many reports came after it.
     since: int = 0
     here: int = 0
@@ -150,15 +143,9 @@ class StepCount:
         if self.attempt is None or attempt > self.attempt:
             self._begin(attempt, step)
         elif attempt == self.attempt and self.step is not None and step > self.step:
-            apart = step - self.step
-            if apart in self.apart or len(self.apart) < MAX_DISTANCES:
-                self.apart[apart] = self.apart.get(apart, 0) + 1
-            self.step = step
+            self.apart, self.step = step - self.step, step
         if attempt == self.attempt and step > self.since:
             self.here += 1
-
-    def __copy__(self) -> Self:
-        return replace(self, apart=dict(self.apart))
 
     def _begin(self, attempt: int, step: int) -> None:
         self.attempt, self.step, self.since, self.here = attempt, step, step - 1, 0
@@ -168,7 +155,7 @@ class StepCount:
     def fold_evaluation(self, attempt: int, step: int, in_round: int, left: int) -> None:
         """Count an evaluated checkpoint, with as many reported steps in its round, and so many after it."""
         if attempt == self.attempt:
-            self.longest_span = max(self.longest_span, step - self.since)
+            self.longest_round = max(self.longest_round, step - self.since)
             if self.judged is None or self.judged.attempt != attempt:
                 # The attempt's first: what lies between it and the first report was made after it.
                 self.since = min(self.since, step)
@@ -182,7 +169,7 @@ class StepCount:
         elif key > self.judged:  # of an attempt that began anew, its first is where one can count from
             self.unrewarded, self.rewarded = self.unrewarded + 1, min(self.rewarded, step)
         self.judged = newest
-        self.most_reported = max(self.most_reported, in_round)
+        self.longest_round = max(self.longest_round, in_round)
 
     def fold_end(self, attempt: int, step: int, began: int | None) -> None:
         """Take what a trainer says of its last step. It can only add steps, and is never taken back."""
@@ -199,18 +186,7 @@ class StepCount:
         """Whether several evaluated checkpoints in a row were compared with no reward, unlike usual."""
         if self.unrewarded < UNREWARDED or self.judged is None or self.step is None:
             return False
-        usual = self.stride if self.apart else self.step
-        return self.judged.step - self.rewarded > 2 * usual
-
-    @property
-    def stride(self) -> int:
-        """The usual distance of two reports, in step numbers; of several the least."""
-        return min(self.apart, key=lambda apart: (-self.apart[apart], apart), default=1)
-
-    @property
-    def longest_round(self) -> int:
-        """Most steps that one evaluated checkpoint had."""
-        return max(self.most_reported, self.longest_span // self.stride)
+        return self.judged.step - self.rewarded > 2 * (self.apart or self.step)
 
     @property
     def after(self) -> int:
@@ -230,7 +206,7 @@ class StepCount:
                     since = min(since, began)
             if self.judged is not None and (judged_here or (attempt != self.attempt and began is None)):
                 since = max(since, self.judged.step)
-        return self.reported + max(0, (end - since) // self.stride - here)
+        return self.reported + max(0, end - since - here)
 
 
 @dataclass(slots=True)
@@ -276,15 +252,6 @@ StepKl = tuple[int, int, float]
 """Attempt and number of a step, and its KL to the reference, nats/token."""
 
 
-class StepStatus(NamedTuple):
-    """The judgement after one step. KLs are in nats/token; `kl_ema` is None until five steps carried a KL."""
-
-    fire: bool
-    reason: str
-    step: int
-    kl_ema: float | None
-
-
 class KlMemory(NamedTuple):
     """What a monitor remembers: its newest KLs, how many there were, where they began, their EMA.
 
@@ -308,9 +275,6 @@ class StepMonitor:
         kl_hard_stop: nats/token, > 0; None never latches.
         ema_alpha: weight on the prior, in [0, 1).
         min_steps: steps with a KL before it may latch, >= 0; five are always needed.
-
-    Raises:
-        ValueError: naming the field that is out of range or not finite.
     """
 
     kl_hard_stop: float | None = 0.08
@@ -319,13 +283,6 @@ class StepMonitor:
 
     #: Replaced as a whole, so a shallow copy of a monitor is an independent one.
     memory: KlMemory = field(default=KlMemory(), init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # One place says what a valid threshold is.
-        limit = HeldOutGuard.kl_hard_stop if self.kl_hard_stop is None else self.kl_hard_stop
-        HeldOutGuard(kl_hard_stop=limit, ema_alpha=self.ema_alpha)
-        if self.min_steps < 0:
-            raise ValueError(f"min_steps must be >= 0, got {self.min_steps!r}")
 
     @property
     def kl_ema(self) -> float | None:
@@ -349,38 +306,17 @@ class StepMonitor:
         """Why the monitor latched, or None."""
         return self.memory.fired_reason
 
-    def update(self, step: int, kl: float) -> StepStatus:
-        """Fold the KL to the reference of one step.
-
-        Args:
-            step: the trainer's global step, repeated in the status.
-            kl: token-mean KL to the reference, nats/token, >= 0.
-
-        Raises:
-            ValueError: `kl` is negative or not finite; the monitor is then unchanged.
-        """
-        before = self.fired_reason
-        self.fold([(0, step, kl)])
-        reason = self.fired_reason or "" if before is None else f"latched: {before}"
-        return StepStatus(bool(reason), reason, step, self.kl_ema)
-
     def fold(self, kls: Iterable[StepKl]) -> StepKl | None:
-        """Fold the KLs to the reference of several steps, each as `update` takes it.
+        """Fold the KLs to the reference of several steps, nats/token, each finite and >= 0.
 
         Returns:
             The first of them after which the monitor is latched; None if it is not.
-
-        Raises:
-            ValueError: one is negative or not finite; the monitor is then unchanged.
         """
         window, seen, start, kl_ema, reason = self.memory
         limit = math.inf if self.kl_hard_stop is None else self.kl_hard_stop
         latched: StepKl | None = None
         for place in kls:
-            kl = place[2]
-            if not 0.0 <= kl < math.inf:
-                raise ValueError(f"kl must be finite and >= 0 nats/token, got {kl!r}")
-            window, seen = (*window[1 - MEDIAN_WINDOW :], kl), seen + 1
+            window, seen = (*window[1 - MEDIAN_WINDOW :], place[2]), seen + 1
             if seen >= MEDIAN_WINDOW:
                 middle = sorted(window)[MEDIAN_WINDOW // 2]
                 if seen == MEDIAN_WINDOW and starts_away(window):

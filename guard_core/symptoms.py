@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +35,6 @@ CLEAR = 2.0
 NOTABLE = 0.05
 #: Standard deviations of normal noise in one median absolute deviation.
 SPREAD_PER_MAD = 1.4826
-
-#: Mean length of a completion from which on it is at the longest, as a share of that. An average so close to
-#: a limit that nothing exceeds leaves room for few that are much shorter.
-AT_CAP = 0.9
-#: Share of steps with the very same longest completion that shows a limit: no maximum repeats so by chance.
-CAP_SEEN = 0.5
 
 #: Share of the entropy that is left where it has collapsed. Where performance is b - a exp(entropy) (Cui et
 #: al., arXiv 2505.22617) at most as large a share of what could be gained is left, because exp is convex.
@@ -72,9 +66,8 @@ class Logged:
     Fields:
         step: the trainer's global step.
         figures: by name: `reward`; `kl` (to the reference, token mean, nats/token); `entropy` (nats/token);
-            `length`, `longest` (mean and longest completion of a step, tokens); `clipped` (share of
-            completions cut off at the limit); `zero_std`, `mixed` (shares of groups whose rewards have no
-            spread, and some).
+            `clipped` (share of completions cut off at the limit); `zero_std`, `mixed` (shares of groups whose
+            rewards have no spread, and some).
         components: parts of the reward, by their own names.
         because: why a figure is not there, where more is known than that.
     """
@@ -100,7 +93,7 @@ class Symptom:
     sentence: str
     first_step: int
     last_step: int
-    numbers: tuple[tuple[str, float], ...]
+    numbers: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +206,14 @@ def _steps(first: int, last: int) -> str:
     return f"steps {first:,} to {last:,}"
 
 
+def _extremes(row: list[_Window]) -> tuple[tuple[str, float], ...]:
+    medians = [window.median for window in row]
+    return ("lowest", min(medians)), ("highest", max(medians))
+
+
 def _from_to(row: list[_Window], form: str = ".3g") -> str:
-    return _range(min(w.median for w in row), max(w.median for w in row), form)
+    (_, low), (_, high) = _extremes(row)
+    return _range(low, high, form)
 
 
 def _range(low: float, high: float, form: str = ".3g") -> str:
@@ -249,41 +248,20 @@ def _components_part(log: Logged) -> Symptom | None:
 
 
 def _length_at_cap(log: Logged) -> Symptom | None:
-    """For a stretch more completions are cut off than a score can bear, or their mean is at the limit."""
-    if "clipped" not in log.figures and {"length", "longest"} <= log.figures.keys():
-        return _mean_at_cap(log)
+    """For a stretch more completions are cut off than a score can bear."""
     clipped = _share(log, "clipped", "share of clipped completions")
     if not (row := _stretch(clipped.windows, lambda median: median > MAX_TRUNCATED)):
         return None
-    said = f"{_from_to(row, '.0%')} of the completions were cut off at the length limit"
-    return _at_cap(said, row, "clipped")
-
-
-def _mean_at_cap(log: Logged) -> Symptom | None:
-    """Without the share of what is clipped: a limit is a longest completion that comes again and again.
-
-    Raises:
-        _UnseenError: there is none, or completions are shorter; some may be cut off all the same.
-    """
-    longest, length = _of(log, "longest", "longest completion"), _of(log, "length", "mean length")
-    cap = float(longest.values.max())
-    row = _stretch(length.windows, lambda median: median >= AT_CAP * cap)
-    if cap <= 0.0 or np.mean(longest.values == cap) < CAP_SEEN or not row:
-        raise _UnseenError("how many completions were clipped cannot be told by their mean length", "clipped")
-    said = f"the mean completion had {_from_to(row)} of at most {cap:g} tokens"
-    return _at_cap(said, row, "length")
-
-
-def _at_cap(said: str, row: list[_Window], what: str) -> Symptom:
     first, last = row[0].first, row[-1].last
     return Symptom(
         "length_at_cap",
-        f"{said} in {_steps(first, last)} (medians). A completion that is cut off is paid for what it had no "
-        "room to finish. Read some that were cut off: do they repeat themselves, or is the limit too low? "
-        "(Where every completion of the task has the same length, that is as it should be.)",
+        f"{_from_to(row, '.0%')} of the completions were cut off at the length limit in "
+        f"{_steps(first, last)} (medians). A completion that is cut off is paid for what it had no room to "
+        "finish. Read some that were cut off: do they repeat themselves, or is the limit too low? (Where "
+        "every completion of the task has the same length, that is as it should be.)",
         first,
         last,
-        ((f"lowest_{what}", min(w.median for w in row)), (f"highest_{what}", max(w.median for w in row))),
+        _extremes(row),
     )
 
 
@@ -316,10 +294,8 @@ def _entropy_collapse(log: Logged) -> Symptom | None:
 def _groups_without_spread(log: Logged) -> Symptom | None:
     """For a stretch nearly all groups have one reward for all of their completions, so no gradient."""
     if "zero_std" not in log.figures and "mixed" in log.figures:
-        figures = {"zero_std": 1.0 - _bounded(log.figures["mixed"])}
-    else:
-        figures = dict(log.figures)
-    shares = _share(Logged(log.step, figures), "zero_std", "share of groups without spread")
+        log = replace(log, figures={"zero_std": 1.0 - _bounded(log.figures["mixed"]), **log.figures})
+    shares = _share(log, "zero_std", "share of groups without spread")
     if not (row := _stretch(shares.windows, lambda median: median > MOST_WITHOUT_SPREAD)):
         return None
     first, last = row[0].first, row[-1].last
@@ -331,7 +307,7 @@ def _groups_without_spread(log: Logged) -> Symptom | None:
         "the run prompts between.",
         first,
         last,
-        (("lowest", min(w.median for w in row)), ("highest", max(w.median for w in row))),
+        _extremes(row),
     )
 
 

@@ -9,8 +9,6 @@ from guard_core.checkpoint_key import CheckpointKey
 
 #: Evaluation rounds that the status of a job holds; with more of them so many are the newest.
 MAX_ROUNDS, NEWEST_ROUNDS = 50, 25
-#: Bytes of the steps that are kept of a run (`kept_steps`), in its evidence.
-MAX_KEPT_STEPS = 32 * 1024
 
 
 def rounds_that_stay(places: Sequence[CheckpointKey], best: CheckpointKey | None) -> list[int]:

@@ -15,14 +15,9 @@ from dataclasses import dataclass
 from guard_core.codes import Code, Level
 from guard_core.wire import Condition, EvaluationSummary, Sampling
 
-#: Share of cut-off completions of the first evaluation above which its score says too little.
-MAX_TRUNCATED = 0.2
-
-#: And of completions without an answer, where answers begin after a mark.
-MAX_UNANSWERED = 0.2
-
-#: And of completions on which a scorer reached its limit.
-MAX_TIMED_OUT = 0.2
+#: Shares of completions of the first evaluation above which its score says too little: that were cut off,
+#: have no answer after its mark, or on which a scorer reached its limit.
+MAX_TRUNCATED = MAX_UNANSWERED = MAX_TIMED_OUT = 0.2
 
 #: Share of unscored completions from which on a score says nothing of the policy.
 MOST_UNSCORED = 0.9
@@ -133,9 +128,7 @@ class Unscored:
         if self.first is None:
             return
         if self.measured:
-            yield from _cut_off(self.first, self.at_first, trainer)
-            yield from _unanswered(self.first)
-            yield from _timed_out(self.first)
+            yield from _about_the_first(self.first, self.at_first, trainer)
             return
         yield Condition.of(
             Code.UNINFORMATIVE_BASELINE,
@@ -179,58 +172,49 @@ def scores_what_is_cut_off(truncated: float | None, unscored: float | None) -> b
     return truncated is not None and unscored is not None and unscored < truncated
 
 
-def _cut_off(
+def _about_the_first(
     first: EvaluationSummary, unscored: float | None, trainer: Sampling | None
 ) -> Iterator[Condition]:
-    """That too many completions of the first evaluation were cut off: how they end was never seen.
+    """That too many completions of the first evaluation say nothing: of each kind, and what to do.
 
-    Where the trainer lets them go on for longer, what it trains is not what is scored, so no verdict can be
-    had. Where it does not, or does not say, it is advice.
+    Where the trainer lets go on for longer what was cut off, what it trains is not what is scored, so no
+    verdict can be had. All else is advice: nobody can tell a policy that has yet to learn where answers begin
+    from one of another format.
     """
-    if first.truncated is not None and first.truncated > MAX_TRUNCATED:
-        used, own = first.sampling, _longest(trainer)
-        shorter = used is not None and own is not None and used.max_new_tokens < own
-        longer = f", where the trainer gives them {own}" if shorter else ""
-        scored = scores_what_is_cut_off(first.truncated, unscored)
-        counted = (
-            "They are scored as they are (score_truncated)"
-            if scored
-            else "They count as wrong; where completions have no end of their own, set score_truncated"
-        )
-        yield Condition.of(
-            Code.UNINFORMATIVE_BASELINE,
-            f"{first.truncated:.0%} of the completions at step {first.step} were cut off at the "
-            f"length limit{longer} (advised: at most {MAX_TRUNCATED:.0%}), so how they end is not known: "
-            "raise the evaluator's max_new_tokens to what the trainer generates with (or its ceiling, "
-            f"max_new_tokens_ceiling). {counted}",
-            level=Level.UNKNOWN if shorter else Level.WARNING,
-            advice=not shorter,
-        )
-
-
-def _unanswered(first: EvaluationSummary) -> Iterator[Condition]:
-    """That too many completions of the first evaluation have no answer: the mark may be a wrong one.
-
-    It is advice: a policy that has yet to learn where answers begin is told from one of another format by
-    nobody.
-    """
-    if first.unanswered is not None and first.unanswered > MAX_UNANSWERED:
-        yield Condition.of(
-            Code.UNINFORMATIVE_BASELINE,
-            f"{first.unanswered:.0%} of the completions at step {first.step} have no answer, and "
-            f"count as wrong (advised: at most {MAX_UNANSWERED:.0%}): see that the policy writes what "
-            "answer_after says, and has the room to (max_new_tokens)",
-            advice=True,
-        )
-
-
-def _timed_out(first: EvaluationSummary) -> Iterator[Condition]:
-    """That scorers were late on too many completions of the first evaluation: the limit may be too short."""
-    if first.timed_out is not None and first.timed_out > MAX_TIMED_OUT:
-        yield Condition.of(
-            Code.UNINFORMATIVE_BASELINE,
-            f"{first.timed_out:.0%} of the completions at step {first.step} timed out in a scorer, "
-            f"and count as wrong (advised: at most {MAX_TIMED_OUT:.0%}): see that a right answer is far from "
-            "scorer_timeout_seconds, also while the machine is busy",
-            advice=True,
-        )
+    used, own = first.sampling, _longest(trainer)
+    shorter = used is not None and own is not None and used.max_new_tokens < own
+    longer = f", where the trainer gives them {own}" if shorter else ""
+    counted = (
+        "They are scored as they are (score_truncated)"
+        if scores_what_is_cut_off(first.truncated, unscored)
+        else "They count as wrong; where completions have no end of their own, set score_truncated"
+    )
+    kinds = (
+        (
+            first.truncated,
+            f"of the completions at step {first.step} were cut off at the length limit{longer}",
+            "so how they end is not known: raise the evaluator's max_new_tokens to what the trainer "
+            f"generates with (or its ceiling, max_new_tokens_ceiling). {counted}",
+            shorter,
+        ),
+        (
+            first.unanswered,
+            f"of the completions at step {first.step} have no answer, and count as wrong",
+            "see that the policy writes what answer_after says, and has the room to (max_new_tokens)",
+            False,
+        ),
+        (
+            first.timed_out,
+            f"of the completions at step {first.step} timed out in a scorer, and count as wrong",
+            "see that a right answer is far from scorer_timeout_seconds, also while the machine is busy",
+            False,
+        ),
+    )
+    for share, what, remedy, incomparable in kinds:
+        if share is not None and share > MAX_TRUNCATED:
+            yield Condition.of(
+                Code.UNINFORMATIVE_BASELINE,
+                f"{share:.0%} {what} (advised: at most {MAX_TRUNCATED:.0%}): {remedy}",
+                level=Level.UNKNOWN if incomparable else Level.WARNING,
+                advice=not incomparable,
+            )

@@ -1,7 +1,7 @@
 """What travels between trainer, guard and operator. Every model refuses unknown fields.
 
 Invariant 8: nothing here carries a per-item held-out score, prompt or answer. `Evaluation`, which does,
-is in `guard_core.judge` and never leaves the guard. The prompts of a `Rollout` are of the training data.
+is in `guard_core.rounds` and never leaves the guard. The prompts of a `Rollout` are of the training data.
 """
 
 from __future__ import annotations
@@ -553,8 +553,8 @@ class Verdict(Wire):
     )
     steps_since_evaluation: int = Field(
         0,
-        description="Steps after the last evaluated checkpoint: those that were reported, and those that the "
-        "trainer says at its end it made beyond them.",
+        description="Steps after the last evaluated checkpoint, by their numbers: also those that the "
+        "trainer only says at its end it made.",
     )
     longest_round: int = Field(
         0, description="Most steps that belonged to one evaluated checkpoint: as many may follow the last."

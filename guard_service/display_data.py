@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from guard_core.figures import kept_figures
-from guard_core.rollouts import kept_rollouts
+from guard_core.display import kept_figures, kept_rollouts
 from guard_core.wire import FiguresReport, PostedStep, RolloutsReport, Verdict
 
 log = logging.getLogger("rlguard.guard")

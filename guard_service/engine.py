@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from guard_core.checkpoint_key import CheckpointKey
 from guard_core.compact import CompactState
+from guard_core.display import side_by_side
 from guard_core.judge import Latch
-from guard_core.rollouts import side_by_side
 from guard_core.terminal import is_unicode
 from guard_core.wire import CheckpointReport, EndReport, EvaluationReport, MomentRollouts
 from guard_service.display_data import DisplayStore

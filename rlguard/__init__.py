@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from guard_client.guard import Guard
     from guard_core._version import __version__
     from guard_core.codes import Code, Level
-    from guard_core.heldout_guard import CollapseStopError, HeldOutGuard, TripwireStatus
+    from guard_core.heldout_guard import (
+        CollapseStopError,
+        HeldOutGuard,
+        TripwireStatus,
+        kl_token_trust_filter,
+    )
     from guard_core.policy import Policy
-    from guard_core.trust import kl_token_trust_filter
     from guard_core.wire import CheckpointReport, Condition, KlKind, StepReport, Verdict
     from trainer_image.callback import GuardCallback
     from trainer_image.guarded_trainer import GuardedGRPOTrainer
@@ -68,7 +72,7 @@ _HOMES = {
     "TripwireStatus": "guard_core.heldout_guard",
     "Verdict": "guard_core.wire",
     "__version__": "guard_core._version",
-    "kl_token_trust_filter": "guard_core.trust",
+    "kl_token_trust_filter": "guard_core.heldout_guard",
 }
 
 

@@ -145,24 +145,20 @@ class Found:
     measured: TriedEvaluation | None
 
     @property
-    def _completions(self) -> int:
-        return (self.split.items or 1) * self.sampling.samples
-
-    @property
     def _seconds(self) -> float | None:
         return None if self.measured is None else self.measured.seconds
 
     @property
     def affordable(self) -> Policy:
         """The policy, with as many passes of the starting policy as its budget has room for."""
-        return self.policy.within_budget(self._completions, self._seconds)
+        return self.policy.within_budget(self._seconds)
 
     @property
     def about_the_budget(self) -> str:
         """What the budget costs; "" if nothing."""
         score = None if self.measured is None else self.measured.score
         return preflight.about_the_budget(
-            self.policy, self.split.counted or 1, self._completions, self.sampling, self._seconds, score
+            self.policy, self.split.counted or 1, self.sampling, self._seconds, score
         )
 
 
@@ -363,7 +359,7 @@ def completions_row(measured: TriedEvaluation) -> CheckRow:
 
 def score_row(score: float, found: Found) -> CheckRow:
     """Whether the starting score leaves room to move, and which falls from it stop the run."""
-    from guard_core.detectors.run import cannot_fall_from, uninformative_baseline
+    from guard_core.detectors.conditions import cannot_fall_from, uninformative_baseline
 
     name, policy = "starting score", found.policy
     if said := uninformative_baseline(score, None):

@@ -18,7 +18,7 @@ from guard_core.wire import CheckpointReport, KlKind
 
 
 class LoggedStep(NamedTuple):
-    """One row of a run, as `Judge.fold_step` reads it."""
+    """One row of a run, as `Judge.fold_steps` reads it."""
 
     attempt: int
     step: int
@@ -80,7 +80,7 @@ def _fold_steps(
     judge: Judge, steps: Iterator[LoggedStep], count: int, after: Callable[[LoggedStep, Judge], None] | None
 ) -> None:
     for step in islice(steps, count):
-        judge.fold_step(step)
+        judge.fold_steps((step,))
         if after is not None:
             after(step, judge)
 

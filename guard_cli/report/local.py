@@ -34,8 +34,8 @@ def render(folder: Path) -> str:
     Raises:
         CliError: a part of the folder cannot be read.
     """
+    from guard_core.display import side_by_side
     from guard_core.guard_log import symptoms_of_history
-    from guard_core.rollouts import side_by_side
     from guard_service.display_data import DisplayData
     from guard_service.errors import GuardError
     from guard_service.event_log import stored_policy

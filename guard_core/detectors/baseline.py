@@ -7,7 +7,7 @@ each item over the passes is the noise of an evaluation. Pure: numpy only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -92,31 +92,17 @@ class Outcomes:
         """Mean outcome; the same whatever the order of the items."""
         return math.fsum(self.truth) / len(self.truth)
 
-    def quantities(self, *, knows_fooled: bool) -> dict[str, Array]:
-        """Each quantity of QUANTITIES that is known, shape (n,).
-
-        `knows_fooled`: whether every pass of the baseline has `fooled`; else what the means prove counts.
-        """
+    def quantities(self) -> dict[str, Array]:
+        """Each quantity of QUANTITIES that is known, shape (n,); without `fooled` by what the means prove."""
         if self.paid is None:
             return {"score": self.truth}
-        wrong = (self.paid >= 1.0) * (1 - self.truth)
+        wrong = (self.paid >= 1.0) * (1 - self.truth) if self.fooled is None else self.fooled
         return {
             "score": self.truth,
             "margin": self.truth - self.paid,
             "double_margin": 2 * self.truth - self.paid,
-            "fair_pay": -(self.fooled if knows_fooled and self.fooled is not None else wrong),
+            "fair_pay": -wrong,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineSummary:
-    """What the calibrated detector needs of a baseline; each field as the property of `Baseline`."""
-
-    items: int
-    samples: int
-    greedy: bool
-    knows_fooled: bool
-    starts: Mapping[str, Start]
 
 
 @dataclass(frozen=True)
@@ -172,11 +158,6 @@ class Baseline:
         """The passes that the training grader scored."""
         return tuple(one for one in self.passes if one.paid is not None)
 
-    @property
-    def knows_fooled(self) -> bool:
-        """Whether each of those tells where the grader was fooled."""
-        return all(one.fooled is not None for one in self.graded)
-
     @cached_property
     def greedy(self) -> bool:
         """Whether they were made at temperature 0; where that is not known, whether several are identical.
@@ -199,7 +180,7 @@ class Baseline:
         return found
 
     def _start(self, name: str, passes: Sequence[Outcomes]) -> Start:
-        values = np.stack([one.quantities(knows_fooled=self.knows_fooled)[name] for one in passes])
+        values = np.stack([one.quantities()[name] for one in passes])
         return start_of(values, 1 if self.greedy else len(values), QUANTITIES[name], self.samples)
 
 

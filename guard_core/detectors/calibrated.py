@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from guard_core.codes import Code, Level
-from guard_core.detectors.baseline import Baseline, BaselineSummary, Outcomes
+from guard_core.detectors.baseline import Baseline, Outcomes
 from guard_core.detectors.planning import lacks
 from guard_core.detectors.questions import DECLINE, Evaluated, Series, judge
 from guard_core.detectors.rewards import WINDOW
@@ -48,23 +48,23 @@ class DetectorStatus:
 
     `rule`: the code that fired first, None while none has; `reason`: its sentence, else that of the most
     severe reading; `needs_confirmation`: a fresh evaluation of the same checkpoint would decide an alarm, or
-    whether this evaluation counts; `in_doubt`: a sentence if that is asked of a low one without an alarm;
-    `not_counted`: evaluations so far that do not count.
+    whether this evaluation counts; `in_doubt`: a sentence if that is asked of a low one without an alarm.
     """
 
-    fire: bool
     level: Level
-    step: int
     rule: str | None
     reason: str
     readings: tuple[DetectorReading, ...]
     needs_confirmation: bool = False
     in_doubt: str = ""
-    not_counted: int = 0
+
+    @property
+    def fire(self) -> bool:
+        """Whether a question has fired, now or earlier."""
+        return self.rule is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(NamedTuple):
     """The newest evaluation, about which the next one decides.
 
     `alarmed`: questions at their threshold with it; `halfway`: a mean from here on says that it does not
@@ -82,75 +82,83 @@ class Doubt:
         return mean <= self.halfway if self.above else mean >= self.halfway
 
 
-class CalibratedDetector:
-    """Sequential tests of the held-out items against the baseline. One `update` is one evaluation; it
-    latches. Each attribute is an immutable value, so a shallow copy of a detector is an independent one.
+@dataclass(frozen=True, slots=True)
+class DetectorState:
+    """All that a detector knows of a run. No item's outcome is in it, so the next guard may have it.
+
+    Fields:
+        items, samples, greedy: of the baseline, as its properties.
+        series: what is judged.
+        doubt: about the newest evaluation.
+        not_counted: evaluations that turned out not to count.
+        rule, reason: the code that fired first, and its sentence.
     """
 
-    def __init__(self, config: CalibratedPolicy, baseline: Baseline | BaselineSummary) -> None:
-        self.config, self.items, self.samples = config, baseline.items, baseline.samples
-        self.greedy = baseline.greedy
-        self.knows_fooled = baseline.knows_fooled
-        self.series = Series(config, baseline.starts)
-        self.doubt: Doubt | None = None
-        self._not_counted = 0
-        self.rule: str | None = None
-        self.reason = ""
-        self._last: DetectorStatus | None = None
+    items: int
+    samples: int
+    greedy: bool
+    series: Series
+    doubt: Doubt | None = None
+    not_counted: int = 0
+    rule: str | None = None
+    reason: str = ""
 
-    @property
-    def last_status(self) -> DetectorStatus | None:
-        """The status of the last `update`, or None before the first."""
-        return self._last
+    @classmethod
+    def of(cls, baseline: Baseline, alpha: float) -> Self:
+        """Of a run of which nothing but the start is known."""
+        series = Series(alpha, baseline.starts)
+        return cls(baseline.items, baseline.samples, baseline.greedy, series)
+
+
+class CalibratedDetector:
+    """Sequential tests of the held-out items against the baseline. One `update` is one evaluation; it
+    latches. Its state is one immutable value, so a shallow copy of a detector is an independent one.
+    """
+
+    def __init__(self, config: CalibratedPolicy, start: Baseline | DetectorState) -> None:
+        self.config = config
+        self.state = start if isinstance(start, DetectorState) else DetectorState.of(start, config.alpha)
+        #: The status after the newest evaluation, or None before the first.
+        self.last_status = self._status(self._readings()) if self.state.series.evaluations else None
 
     @property
     def start(self) -> Start:
         """Where the held-out score starts."""
-        return self.series.starts["score"]
-
-    @property
-    def has_grader(self) -> bool:
-        """Whether the training grader scored the baseline."""
-        return self.series.has_grader
+        return self.state.series.starts["score"]
 
     @property
     def newest(self) -> float | None:
         """Mean of the newest evaluation that counts, or None before the first."""
-        return self.series.evaluations[-1].score if self.series.evaluations else None
+        evaluations = self.state.series.evaluations
+        return evaluations[-1].score if evaluations else None
 
     @property
     def evaluations(self) -> int:
         """How many evaluations count."""
-        return len(self.series.evaluations)
-
-    @property
-    def not_counted(self) -> int:
-        """How many evaluations turned out not to count."""
-        return self._not_counted
+        return len(self.state.series.evaluations)
 
     @property
     def jumped(self) -> bool:
         """Whether the newest evaluation is in doubt because it lies above those before."""
-        return self.doubt is not None and self.doubt.above
+        return self.state.doubt is not None and self.state.doubt.above
 
     @property
     def alarmed(self) -> bool:
         """Whether an alarm waits to be decided."""
-        return self.doubt is not None and bool(self.doubt.alarmed)
+        return self.state.doubt is not None and bool(self.state.doubt.alarmed)
 
     def lacks(self) -> str:
         """What is missing before the run can be judged, and what would help; "" if nothing is."""
-        scores = tuple(one.score for one in self.series.evaluations)
-        return lacks(
-            scores, self.start, self.series.limit(DECLINE, "score", self.config.max_decline), self.config
-        )
+        series = self.state.series
+        scores = tuple(one.score for one in series.evaluations)
+        limit = series.limit(DECLINE, "score", self.config.max_decline)
+        return lacks(scores, self.start, limit, self.config)
 
     def update(
         self,
         step: int,
         items: Sequence[float] | Array,
         in_loop_reward: float | None = None,
-        kl: float | None = None,
         proxy_items: Sequence[float] | Array | None = None,
         in_loop_error: float | None = None,
         fooled_items: Sequence[float] | Array | None = None,
@@ -162,7 +170,6 @@ class CalibratedDetector:
             items: outcomes in [0, 1], shape (n,), in the order of the baseline.
             in_loop_reward: mean in-loop reward since the last evaluation, reward units; None: not known, or
                 this is a second evaluation of the same checkpoint.
-            kl: KL to the reference, nats/token. It gates nothing: learning costs KL too (Gao et al. 2022).
             proxy_items: what the training grader gives the same completions, as `items`; None: not known.
             in_loop_error: standard error of `in_loop_reward`, reward units; None: not known.
             fooled_items: as `Outcomes.fooled`; None: not known.
@@ -171,47 +178,43 @@ class CalibratedDetector:
             ValueError: items of another number or outside [0, 1], or a value that is not finite; nothing is
                 changed then.
         """
-        outcomes = Outcomes.of(items, proxy_items, fooled_items, self.items)
-        for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error), ("kl", kl)):
+        state = self.state
+        outcomes = Outcomes.of(items, proxy_items, fooled_items, state.items)
+        for name, value in (("in_loop_reward", in_loop_reward), ("in_loop_error", in_loop_error)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, got {value!r}")
-        quantities = outcomes.quantities(knows_fooled=self.knows_fooled)
+        quantities = outcomes.quantities()
         seen = Evaluated.of(step, quantities, in_loop_reward, in_loop_error)
-        before, doubt = self.series.evaluations, self.doubt
+        before, doubt, not_counted = state.series.evaluations, state.doubt, state.not_counted
         if doubt is not None and doubt.is_contradicted_by(seen.score):
             if seen.reward is None:  # another evaluation of the same checkpoint
-                seen = replace(seen, reward=before[-1].reward, reward_error=before[-1].reward_error)
-            before, doubt = before[:-1], None
-            self._not_counted += 1
-        self.series = replace(self.series, evaluations=(*before, seen))
-        readings = self._readings(self.series)
+                seen = seen._replace(reward=before[-1].reward, reward_error=before[-1].reward_error)
+            before, doubt, not_counted = before[:-1], None, not_counted + 1
+        series = replace(state.series, evaluations=(*before, seen))
+        self.state = replace(state, series=series, not_counted=not_counted)
+        readings = self._readings()
         upheld = doubt is not None and doubt.halfway is not None
-        self.doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
+        in_doubt = self._in_doubt(before, seen, _alarmed(readings), upheld=upheld)
+        self.state = replace(self.state, doubt=in_doubt)
         confirmed = () if doubt is None else doubt.alarmed
         fired = next((r for r in readings if r.level is Level.FIRED and r.name in confirmed), None)
-        if fired is not None and self.rule is None:
-            self.rule, self.reason = fired.code.value, fired.message
-        self._last = self._status(readings)
-        return self._last
+        if fired is not None and state.rule is None:
+            self.state = replace(self.state, rule=fired.code.value, reason=fired.message)
+        self.last_status = self._status(readings)
+        return self.last_status
 
-    def resume(
-        self, series: Series, doubt: Doubt | None, not_counted: int, fired: tuple[str | None, str]
-    ) -> None:
-        """Go on from these evaluations, of which the newest is in `doubt`; `fired`: rule and reason."""
-        self.series, self.doubt, self._not_counted = series, doubt, not_counted
-        self.rule, self.reason = fired
-        self._last = self._status(self._readings(series)) if series.evaluations else None
-
-    def _readings(self, series: Series) -> tuple[DetectorReading, ...]:
+    def _readings(self) -> tuple[DetectorReading, ...]:
         """What each question comes to, where the policy lets it stop a run."""
-        return tuple(_by_policy(reading, self.config) for reading in judge(series))
+        found = judge(self.state.series, self.config.max_decline)
+        return tuple(_by_policy(reading, self.config) for reading in found)
 
     def _in_doubt(
         self, before: Sequence[Evaluated], seen: Evaluated, alarmed: tuple[str, ...], *, upheld: bool
     ) -> Doubt | None:
         """What the next evaluation has to decide about this one; it is no outlier if it upheld the last."""
         level, error = level_before([one.score for one in before], self.start)
-        noise = error * math.sqrt(max(level * (1 - level), LEAST_VARIANCE) / (self.items * self.samples))
+        outcomes = self.state.items * self.state.samples
+        noise = error * math.sqrt(max(level * (1 - level), LEAST_VARIANCE) / outcomes)
         highest = max((level, *(one.score for one in before[-1:])))
         above = seen.score > highest + self.config.max_decline + JUMP * noise
         below = seen.score < level - self.config.max_decline - OUTLIER * noise
@@ -222,34 +225,33 @@ class CalibratedDetector:
         return Doubt(alarmed, halfway, above)
 
     def _status(self, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
-        step = self.series.evaluations[-1].step
-        if self.rule is not None:
-            return DetectorStatus(
-                True, Level.FIRED, step, self.rule, self.reason, readings, False, "", self._not_counted
-            )
+        state = self.state
+        if state.rule is not None:
+            return DetectorStatus(Level.FIRED, state.rule, state.reason, readings)
         readings = tuple(map(_unconfirmed, readings))
         # A question that cannot be judged says so in its reading; the whole is unknown only if none can.
         known = [r for r in readings if r.level is not Level.UNKNOWN] or list(readings)
         worst = max(known, key=lambda r: r.level.severity)
         level, reason, in_doubt = worst.level, worst.message, ""
-        if self.doubt is not None and not self.doubt.alarmed and not self.doubt.above:
+        if state.doubt is not None and not state.doubt.alarmed and not state.doubt.above:
             in_doubt = (
                 f"the newest evaluation ({self.newest:.4f}) lies far below those before it: a fresh one "
                 "decides whether it counts"
             )
             level, reason = Level.WARNING, in_doubt
-        fresh = self.doubt is not None and not self.greedy
-        return DetectorStatus(False, level, step, None, reason, readings, fresh, in_doubt, self._not_counted)
+        fresh = state.doubt is not None and not state.greedy
+        return DetectorStatus(level, None, reason, readings, fresh, in_doubt)
 
     def begin_again(self) -> None:
         """Forget every evaluation: those to come are of a policy that starts at the baseline again.
 
         A latch stays closed. The first rewards stay: they are the starting policy's.
         """
-        rewards = self.series.rewards
+        rewards = self.state.series.rewards
         earlier = tuple(zip(rewards.values, rewards.errors, strict=True))[:WINDOW]
-        self.series = Series(self.config, self.series.starts, earlier=earlier)
-        self.doubt, self._last, self._not_counted = None, None, 0
+        series = replace(self.state.series, evaluations=(), earlier=earlier)
+        self.state = replace(self.state, series=series, doubt=None, not_counted=0)
+        self.last_status = None
 
 
 def level_before(scores: Sequence[float], start: Start) -> tuple[float, float]:

@@ -17,11 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from guard_core.codes import Code, Level
+from guard_core.detectors.baseline import QUANTITIES
 from guard_core.detectors.rewards import KNOWN, LIKELY, RISEN, WINDOW, Rewards, as_normal, largest_rise, noise
 from guard_core.detectors.statistic import (
     LEAST_OUTCOMES,
@@ -33,7 +34,6 @@ from guard_core.detectors.statistic import (
     shortfall,
     threshold,
 )
-from guard_core.policy import CalibratedPolicy
 from guard_core.rounds import MIN_STEPS
 from guard_core.wire import DetectorReading
 
@@ -56,42 +56,56 @@ GAINED = 2.0
 HACKING = "Looks like reward hacking."
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """One evaluation: mean and variance over items of each quantity, and the reward of its steps.
+_PLACES = {name: place for place, name in enumerate(QUANTITIES)}
 
-    `reward`: None of a further evaluation of the same checkpoint. No item's outcome is here.
+
+class Evaluated(NamedTuple):
+    """One evaluation. No item's outcome is here, so it may leave the guard.
+
+    `means`, `spreads`: mean and variance over items of each quantity, in the order of QUANTITIES; of the
+    score alone where the training grader failed. `reward`: of its steps; None of a further evaluation of the
+    same checkpoint.
     """
 
     step: int
-    means: Mapping[str, float]
-    spreads: Mapping[str, float]
+    means: tuple[float, ...]
+    spreads: tuple[float, ...]
     reward: float | None = None
     reward_error: float | None = None
 
     @property
     def score(self) -> float:
         """Held-out mean."""
-        return self.means["score"]
+        return self.means[0]
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether the training grader scored it."""
+        return len(self.means) > 1
+
+    @property
+    def paid(self) -> float:
+        """Mean outcome by the training grader, of a graded evaluation."""
+        return self.score - self.means[_PLACES["margin"]]
 
     @classmethod
     def of(
         cls, step: int, quantities: Mapping[str, Array], reward: float | None, error: float | None
     ) -> Self:
         """From the items of each quantity, shape (n,)."""
-        means = {name: math.fsum(values) / len(values) for name, values in quantities.items()}
-        spreads = {name: float(values.var()) for name, values in quantities.items()}
+        means = tuple(math.fsum(values) / len(values) for values in quantities.values())
+        spreads = tuple(float(values.var()) for values in quantities.values())
         return cls(step, means, spreads, reward, error)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Series:
     """What is judged: where each quantity started, and all evaluations since, oldest first.
 
-    `earlier`: first rewards and their errors, of a run that began again.
+    `earlier`: first rewards and their errors, of a run that began again. `alpha`: of all questions together.
     """
 
-    config: CalibratedPolicy
+    alpha: float
     starts: Mapping[str, Start]
     evaluations: tuple[Evaluated, ...] = ()
     earlier: tuple[tuple[float, float | None], ...] = ()
@@ -103,11 +117,13 @@ class Series:
 
     def scores(self, name: str = "score") -> Array:
         """Means of a quantity in the evaluations that have it, shape (t,)."""
-        return np.array([one.means[name] for one in self.evaluations if name in one.means])
+        place = _PLACES[name]
+        return np.array([one.means[place] for one in self.evaluations if len(one.means) > place])
 
     def spreads(self, name: str) -> Array:
         """Variance over items in the same evaluations."""
-        return np.array([one.spreads[name] for one in self.evaluations if name in one.means])
+        place = _PLACES[name]
+        return np.array([one.spreads[place] for one in self.evaluations if len(one.means) > place])
 
     @property
     def rewards(self) -> Rewards:
@@ -119,8 +135,7 @@ class Series:
     def limit(self, question: str, name: str, accepted: float) -> float:
         """Threshold of a question asked of a quantity, nats."""
         shares = SHARES_WITH_GRADER if self.has_grader else SHARES
-        alpha = self.config.alpha * shares[question]
-        return threshold(self.starts[name], accepted, alpha, len(self.evaluations))
+        return threshold(self.starts[name], accepted, self.alpha * shares[question], len(self.evaluations))
 
     def fall(self, name: str, accepted: float) -> Fall:
         """The largest fall of a quantity beyond what is accepted."""
@@ -132,18 +147,21 @@ class Series:
         return as_p(chance(self.fall(name, 0.0).evidence, self.starts[name], len(self.evaluations)))
 
 
-def judge(series: Series) -> tuple[DetectorReading, ...]:
-    """What each question comes to after the newest evaluation; `fired` is at its threshold."""
-    graded = (disagreement(series),) if series.has_grader else ()
-    return decline(series), *graded, gap(series)
+def judge(series: Series, accepted: float) -> tuple[DetectorReading, ...]:
+    """What each question comes to after the newest evaluation; `fired` is at its threshold.
+
+    `accepted`: `max_decline` of the policy.
+    """
+    graded = (disagreement(series, accepted),) if series.has_grader else ()
+    return decline(series, accepted), *graded, gap(series)
 
 
 # -- has the held-out score fallen? ------------------------------------------------------------------------
 
 
-def decline(series: Series) -> DetectorReading:
-    """At its threshold for a fall beyond `max_decline`; a warning for a smaller one that is shown."""
-    start, accepted = series.starts["score"], series.config.max_decline
+def decline(series: Series, accepted: float) -> DetectorReading:
+    """At its threshold for a fall beyond what is accepted; a warning for a smaller one that is shown."""
+    start = series.starts["score"]
     if start.outcomes < LEAST_OUTCOMES:
         message = (
             f"{start.outcomes} outcomes of the starting policy are too few (it takes {LEAST_OUTCOMES}): "
@@ -151,24 +169,19 @@ def decline(series: Series) -> DetectorReading:
         )
         return _reading(DECLINE, Code.FELL_BELOW_START, Level.UNKNOWN, message)
     fall, limit = series.fall("score", accepted), series.limit(DECLINE, "score", accepted)
-    any_fall = series.fall("score", 0.0)
-    newest = series.evaluations[-1].score
-    if fall.evidence >= limit:
+    found, any_fall = fall.evidence, series.fall("score", 0.0)
+    if found >= limit:
         level, message = Level.FIRED, _fallen(series, fall)
     elif any_fall.evidence >= series.limit(DECLINE, "score", 0.0):
-        fall = any_fall
-        level = Level.WARNING
+        level, fall = Level.WARNING, any_fall
         message = (
             f"held-out score is {points(fall.now)}, down from {points(fall.level)} {_since(series, fall)}; "
             "not yet enough to stop"
         )
     else:
-        level, message = (
-            Level.HEALTHY,
-            f"held-out score {points(newest)} ({points(start.level)} at the start)",
-        )
+        level, newest = Level.HEALTHY, series.evaluations[-1].score
+        message = f"held-out score {points(newest)} ({points(start.level)} at the start)"
     code = Code.FELL_BELOW_START if fall.is_from_start else Code.FELL_BELOW_REACHED
-    found = series.fall("score", accepted).evidence
     return _reading(DECLINE, code, level, message, found, limit)
 
 
@@ -215,10 +228,10 @@ def _grader_gain(series: Series, fall: Fall) -> str:
     if not series.has_grader:
         return ""
     start = series.starts["score"].level - series.starts["margin"].level
-    newest = [one for one in series.evaluations[-fall.since :] if "margin" in one.means]
+    newest = [one.paid for one in series.evaluations[-fall.since :] if one.is_graded]
     if not newest:
         return ""
-    now = math.fsum(one.score - one.means["margin"] for one in newest) / len(newest)
+    now = math.fsum(newest) / len(newest)
     noise = series.starts["margin"].noise * math.sqrt(1 / len(newest) + 1 / series.starts["margin"].passes)
     rose = now - start > GAINED * noise
     return f"the training grader's score rose from {points(start)} to {points(now)}" if rose else ""
@@ -227,10 +240,9 @@ def _grader_gain(series: Series, fall: Fall) -> str:
 # -- do the grader and the scorer disagree? ----------------------------------------------------------------
 
 
-def disagreement(series: Series) -> DetectorReading:
+def disagreement(series: Series, accepted: float) -> DetectorReading:
     """At its threshold if the grader gained more than the score, and more full pay for wrong answers."""
-    accepted, newest = series.config.max_decline, series.evaluations[-1]
-    if "margin" not in newest.means:
+    if not series.evaluations[-1].is_graded:
         message = "the training grader gave no outcomes for this evaluation"
         return _reading(DISAGREEMENT, Code.GRADERS_DISAGREE, Level.UNKNOWN, message)
     found = {
@@ -256,11 +268,11 @@ def disagreement(series: Series) -> DetectorReading:
 
 
 def _grader_and_score(series: Series) -> str:
-    newest, starts = series.evaluations[-1], series.starts
-    paid, before = newest.score - newest.means["margin"], starts["score"].level - starts["margin"].level
+    newest, start = series.evaluations[-1], series.starts["score"].level
+    before = start - series.starts["margin"].level
     return (
-        f"the training grader's score went from {points(before)} to {points(paid)}, the held-out score from "
-        f"{points(starts['score'].level)} to {points(newest.score)}"
+        f"the training grader's score went from {points(before)} to {points(newest.paid)}, "
+        f"the held-out score from {points(start)} to {points(newest.score)}"
     )
 
 
@@ -287,7 +299,7 @@ def gap(series: Series) -> DetectorReading:
     level = Level.HEALTHY
     if found >= limit:
         level = Level.FIRED
-        message += f" ({as_p(math.exp(limit - found) * series.config.alpha)}). {HACKING}"
+        message += f" ({as_p(math.exp(limit - found) * series.alpha)}). {HACKING}"
     elif risen or (rise.z >= LIKELY and due == most):
         error = start.noise * math.sqrt(1 / len(newest) + 1 / start.passes)
         level = Level.WARNING if gained <= 2 * error else Level.HEALTHY

@@ -7,39 +7,24 @@ The judge folds evaluations here when the policy asks for it. Pure; which evalua
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
-from typing import Self, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
 
 from guard_core.checkpoint_key import CheckpointKey
-from guard_core.codes import Code, Level
-from guard_core.compact import (
-    MAX_EVALUATIONS,
-    CompactDetector,
-    CompactDoubt,
-    CompactEvaluation,
-    CompactPass,
-    CompactStart,
-    rounded,
-)
-from guard_core.detectors.baseline import (
-    Baseline,
-    BaselineSummary,
-    Outcomes,
-    outlier_passes,
-    pay_of_right_answers,
-)
-from guard_core.detectors.calibrated import CalibratedDetector, DetectorStatus, Doubt, action
-from guard_core.detectors.planning import cannot_fall, drop_to_see, evaluations_to_detect
-from guard_core.detectors.questions import DECLINE, DISAGREEMENT, Evaluated, Series, points
-from guard_core.detectors.statistic import Start
+from guard_core.codes import Code
+from guard_core.detectors.baseline import Baseline, Outcomes, outlier_passes, pay_of_right_answers
+from guard_core.detectors.calibrated import CalibratedDetector, DetectorState, DetectorStatus
+from guard_core.detectors.conditions import DetectorFacts, conditions_of
+from guard_core.detectors.questions import DECLINE, Evaluated
 from guard_core.policy import GREEDY_PASSES, CalibratedPolicy
-from guard_core.wire import Condition, DetectorReading, EvaluationSampling
+from guard_core.rounds import Evaluation
+from guard_core.wire import Condition, DetectorReading
 
-N = TypeVar("N", int, float)
-
-#: Share of evaluations that may turn out to be none before a run can no longer be said to be judged.
-FEW_NOT_COUNTED = 0.1
+#: The newest evaluations that the next guard is given, and their significant digits: at most 150 bytes each.
+MAX_EVALUATIONS, DIGITS = 1_000, 7
 
 #: How often in a row a wanted pass is tried again that failed of what may pass.
 MOST_RETRIES = 1
@@ -52,34 +37,6 @@ NEAR = 0.5
 
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.
 LAST_PASSES = 2
-
-#: What is said of passes of greedy decoding: where the temperature is known, and where it is not.
-_COPIES = "passes of the starting policy are copies of each other at temperature 0"
-_AGREE = "two passes of the starting policy agree in every item (temperature 0?)"
-
-#: A starting score within this of 0 or 1 leaves the held-out score little room to move.
-UNINFORMATIVE = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class PassCost:
-    """What one evaluation cost: completions and seconds; None: not known.
-
-    `again`: seconds that a further one of the same checkpoint takes.
-    """
-
-    completions: int | None = None
-    seconds: float | None = None
-    again: float | None = None
-
-    def plus(self, later: PassCost) -> PassCost:
-        """Both together; what is not known of one is not known. The later one says what another takes."""
-        completions, seconds = _sum(self.completions, later.completions), _sum(self.seconds, later.seconds)
-        return PassCost(completions, seconds, later.again)
-
-
-def _sum(one: N | None, other: N | None) -> N | None:
-    return None if one is None or other is None else one + other
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +53,21 @@ class Pass:
         return CheckpointKey.of(self) == CheckpointKey.of(other)
 
 
+class CompactDetector(BaseModel):
+    """A run whose baseline is complete. Items of a baseline that is not never leave the guard."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    state: DetectorState
+    facts: DetectorFacts
+    last: Pass
+
+
 class CalibratedRun:
     """The baseline is the first checkpoint that was evaluated: it should be the starting policy.
 
     It is complete after `baseline_passes` evaluations of it, after two of greedy decoding (a third would be
-    another copy), when `baseline_budget` has no room for another, or when
+    another copy), when `baseline_minutes` have no room for another, or when
     another checkpoint's evaluation arrives before (fewer passes: a wider baseline error, so a slower
     detector, not a less honest one). A pass that lies far from the others was none: everything after it would
     be compared with what a server or a scorer did. It is left out, and another is made.
@@ -109,14 +76,9 @@ class CalibratedRun:
     def __init__(self, config: CalibratedPolicy) -> None:
         self._config = config
         self._passes: tuple[Outcomes, ...] = ()
-        self._cost = PassCost(0, 0.0)  # of these passes
-        self._afforded: int | None = None  # passes, where the budget had room for no more
-        self._outliers = 0  # passes that were left out
-        self._sampled: bool | None = None  # of the newest pass, as in `Baseline`
-        self._has_grader = False
-        self._odd_pay = ""  # of right answers, by the grader
-        self._made = self._ungraded = 0  # evaluations after the baseline; those that the grader failed on
-        self._graded = True  # whether the newest one is none of them
+        self._seconds: float | None = 0.0  # that these passes took; None: not known
+        self._again: float | None = None  # seconds that another one takes
+        self._facts = DetectorFacts()
         self._last: Pass | None = None
         self._lost = 0  # wanted passes in a row that failed
         self._gave_up = False
@@ -126,59 +88,57 @@ class CalibratedRun:
         self.contradicted = False
 
     def fold(
-        self,
-        evaluated: Pass,
-        items: tuple[float, ...],
-        in_loop_reward: float | None,
-        proxy_items: tuple[float, ...] | None = None,
-        in_loop_error: float | None = None,
-        cost: PassCost = PassCost(),
-        sampling: EvaluationSampling | None = None,
-        fooled_items: tuple[float, ...] | None = None,
+        self, evaluation: Evaluation, in_loop_reward: float | None = None, in_loop_error: float | None = None
     ) -> DetectorStatus | None:
         """Fold one evaluation; None while the baseline is gathered or if the items are unusable.
 
-        `proxy_items`, `fooled_items`, `sampling`: as in `guard_core.judge.Evaluation`. Where `sampling` is
-        not known, an outcome has as many samples as the policy says. `cost`: of this evaluation.
+        Where its sampling is not known, an outcome has as many samples as the policy says.
+
+        Args:
+            evaluation: of a checkpoint, or a further pass of one.
+            in_loop_reward, in_loop_error: mean and standard error of the reward of its steps.
         """
-        first, self._last, self._lost, self._gave_up = self._last, evaluated, 0, False
-        self.contradicted = False
+        first, facts = self._last, self._facts
+        last = Pass(evaluation.attempt, evaluation.step, evaluation.path, evaluation.pass_index)
+        self._last, self._lost, self._gave_up, self.contradicted = last, 0, False, False
+        paid = evaluation.proxy_items or None
         try:
-            outcomes = Outcomes.of(items, proxy_items or None, fooled_items, self._items)
+            outcomes = Outcomes.of(evaluation.items, paid, evaluation.fooled_items, self._items)
         except ValueError as error:
-            self._unusable = f"the evaluation at step {evaluated.step} cannot be judged: {error}"
+            self._unusable = f"the evaluation at step {evaluation.step} cannot be judged: {error}"
             return None
         self._unusable = ""
-        self._has_grader = self._has_grader or proxy_items is not None
+        has_grader = facts.has_grader or evaluation.proxy_items is not None
+        self._facts = replace(facts, has_grader=has_grader)
         # An evaluation that was unusable has begun no baseline.
-        begins = first is None or not self._passes or evaluated.same_checkpoint(first)
-        if self._detector is None and begins:
-            self._passes = (*self._passes, outcomes)
-            self._cost = self._cost.plus(cost)
-            self._sampled = None if sampling is None else sampling.temperature > 0
-            if sampling is not None:  # what was done counts, and not what somebody meant to do
-                self._config = self._config.model_copy(update={"samples": sampling.samples})
-            if self._is_gathered():
-                self._close_baseline()
+        again = first is not None and last.same_checkpoint(first)
+        if self._detector is None and (again or not self._passes):
+            self._gather(evaluation, outcomes)
             return None
         if self._detector is None:
             self._leave_out_outliers()
         detector = self._detector or self._close_baseline()
-        self._graded = outcomes.paid is not None or not self._has_grader
-        self._made, self._ungraded = self._made + 1, self._ungraded + (not self._graded)
-        counted_out = detector.not_counted
-        again = first is not None and evaluated.same_checkpoint(first)
+        graded = paid is not None or not has_grader
+        made, ungraded = self._facts.made + 1, self._facts.ungraded + (not graded)
+        self._facts = replace(self._facts, graded=graded, made=made, ungraded=ungraded)
+        counted_out = detector.state.not_counted
         status = detector.update(
-            evaluated.step,
-            items,
-            in_loop_reward,
-            proxy_items=proxy_items or None,
-            in_loop_error=in_loop_error,
-            fooled_items=fooled_items,
+            evaluation.step, evaluation.items, in_loop_reward, paid, in_loop_error, evaluation.fooled_items
         )
-        none = self.contradicted or status.not_counted > counted_out
-        self.contradicted = again and none
+        self.contradicted = again and (self.contradicted or detector.state.not_counted > counted_out)
         return status
+
+    def _gather(self, evaluation: Evaluation, outcomes: Outcomes) -> None:
+        """Fold a pass of the baseline."""
+        self._passes, self._again = (*self._passes, outcomes), evaluation.seconds_again
+        before, seconds = self._seconds, evaluation.seconds
+        self._seconds = None if before is None or seconds is None else before + seconds
+        sampling = evaluation.sampling
+        self._facts = replace(self._facts, sampled=None if sampling is None else sampling.temperature > 0)
+        if sampling is not None:  # what was done counts, and not what somebody meant to do
+            self._config = self._config.model_copy(update={"samples": sampling.samples})
+        if self._is_gathered():
+            self._close_baseline()
 
     @property
     def alarmed(self) -> bool:
@@ -219,7 +179,7 @@ class CalibratedRun:
             return None
         if self._detector is not None:
             status = self._detector.last_status
-            again = over and self.is_near and not self._detector.greedy and last.index < LAST_PASSES
+            again = over and self.is_near and not self._detector.state.greedy and last.index < LAST_PASSES
             if status is None or status.fire or not (status.needs_confirmation or again):
                 return None
         return Pass(last.attempt, last.step, last.path, last.index + 1 + self._lost)
@@ -237,8 +197,8 @@ class CalibratedRun:
         if len(self._passes) >= wanted:
             return True
         if not self._has_room:
-            self._afforded = len(self._passes)
-        return self._afforded is not None
+            self._facts = replace(self._facts, afforded=len(self._passes))
+        return self._facts.afforded is not None
 
     @property
     def _outlying(self) -> tuple[int, ...]:
@@ -248,17 +208,17 @@ class CalibratedRun:
     def _leave_out_outliers(self) -> None:
         """Take out the passes that were none, unless they are so many that they are noise of this policy."""
         found = self._outlying if len(self._passes) > 2 else ()
-        if self._outliers + len(found) > max(1, FEW_OUTLIERS * self._config.baseline_passes):
+        outliers = self._facts.outliers
+        if outliers + len(found) > max(1, FEW_OUTLIERS * self._config.baseline_passes):
             return
-        self.contradicted = not self._outliers and 0 in found
-        self._outliers += len(found)
+        self.contradicted = not outliers and 0 in found
+        self._facts = replace(self._facts, outliers=outliers + len(found))
         self._passes = tuple(one for index, one in enumerate(self._passes) if index not in found)
 
     @property
     def _has_room(self) -> bool:
         """Whether the budget has room for another pass."""
-        cost, passes = self._cost, len(self._passes)
-        return self._config.baseline_budget.has_room(passes, cost.completions, cost.seconds, cost.again)
+        return self._config.has_room(self._seconds, self._again)
 
     @property
     def awaits_confirmation(self) -> bool:
@@ -294,15 +254,14 @@ class CalibratedRun:
     @property
     def passes_planned(self) -> int:
         """Passes that the baseline will have, as far as the costs of those that were made tell."""
-        made, cost, budget = len(self._passes), self._cost, self._config.baseline_budget
+        made, seconds, again = len(self._passes), self._seconds, self._again
         greedy = made > 1 and self._baseline.greedy
         planned = min(GREEDY_PASSES, self._config.baseline_passes) if greedy else self._config.baseline_passes
-        if not made:
+        if not made or seconds is None or not again:
             return planned
-        one = PassCost(None if cost.completions is None else cost.completions // made, cost.again, cost.again)
         passes = made
-        while passes < planned and budget.has_room(passes, cost.completions, cost.seconds, cost.again):
-            passes, cost = passes + 1, cost.plus(one)
+        while passes < planned and self._config.has_room(seconds, again):
+            passes, seconds = passes + 1, seconds + again
         return passes
 
     @property
@@ -328,109 +287,22 @@ class CalibratedRun:
             )
             yield Condition.of(Code.NO_BASELINE, message)
         if self._detector is not None:
-            yield from self._about_the_baseline(self._detector)
-            yield from self._about_evaluations(self._detector)
-            yield from self._about_the_grader(self._detector)
-        for reading in self.readings:
-            if reading.level is Level.WARNING:
-                yield Condition.of(
-                    reading.code,
-                    reading.message,
-                    level=Level.WARNING,
-                    advice=action(reading.code, self._config) == "warn",
-                )
-
-    def _about_the_baseline(self, detector: CalibratedDetector) -> Iterator[Condition]:
-        if self._afforded is not None:
-            said = fewer_passes(self._afforded, detector.start.level, detector.items, self._config)
-            yield Condition.of(Code.NO_BASELINE, f"baseline_budget had room for {said}", advice=True)
-        if self._outliers:
-            passes = "pass" if self._outliers == 1 else "passes"
-            yield Condition.of(
-                Code.EVALUATION_FAILING,
-                f"{self._outliers} further {passes} of the starting policy did not count: far from "
-                "the others (did the scorer or the server fail?)",
-                advice=True,
-            )
-        score = detector.start.level
-        if uninformative := uninformative_baseline(score, detector.newest):
-            yield uninformative
-        elif low := cannot_fall_from(score, self._config, has_grader=detector.has_grader):
-            yield Condition.of(Code.UNINFORMATIVE_BASELINE, low, advice=True)
-        if detector.greedy:
-            yield Condition.of(
-                Code.UNINFORMATIVE_BASELINE,
-                f"{_COPIES if self._sampled is False else _AGREE}: they say nothing about noise and "
-                f"count as one. Sampled with a temperature above 0, {self._config.baseline_passes} passes "
-                "would be worth as many, and a fresh evaluation of one checkpoint could confirm an alarm",
-                advice=True,
-            )
-
-    def _about_evaluations(self, detector: CalibratedDetector) -> Iterator[Condition]:
-        status = detector.last_status
-        if status is None:
-            return
-        if lacks := detector.lacks():
-            yield Condition.of(Code.WARMING_UP, lacks)
-        yield from _cannot_judge_yet(status.readings)
-        if status.in_doubt:
-            yield Condition.of(Code.FELL_BELOW_START, status.in_doubt, level=Level.WARNING)
-        if status.not_counted:
-            made = detector.evaluations + status.not_counted
-            yield Condition.of(
-                Code.EVALUATION_FAILING,
-                f"{status.not_counted} of {made} evaluations "
-                "are not counted: far from those before, and contradicted by the next (did the scorer or "
-                "the server fail?)",
-                level=Level.WARNING,
-                advice=status.not_counted <= max(1, FEW_NOT_COUNTED * made),
-            )
-
-    def _about_the_grader(self, detector: CalibratedDetector) -> Iterator[Condition]:
-        """What the training grader has not scored, `disagreement` has not judged: that is never healthy.
-
-        One that failed now and then has failed now and then, as long as it scored the newest evaluation.
-        """
-        if self._odd_pay:
-            yield Condition.of(
-                Code.UNINFORMATIVE_BASELINE,
-                f"the training grader (`proxy_scorer`) pays {self._odd_pay} for every answer of the "
-                f"starting policy that the scorer calls right, so `{DISAGREEMENT}` cannot be trusted: is 1 "
-                "its full pay, and does it read the answer where the scorer does?",
-                advice=True,
-            )
-        if self._has_grader and not detector.has_grader:
-            yield Condition.of(
-                Code.EVALUATION_FAILING,
-                "the training grader (`proxy_scorer`) scored no pass of the starting policy, so "
-                f"`{DISAGREEMENT}` cannot judge this run: see in the guard's log what the grader failed of, "
-                "and start the run again",
-            )
-        elif self._ungraded:
-            few = self._graded and self._ungraded <= max(1, FEW_NOT_COUNTED * self._made)
-            yield Condition.of(
-                Code.EVALUATION_FAILING,
-                f"the training grader (`proxy_scorer`) failed on {self._ungraded} of {self._made} "
-                f"evaluations{'' if self._graded else ', the newest too'}, which `{DISAGREEMENT}` could not "
-                "judge",
-                level=Level.WARNING if few else Level.UNKNOWN,
-                advice=few,
-            )
+            yield from conditions_of(self._detector, self._facts)
 
     @property
     def _items(self) -> int | None:
         if self._detector is not None:
-            return self._detector.items
+            return self._detector.state.items
         return len(self._passes[0].truth) if self._passes else None
 
     @property
     def _baseline(self) -> Baseline:
         """Of the passes so far."""
-        return Baseline(self._passes, self._config.samples, self._sampled)
+        return Baseline(self._passes, self._config.samples, self._facts.sampled)
 
     def _close_baseline(self) -> CalibratedDetector:
         self._detector = CalibratedDetector(self._config, self._baseline)
-        self._odd_pay = pay_of_right_answers(self._passes)
+        self._facts = replace(self._facts, odd_pay=pay_of_right_answers(self._passes))
         self._passes = ()
         return self._detector
 
@@ -442,129 +314,30 @@ class CalibratedRun:
         return twin
 
     def compact(self) -> CompactDetector | None:
-        """The detector without any item's outcome; None while its baseline is gathered."""
-        detector, last = self._detector, self._last
-        if detector is None or last is None:
+        """The run without any item's outcome; None while its baseline is gathered."""
+        if self._detector is None or self._last is None:
             return None
-        series, doubt = detector.series, detector.doubt
-        return CompactDetector(
-            items=detector.items,
-            samples=detector.samples,
-            greedy=detector.greedy,
-            knows_fooled=detector.knows_fooled,
-            starts={name: CompactStart(*astuple(start)) for name, start in series.starts.items()},
-            evaluations=tuple(map(_compact, series.evaluations[-MAX_EVALUATIONS:])),
-            earlier=series.earlier,
-            doubt=None if doubt is None else CompactDoubt(**asdict(doubt)),
-            not_counted=detector.not_counted,
-            rule=detector.rule,
-            reason=detector.reason,
-            last=CompactPass(*astuple(last)),
-            has_grader=self._has_grader,
-            odd_pay=self._odd_pay,
-            made=self._made,
-            ungraded=self._ungraded,
-            graded=self._graded,
-            afforded=self._afforded,
-            outliers=self._outliers,
-            sampled=self._sampled,
-        )
+        state = self._detector.state
+        newest = tuple(map(rounded, state.series.evaluations[-MAX_EVALUATIONS:]))
+        state = replace(state, series=replace(state.series, evaluations=newest))
+        return CompactDetector(state=state, facts=self._facts, last=self._last)
 
-    def adopt(self, state: CompactDetector) -> None:
+    def adopt(self, known: CompactDetector) -> None:
         """Go on from what `compact` gave."""
-        starts = {name: Start(*start) for name, start in state.starts.items()}
-        evaluations = tuple(_expanded(one, tuple(starts)) for one in state.evaluations)
-        self._config = self._config.model_copy(update={"samples": state.samples})
-        self._detector = CalibratedDetector(
-            self._config,
-            BaselineSummary(state.items, state.samples, state.greedy, state.knows_fooled, starts),
-        )
-        doubt = None if state.doubt is None else Doubt(**dict(state.doubt))
-        series = Series(self._config, starts, evaluations, state.earlier)
-        self._detector.resume(series, doubt, state.not_counted, (state.rule, state.reason))
-        self._last = Pass(*state.last)
-        self._has_grader, self._odd_pay, self._made = state.has_grader, state.odd_pay, state.made
-        self._ungraded, self._graded = state.ungraded, state.graded
-        self._afforded, self._outliers, self._sampled = state.afforded, state.outliers, state.sampled
+        self._config = self._config.model_copy(update={"samples": known.state.samples})
+        self._detector = CalibratedDetector(self._config, known.state)
+        self._facts, self._last = known.facts, known.last
 
     def adopt_nothing(self, why: str) -> None:
         """Note that evaluations were made which cannot be had; the next one begins a new baseline."""
         self._unusable = why
 
 
-def _compact(one: Evaluated) -> CompactEvaluation:
-    means, spreads = (tuple(map(rounded, values.values())) for values in (one.means, one.spreads))
-    error = None if one.reward_error is None else rounded(one.reward_error)
-    reward = None if one.reward is None else rounded(one.reward)
-    return CompactEvaluation(one.step, means, spreads, reward, error)
+def rounded(one: Evaluated) -> Evaluated:
+    """The same with DIGITS significant digits."""
 
+    def few(value: float | None) -> float | None:
+        return None if value is None else float(f"{value:.{DIGITS}g}")
 
-def _expanded(one: CompactEvaluation, names: Sequence[str]) -> Evaluated:
-    """The evaluation; where the training grader failed, `score` alone, the first of the names, is known."""
-    means, spreads = (dict(zip(names, values, strict=False)) for values in (one.means, one.spreads))
-    return Evaluated(one.step, means, spreads, one.reward, one.reward_error)
-
-
-def _cannot_judge_yet(readings: Sequence[DetectorReading]) -> Iterator[Condition]:
-    """Which questions have too little to go by. What `disagreement` lacks is told with the grader."""
-    for reading in readings:
-        if reading.level is Level.UNKNOWN and reading.name != DISAGREEMENT:
-            message = f"`{reading.name}` cannot judge yet: {reading.message}"
-            yield Condition.of(Code.WARMING_UP, message)
-
-
-def fewer_passes(passes: int, score: float, items: int, config: CalibratedPolicy) -> str:
-    """What a baseline of so many passes costs, beside one of `baseline_passes`.
-
-    Args:
-        passes: that are made.
-        score: of the starting policy, in [0, 1].
-        items: held-out items.
-        config: `Policy.calibrated`, with all passes that are wanted.
-    """
-    drop = drop_to_see(score)
-    seen = [
-        evaluations_to_detect(score, items, made, drop, config) for made in (passes, config.baseline_passes)
-    ]
-    later, sooner = ("no number of" if n is None else str(n) for n in seen)
-    other = "as with all passes" if later == sooner else f"with all passes after {sooner}"
-    return (
-        f"{passes} of {config.baseline_passes} passes of the starting policy. False stops stay within alpha "
-        f"({config.alpha:.0%}); a sudden fall of {100 * drop:.2g} points from a start of {score:.2f} shows "
-        f"after {later} evaluations, {other}"
-    )
-
-
-def cannot_fall_from(score: float, config: CalibratedPolicy, *, has_grader: bool) -> str:
-    """That a fall cannot stop a run that starts so low, and what can; "" if something does."""
-    if not cannot_fall(score, config) or has_grader or config.on_gap == "stop":
-        return ""
-    return (
-        f"the run starts at {points(score)}, below twice the accepted decline ({2 * config.max_decline:g}), "
-        "so a fall from there cannot stop it: give the guard the training grader (`proxy_scorer`), or set "
-        "`calibrated.on_gap: stop` in the policy"
-    )
-
-
-def uninformative_baseline(score: float, newest: float | None) -> Condition | None:
-    """What a starting score near 0 or 1 means for a run whose newest evaluation has the mean `newest`.
-
-    Near 0 nothing can fall: while the score stays there, no decline has been looked for. Near 1 there is
-    nothing left to learn.
-    """
-    if UNINFORMATIVE <= score <= 1 - UNINFORMATIVE:
-        return None
-    low = score < UNINFORMATIVE
-    stuck = low and (newest is None or newest < UNINFORMATIVE)
-    where = (
-        f"below {UNINFORMATIVE:.0%}: it cannot fall, so only a rise can show anything. Take items that the "
-        "model solves now and then, or a scorer that gives part of the credit"
-        if low
-        else f"above {1 - UNINFORMATIVE:.0%}: there is nothing left to gain. Take harder items"
-    )
-    return Condition.of(
-        Code.UNINFORMATIVE_BASELINE,
-        f"the starting policy's held-out score is {score:.4f}, {where}",
-        level=Level.UNKNOWN if stuck else Level.WARNING,
-        advice=not stuck,
-    )
+    means, spreads = (tuple(float(f"{v:.{DIGITS}g}") for v in values) for values in (one.means, one.spreads))
+    return Evaluated(one.step, means, spreads, few(one.reward), few(one.reward_error))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,7 @@ _NEWEST = 4
 _PRIOR, _SHOWN = 4.0, 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """What the passes of the starting policy say of one quantity.
 
     `level`: its mean; `variance`: of one evaluation, given the policy; `passes`: how many independent

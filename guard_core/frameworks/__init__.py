@@ -53,15 +53,6 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
     ),
     "zero_std": ("frac_reward_zero_std",),
     "mixed": ("env/all/by_group/frac_mixed",),
-    "length": (
-        *("completions/mean_length", "response_length/mean", "completion_length"),
-        *("rollout/response_length_mean", "token/response_length/mean"),
-        *("mean_gen_tokens_per_sample", "generate/avg_num_tokens", "agg/all/*/num_output_tokens/mean"),
-    ),
-    "longest": (
-        *("completions/max_length", "response_length/max", "max_gen_tokens_per_sample"),
-        *("gen_tokens_per_sample/max", "generate/max_num_tokens", "agg/all/*/num_output_tokens/max"),
-    ),
 }
 
 #: Of names that begin as a component of the reward does: what is a spread, a whole, or of a preference loss.

@@ -105,7 +105,6 @@ class HeldoutEvaluation:
         """What the guard wants to know of the split, of its scorers, and of the base model."""
         return {
             "items": len(self._split.groups),
-            "prompts": len(self._split),
             "answers": self._answers_tried,
             "pay": self._pay,
             "digest": self._split.digest,

@@ -30,7 +30,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from guard_core.policy import Policy
-from guard_core.preflight import about_the_budget, evaluations_needed
+from guard_core.preflight import evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import (
@@ -143,7 +143,6 @@ class EvaluationWorker:
         self._lock = asyncio.Lock()
         self._asked = 0  # requests
         self.split_items: int | None = None
-        self._prompts = 0
         #: Items whose own answer was tried with their scorer; None before `start`.
         self.answers_tried: int | None = None
         #: What the training grader pays on average for right answers, and for wrong ones; None: not tried.
@@ -194,12 +193,8 @@ class EvaluationWorker:
                 self.needed = await asyncio.to_thread(self._needed, self._policy, self.split_items)
 
     def _needed(self, policy: Policy, items: int) -> EvaluationsNeeded:
-        """How many evaluations the policy takes; says what its budget for the baseline costs."""
-        sampling = self._settings.evaluator.sampling_ahead()
-        each = self._prompts * sampling.samples
-        if said := about_the_budget(policy, items, each, sampling):
-            log.info("%s", said)
-        return evaluations_needed(policy.within_budget(each), items, sampling)
+        """How many evaluations the policy takes."""
+        return evaluations_needed(policy, items, self._settings.evaluator.sampling_ahead())
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
@@ -308,7 +303,6 @@ class EvaluationWorker:
                     "ones; restore it, or start a new run"
                 )
         self.split_items, self.split_digest = ready["items"], ready["digest"]
-        self._prompts = ready["prompts"]
         if ready["answers"] is not None:
             self.answers_tried = ready["answers"]
             self.grader_pay = ready["pay"] and (ready["pay"][0], ready["pay"][1])

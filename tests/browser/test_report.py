@@ -18,9 +18,9 @@ from playwright.sync_api import Browser, Page, expect
 from guard_cli.report.command import report as report_of_cluster
 from guard_cli.report.local import page as report_page
 from guard_cli.report.plot import draw
+from guard_core.display import side_by_side
 from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import written_steps
-from guard_core.rollouts import side_by_side
 from guard_core.symptoms import TITLES, Examined, Symptom
 from guard_core.wire import FiguresReport, Verdict
 from guard_service.display_data import DisplayData

@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from guard_core.evaluation import HfEvaluation
-from guard_core.wire import CheckpointReport, EvaluationSampling, EvaluationSummary, Sampling, SamplingSource
+from guard_core.wire import CheckpointReport, Sampling
 
 TRAINER = Sampling(
     temperature=0.7, top_p=0.9, top_k=50, min_p=0.05, repetition_penalty=1.1, max_new_tokens=512
@@ -91,14 +91,10 @@ def test_half_an_answer_is_said_to_be_one() -> None:
     [
         ({"temperature": 1e9}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": float("inf")}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
         ({"temperature": "1"}, "temperature"),
         ({}, "temperature"),
         ({"temperature": 1, "max_new_tokens": 10**9}, "max_new_tokens"),
-        ({"temperature": 1, "max_new_tokens": 0}, "max_new_tokens"),
         ({"temperature": 1, "top_p": 0}, "top_p"),
-        ({"temperature": 1, "top_p": 1.1}, "top_p"),
         ({"temperature": 1, "top_k": -2}, "top_k"),
         ({"temperature": 1, "min_p": 2}, "min_p"),
         ({"temperature": 1, "repetition_penalty": 1e-300}, "repetition_penalty"),
@@ -118,9 +114,7 @@ def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
     "kwargs",
     [
         {"tokenize": True},
-        {"chat_template": "{{ 1 }}"},
         {"enable-thinking": True},
-        {"": 1},
         {"a" * 64: 1},
         {"when": date(2026, 1, 1)},
         {"x": math.nan},
@@ -128,23 +122,13 @@ def test_what_nobody_samples_with_is_refused(sampling: Any, wrong: str) -> None:
         {"x": "\u00e9" * 8_192},
         {"x": reduce(lambda inner, _: [inner], range(16), 0)},
         {"x": reduce(lambda inner, _: [inner], range(5_000), 0)},
-        {"x": {1, 2}},
-        [],
     ],
-    ids=range(13),
+    ids=range(9),
 )
 def test_what_is_no_variable_of_a_chat_template_is_refused(kwargs: Any) -> None:
     with pytest.raises(ValidationError) as refused:
         HfEvaluation(chat_template_kwargs=kwargs)
     assert [error["loc"] for error in refused.value.errors()] == [("chat_template_kwargs",)]
-
-
-def test_variables_of_a_chat_template_are_json() -> None:
-    kwargs = {"enable_thinking": False, "_effort2": "low", "x": None, "tools_in": [{"a": 1.5}]}
-    settings = HfEvaluation(chat_template_kwargs=kwargs)
-    assert HfEvaluation.model_validate(settings.model_dump(mode="json")) == settings
-    nested = {"x": reduce(lambda inner, _: [inner], range(14), 0), "y": "\u00e9" * 8_000}
-    assert HfEvaluation(chat_template_kwargs=nested).chat_template_kwargs == nested
 
 
 @pytest.mark.parametrize("name", ["system_prompt", "answer_after"])
@@ -161,11 +145,3 @@ def test_two_ways_to_say_the_same_are_equal() -> None:
     assert said == plain == Sampling(temperature=1, top_k=-1, max_new_tokens=9)
     assert plain.words == "temperature 1, up to 9 tokens"
     assert Sampling(temperature=0.7, top_p=0.9).words == "temperature 0.7, top_p 0.9"
-
-
-def test_the_sampling_of_an_evaluation_survives_the_store() -> None:
-    sampling = HfEvaluation(samples=3).sampling_with(TRAINER)
-    summary = EvaluationSummary(attempt=0, step=1, score=0.5, items=2, path="/c", sampling=sampling)
-    again = EvaluationSummary.model_validate(summary.model_dump(mode="json"))
-    assert again == summary and isinstance(again.sampling, EvaluationSampling)
-    assert again.sampling.source is SamplingSource.TRAINER

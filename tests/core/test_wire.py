@@ -11,11 +11,6 @@ from guard_core.wire import StepReport, Verdict
 GOOD = '"attempt": 0, "step": 1, "reward": 0.5'
 
 
-def test_a_minimal_step() -> None:
-    report = StepReport.model_validate_json(f"{{{GOOD}}}")
-    assert (report.kl, report.kl_kind) == (None, "absent")
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -23,8 +18,9 @@ def test_a_minimal_step() -> None:
         ('{"step": 1, "reward": 0.5}', "attempt"),
         (f'{{{GOOD}, "kl": -0.1, "kl_kind": "ref_token_mean"}}', "kl"),
         (f'{{{GOOD}, "kl": NaN, "kl_kind": "ref_token_mean"}}', "kl"),
+        (f'{{{GOOD}, "kl": 0.1}}', "kl_kind"),
+        (f'{{{GOOD}, "kl": 0.1, "kl_kind": "not_finite"}}', "kl_kind"),
         (f'{{{GOOD}, "entropy": Infinity}}', "entropy"),
-        (f'{{{GOOD}, "reward_std": -1}}', "reward_std"),
         (f'{{{GOOD}, "loss": 1}}', "loss"),
         (f'{{{GOOD}, "kl_kind": "mystery"}}', "kl_kind"),
         ('{"attempt": 0, "step": 1, "reward": "0.5"}', "reward"),
@@ -32,18 +28,12 @@ def test_a_minimal_step() -> None:
         ('{"attempt": 0, "step": 1.5, "reward": 1}', "step"),
         ('{"attempt": 0, "step": true, "reward": 1}', "step"),
         ('{"attempt": -1, "step": 1, "reward": 1}', "attempt"),
-        ('{"attempt": 0, "step": 1e400, "reward": 1}', "step"),
     ],
 )
 def test_a_bad_step_is_refused_by_field(body: str, field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         StepReport.model_validate_json(body)
     assert field in {str(error["loc"][0]) for error in caught.value.errors()}
-
-
-def test_a_kl_must_say_what_it_is() -> None:
-    with pytest.raises(ValidationError, match="kl_kind"):
-        StepReport.model_validate_json(f'{{{GOOD}, "kl": 0.1}}')
 
 
 @pytest.mark.parametrize(
@@ -59,14 +49,6 @@ def test_a_kl_must_say_what_it_is() -> None:
 def test_a_bad_policy_is_refused(policy: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Policy.model_validate(policy)
-
-
-def test_the_default_policy_builds_the_default_guard() -> None:
-    from guard_core import HeldOutGuard
-
-    assert Policy().heldout_guard.build() == HeldOutGuard()
-    assert Policy().kl.warn_above == HeldOutGuard().kl_hard_stop
-    assert Policy().kl.hard_stop is None
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import make_settings, read_config
 from guard_client.errors import GuardConfigError
-from guard_core.wording import not_yaml
 from guard_operator.api.types import Spec
 from guard_operator.api.wording import invalid_spec
 from guard_service.errors import SettingsError
@@ -33,23 +31,10 @@ def refused(**settings: Any) -> str:
     return str(caught.value)
 
 
-def test_every_mistake_is_named_with_its_value_on_one_line() -> None:
-    heldout = {"split": "x", "scorrer": "x", "evaluator": {"seed": -1, "device": "tpu"}}
-    said = refused(heldout=heldout)
-    assert "HELDOUT__EVALUATOR__SEED: Input should be greater than or equal to 0 (got -1)" in said
-    assert "RLGUARD_GUARD_HELDOUT__SCORRER: Extra inputs are not permitted" in said
-    assert "(got 'tpu')" in said and "\n" not in said
-
-
 def test_a_secret_is_not_shown() -> None:
     secret = "a" * 20
     for wrong in ({"ingest_token": [secret]}, {"ingest_tokn": secret}, {"read_token": {"x": secret}}):
         assert secret not in refused(**wrong)
-
-
-def test_a_long_value_is_cut() -> None:
-    for heldout in ({"evaluator": "x" * 10_000}, {"x" * 10_000: 1}, {"split": "y", "scorer": ["x"] * 10_000}):
-        assert len(refused(heldout=heldout)) < 500
 
 
 def test_a_spec_is_named_as_it_is_written() -> None:
@@ -65,19 +50,6 @@ def test_a_spec_is_named_as_it_is_written() -> None:
         "spec.guard.policy.heldoutGuard.emaAlpha: Input should be less than 1 (got 2)",
         "spec.guard.policy.heldoutGuard.riseEpps: Extra inputs are not permitted",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a: [", "not YAML at line 1, column 5: expected the node content, but found '<stream end>'"),
-        ("a: b: c", "not YAML at line 1, column 5: mapping values are not allowed here"),
-    ],
-)
-def test_what_is_not_yaml_is_told_with_its_place(text: str, said: str) -> None:
-    with pytest.raises(yaml.YAMLError) as caught:
-        yaml.safe_load(text)
-    assert not_yaml(caught.value) == said
 
 
 def of_policy(path: Path) -> None:
@@ -109,20 +81,13 @@ ITEM = '"id": "a", "prompt": "p", "answer": "1"'
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (of_policy, "heldout_gard: {}", "heldout_gard: Extra inputs are not permitted"),
         (of_policy, "kl: {warn_above: high}", "kl.warn_above: Input should be a valid number"),
-        (of_policy, "[1, 2]", "Input should be a valid dictionary"),
-        (of_policy, "1: {}", "1: Keys should be strings"),
         (of_policy, "kl: [", "is not YAML at line 1, column 6"),
         (of_config, "heldut: {}", "heldut in --config is not a setting: did you mean heldout?"),
-        (of_config, "1: x", "1 in --config is not a setting: known are"),
         (of_config, "port: many", "port in --config: Input should be a valid integer"),
-        (of_config, "port: [", "is not YAML at line 1, column 8"),
         (of_split, f'{{{ITEM}, "scorrer": "exact"}}', "line 1: unknown key scorrer: did you mean scorer?"),
         (of_split, f'{{{ITEM}, "scorer": 1}}', "line 1: scorer: Input should be a valid string"),
         (of_training, "modle: m", "modle: Extra inputs are not permitted"),
-        (of_training, "model: m", "dataset: Field required"),
-        (of_training, "model: [", "is not YAML at line 1, column 9"),
         (of_environment, "PROT=1", "RLGUARD_GUARD_PROT is not a setting: did you mean RLGUARD_GUARD_PORT?"),
         (of_environment, "PORT=many", "RLGUARD_GUARD_PORT: Input should be a valid integer"),
         (
@@ -130,7 +95,6 @@ ITEM = '"id": "a", "prompt": "p", "answer": "1"'
             "HELDOUT__SPLIT=x\nHELDOUT__SCORRER=y",
             "RLGUARD_GUARD_HELDOUT__SCORRER: Extra inputs are not permitted",
         ),
-        (of_environment, "HELDOUT={x", "RLGUARD_GUARD_HELDOUT: Input should be a valid dictionary"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_with_its_place(

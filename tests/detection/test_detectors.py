@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.planning import evaluations_to_detect
-from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.policy import CalibratedPolicy
 
 from simulated import CONFIG, baseline, difficulties, draw, run  # isort: skip
 
@@ -21,7 +19,6 @@ MEANS = difficulties(N)
 BASELINE = baseline(MEANS, passes=6)
 
 #: For tests that ask for no fire in one run: a false stop by chance is then one in hundreds.
-CAREFUL = CONFIG.model_copy(update={"alpha": 0.005})
 
 evaluations = st.lists(
     st.tuples(
@@ -53,17 +50,6 @@ def test_a_fire_latches(history):
     assert fires == sorted(fires)
 
 
-@settings(max_examples=25, deadline=None)
-@given(history=evaluations)
-def test_a_copy_goes_on_by_itself_from_any_evaluation(history):
-    live = feed(fresh(), history)
-    detector = fresh()
-    for t, (scale, seed, reward) in enumerate(history):
-        copied = copy.copy(detector)
-        for one in (copied, detector):
-            assert one.update(t, outcomes_of(scale, seed), reward) == live[t]
-
-
 @pytest.mark.nightly
 @settings(max_examples=15, deadline=None)
 @given(history=evaluations, order=st.permutations(range(N)))
@@ -77,14 +63,6 @@ def test_permuting_the_items_changes_no_verdict(history, order):
         items = outcomes_of(scale, seed)
         one, other = here.update(t, items, reward), there.update(t, items[order], reward)
         assert (one.fire, one.level, one.rule) == (other.fire, other.level, other.rule)
-
-
-def test_an_offset_of_the_reward_changes_nothing():
-    rng = np.random.default_rng(0)
-    rewards = np.round(rng.random(30) * 1024) / 1024
-    histories = [[(1.0, t, float(y) + offset) for t, y in enumerate(rewards)] for offset in (0.0, 64.0)]
-    one, other = (feed(fresh(), history)[-1].readings[-1] for history in histories)
-    assert one.name == "gap" and one.statistic == pytest.approx(other.statistic) and one.level == other.level
 
 
 # -- what is found ------------------------------------------------------------------------------------------
@@ -159,17 +137,6 @@ def test_a_benign_run_with_another_reward_scale_does_not_fire(scale):
 # -- the baseline --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("passes", [1, 2, 4, 16])
-@pytest.mark.parametrize("samples", [1, 4])
-def test_any_number_of_passes_works(passes, samples):
-    means = difficulties(128)
-    detector = CalibratedDetector(CAREFUL, baseline(means, passes, samples))
-    rng = np.random.default_rng(20 + passes)
-    fires = [detector.update(t, draw(rng, means * (1 if t < 20 else 0.4), samples)).fire for t in range(45)]
-    assert not fires[19] and fires[-1]
-
-
 def noise_of(family: int, seed: int, items: int = 128) -> float:
     """Variance of an evaluation as 16 passes show it, over that of independent items."""
     rng = np.random.default_rng(seed)
@@ -182,14 +149,6 @@ def test_items_that_succeed_together_widen_the_noise_and_independent_ones_rarely
     assert 0.9 < np.median(alone) < 1.1 and np.mean(np.array(alone) > 1.3) < 0.15
     for family in (2, 4):
         assert 0.75 * family < np.mean([noise_of(family, seed) for seed in range(60)]) < 1.3 * family
-
-
-def test_greedy_evaluations_never_fire_above_the_baseline_score():
-    rng = np.random.default_rng(10)
-    start = np.repeat([1.0, 0.0], 64)
-    detector = CalibratedDetector(CONFIG, Baseline.from_passes([start] * 8))
-    assert detector.greedy
-    assert not any(detector.update(t, rng.permutation(start)).fire for t in range(60))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +168,7 @@ def test_bad_items_are_refused_and_change_nothing(items, message):
     assert vars(detector) == before
 
 
-@pytest.mark.parametrize("value", [{"in_loop_reward": float("inf")}, {"kl": float("nan")}])
+@pytest.mark.parametrize("value", [{"in_loop_reward": float("inf")}, {"in_loop_error": float("nan")}])
 def test_values_that_are_not_finite_are_refused(value):
     with pytest.raises(ValueError, match="must be finite"):
         fresh().update(0, outcomes_of(1.0, 0), **value)
@@ -273,7 +232,3 @@ def test_half_of_the_runs_are_stopped_after_about_the_evaluations_that_are_neede
             status = detector.update(t, draw(rng, np.full(128, 0.4)))
         stopped += status.fire
     assert 0.25 < stopped / 60 < 0.85
-
-
-def test_beside_heldout_guard_the_detector_has_half_of_alpha():
-    assert Policy().calibrated_share().alpha == Policy().calibrated.alpha / 2

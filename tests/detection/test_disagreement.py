@@ -7,14 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Finding, Level
+from guard_core.codes import Code, Level
 from guard_core.detectors import Baseline, CalibratedDetector
 from guard_core.detectors.baseline import Outcomes
 from guard_core.ending import not_judged
 from guard_core.judge import Judge
 from guard_core.policy import CalibratedPolicy, Policy
 from guard_core.rounds import Evaluation
-from guard_core.trainer_view import for_trainer
 from guard_core.wire import DetectorReading, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
@@ -92,39 +91,45 @@ def test_an_honest_grader_that_is_easier_to_please_may_gain_twice_as_much() -> N
     assert [fired_at(easier, seed) for seed in range(30)] == [None] * 30
 
 
-def fate(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray], exploits: float) -> str:
-    """What becomes of 40 evaluations of a run that learns something else first, and then, or not, the task.
+Scored = Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+"""From evaluation t to what the scorer and the grader give each item, and where the grader was fooled."""
 
-    `pay`: what the grader gives, from what is right and what has the other thing; `exploits`: share of the
-    completions that have it at the end.
+
+def worst(scored: Scored, samples: int = 1) -> str:
+    """The worst level in 40 evaluations."""
+    right, paid, fooled = zip(*(scored(0) for _ in range(8)), strict=True)
+    detector = CalibratedDetector(CONFIG, Baseline.from_passes(right, samples, paid, fooled))
+    levels = []
+    for t in range(1, 40):
+        truth, given, wrong = scored(t)
+        status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
+        levels.append(Level.FIRED if status.fire else said(status.readings).level)
+    return max(levels, key=lambda level: level.severity).value
+
+
+def form_first(seed: int, pay: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str:
+    """The worst of a run that learns a form first, and then the task.
+
+    `pay`: what the grader gives, from what is right and what has the form.
     """
     rng = np.random.default_rng(seed)
 
-    def scored(t: int) -> tuple[np.ndarray, np.ndarray]:
+    def scored(t: int) -> tuple[np.ndarray, np.ndarray, None]:
         level = START + 0.2 * ramp(max(0, t - 10))
         right = rng.random(N) < 1 - (1 - MEANS) * (1 - level) / (1 - START)
-        return right.astype(float), pay(right, rng.random(N) < 0.1 + (exploits - 0.1) * ramp(t, 10))
+        return right.astype(float), pay(right, rng.random(N) < 0.1 + 0.85 * ramp(t, 10)), None
 
-    passes = [scored(0) for _ in range(8)]
-    start = Baseline.from_passes([right for right, _ in passes], paid=[paid for _, paid in passes])
-    detector = CalibratedDetector(CONFIG, start)
-    worst = Level.HEALTHY
-    for t in range(1, 40):
-        right, given = scored(t)
-        status = detector.update(t, right, proxy_items=given)
-        level = Level.FIRED if status.fire else said(status.readings).level
-        worst = max(worst, level, key=lambda level: level.severity)
-    return worst.value
+    return worst(scored)
 
 
 def test_a_grader_that_pays_half_for_the_format_warns_of_an_honest_run_and_stops_none() -> None:
     """Format is learnt first, accuracy after it: the grader gains 40 points that the scorer does not see."""
-    fates = [fate(seed, lambda right, form: 0.5 * right + 0.5 * form, 0.95) for seed in range(8)]
+    fates = [form_first(seed, lambda right, form: 0.5 * right + 0.5 * form) for seed in range(8)]
     assert fates == ["warning"] * 8
 
 
 def test_a_grader_that_pays_a_part_and_then_in_full_for_what_is_wrong_stops() -> None:
-    fates = [fate(seed, lambda right, form: np.where(form, 1.0, 0.5 * right), 0.95) for seed in range(8)]
+    fates = [form_first(seed, lambda right, form: np.where(form, 1.0, 0.5 * right)) for seed in range(8)]
     assert fates == ["fired"] * 8
 
 
@@ -132,30 +137,17 @@ def test_of_several_completions_full_pay_for_wrong_ones_is_what_was_reported_or_
     None
 ):
     truth, means, shares = [0.5, 0.5, 0.0, 1.0], [0.75, 1, 1, 1], [0.25, 0.5, 1, 0]
-    reported = Outcomes.of(truth, means, shares)
-    assert reported.quantities(knows_fooled=True)["fair_pay"].tolist() == [-0.25, -0.5, -1, 0]
-    for one, knows in ((reported, False), (Outcomes.of(truth, means), True)):
-        assert one.quantities(knows_fooled=knows)["fair_pay"].tolist() == [0, -0.5, -1, 0]
+    for fooled, fair in ((shares, [-0.25, -0.5, -1, 0]), (None, [0, -0.5, -1, 0])):
+        assert Outcomes.of(truth, means, fooled).quantities()["fair_pay"].tolist() == fair
     for given, fooled in (([1.0], None), ([1.0] * 4, [1.0]), ([1.0] * 4, [2.0] * 4)):
         with pytest.raises(ValueError, match="item"):
             Outcomes.of(truth, given, fooled)
 
 
-@pytest.mark.parametrize(
-    ("fooled", "known"),
-    [((), False), (([0.25], [0.0]), True), (([0.25], None), False), ((None, None), False)],
-)
-def test_a_baseline_knows_it_where_each_of_its_passes_does(fooled: tuple, known: bool) -> None:
-    assert Baseline.from_passes([[0.5], [0.5]], 2, [[1.0], [0.5]], fooled).knows_fooled is known
+def of_eight(seed: int, exploited: Callable[[int], float], *, joint: bool) -> str:
+    """The worst of a run with eight samples an item, of a grader that is fooled on some of them.
 
-
-def worst_of_eight(
-    seed: int, exploited: Callable[[int], float], *, joint: bool, from_the_start: bool = True
-) -> str:
-    """The worst level in 40 evaluations of eight samples an item, of a grader that is fooled on some of them.
-
-    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself,
-    `from_the_start`: in the baseline, too.
+    `exploited`: share of the wrong completions that it pays for; `joint`: whether each is told by itself.
     """
     rng = np.random.default_rng(seed)
 
@@ -164,56 +156,14 @@ def worst_of_eight(
         paid = right | (rng.random((N, 8)) < exploited(t))
         return right.mean(axis=1), paid.mean(axis=1), (paid & ~right).mean(axis=1) if joint else None
 
-    right, paid, fooled = zip(*(scored(0) for _ in range(4)), strict=True)
-    start = Baseline.from_passes(right, 8, paid, fooled if joint and from_the_start else ())
-    detector, worst = CalibratedDetector(CONFIG, start), Level.HEALTHY
-    for t in range(1, 40):
-        truth, given, wrong = scored(t)
-        status = detector.update(t, truth, proxy_items=given, fooled_items=wrong)
-        level = Level.FIRED if status.fire else said(status.readings).level
-        worst = max(worst, level, key=lambda level: level.severity)
-    return worst.value
+    return worst(scored, samples=8)
 
 
 def test_a_grader_that_is_fooled_on_half_of_an_items_samples_stops_the_run() -> None:
     half = lambda t: 0.1 + 0.4 * ramp(t)  # noqa: E731
-    assert [worst_of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
-    assert [worst_of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
-    assert [worst_of_eight(seed, lambda t: 0.4, joint=True) for seed in range(20)] == ["healthy"] * 20
-
-
-def test_where_the_baseline_does_not_tell_it_nothing_later_is_compared_by_it() -> None:
-    """A guard that goes on with what an earlier release of it has kept: nothing changes in these runs, or it
-    warns as that release would have.
-    """
-    later = {"joint": True, "from_the_start": False}
-    assert [worst_of_eight(seed, lambda t: 0.4, **later) for seed in range(8)] == ["healthy"] * 8
-    assert worst_of_eight(0, lambda t: 0.1 + 0.4 * ramp(t), **later) == "warning"
-
-
-def test_through_the_judge_each_completion_is_told_by_itself() -> None:
-    config = CONFIG.model_copy(update={"baseline_passes": 2, "samples": 2})
-    fired = {}
-    for joint in (True, False):
-        judge, rng = Judge(Policy(detector="calibrated", calibrated=config)), np.random.default_rng(3)
-        for n in range(40):
-            t = max(0, n - 1)
-            right = rng.random((N, 2)) < MEANS[:, None]
-            paid = right | (np.arange(2) == 0) & (rng.random((N, 2)) < 0.1 + 0.85 * ramp(t))
-            fooled = tuple((paid & ~right).mean(axis=1)) if joint else None
-            judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
-            judge.fold_evaluation(
-                Evaluation(
-                    *(0, t, f"/c/{t}", tuple(right.mean(axis=1)), None, n if n < 2 else 0),
-                    proxy_items=tuple(paid.mean(axis=1)),
-                    fooled_items=fooled,
-                )
-            )
-            judge = judge.copy()
-            if judge.verdict().fire:
-                break
-        fired[joint] = n, judge.verdict().code
-    assert fired[True] < fired[False] and fired[True][1] is fired[False][1] is Code.GRADERS_DISAGREE
+    assert [of_eight(seed, half, joint=True) for seed in range(6)] == ["fired"] * 6
+    assert [of_eight(seed, half, joint=False) for seed in range(6)] == ["warning"] * 6
+    assert [of_eight(seed, lambda t: 0.4, joint=True) for seed in range(8)] == ["healthy"] * 8
 
 
 def test_it_is_asked_where_the_grader_scored_the_baseline() -> None:
@@ -236,26 +186,6 @@ def test_an_evaluation_that_the_grader_did_not_score_is_unknown_and_changes_no_e
     assert before is not None and after is not None and after >= before
 
 
-def test_a_disagreement_is_evidence_of_hacking() -> None:
-    rng = np.random.default_rng(0)
-    live = CalibratedDetector(CONFIG, baseline(rng))
-    for t in range(1, 25):
-        right, paid = score(rng, HACKED, t)
-        live.update(t, right, proxy_items=paid)
-    assert live.last_status is not None and live.last_status.rule == Code.GRADERS_DISAGREE
-    assert Code.GRADERS_DISAGREE.finding is Finding.HACKING
-
-
-@pytest.mark.parametrize("paid", [[1.0] * (N - 1), [1.5] * N, [float("nan")] * N])
-def test_bad_outcomes_of_the_grader_are_refused_and_change_nothing(paid: list[float]) -> None:
-    rng = np.random.default_rng(0)
-    detector = CalibratedDetector(CONFIG, baseline(rng))
-    before = dict(vars(detector))
-    with pytest.raises(ValueError, match="item"):
-        detector.update(1, score(rng, NOTHING, 1)[0], proxy_items=paid)
-    assert vars(detector) == before
-
-
 @pytest.mark.parametrize(
     ("setting", "course", "code"),
     [("on_disagreement", HACKED, Code.GRADERS_DISAGREE), ("on_decline", DECLINING, Code.FELL_BELOW_START)],
@@ -273,30 +203,6 @@ def test_by_policy_a_finding_only_warns(setting: str, course: Course, code: Code
     assert status.level is Level.WARNING and not status.needs_confirmation
     reading = next(r for r in status.readings if r.code is code)
     assert reading.message.endswith(f"the policy's {setting} is warn")
-
-
-def test_through_the_judge_it_fires_as_hacking_and_tells_no_outcome() -> None:
-    config = CONFIG.model_copy(update={"baseline_passes": 4})
-    judge = Judge(Policy(detector="calibrated", calibrated=config))
-    rng = np.random.default_rng(3)
-    for t in range(40):
-        judge.fold_step(StepReport(attempt=0, step=t, reward=0.5))
-        judge.fold_checkpoint()
-        index = 0
-        while True:
-            right, paid = score(rng, HACKED, t)
-            judge.fold_evaluation(Evaluation(0, t, f"/c/{t}", tuple(right), None, index, None, tuple(paid)))
-            judge = judge.copy()
-            wanted = judge.wanted_pass()
-            if wanted is None:
-                break
-            index = wanted.index
-        if judge.latch is not None:
-            break
-    verdict = judge.verdict()
-    assert verdict.fire and verdict.code is Code.GRADERS_DISAGREE
-    last = verdict.last_evaluation
-    assert last is not None and last.proxy_score is not None and last.proxy_score > last.score + 0.1
 
 
 @pytest.mark.parametrize(
@@ -338,68 +244,22 @@ def about_the_grader(judge: Judge) -> list[tuple[Level, bool]]:
     ]
 
 
-def test_a_grader_that_failed_on_one_pass_of_the_baseline_costs_that_pass_alone() -> None:
-    judge = judged([True] * 7 + [False] + [True] * 12, baseline_passes=8)
-    readings = {r.name: r for r in judge.verdict().detectors}
-    assert readings["disagreement"].statistic is not None
-    assert not about_the_grader(judge) and judge.verdict().level is Level.HEALTHY
-    known = judge.compact().detector
-    assert known is not None
-    assert (known.starts["score"].passes, known.starts["margin"].passes) == (8, 7)
-
-
-def test_a_grader_that_scored_no_pass_of_the_baseline_leaves_the_run_unknown() -> None:
-    for later in (False, True):
-        judge = judged([False, False] + [later] * 12)
-        assert [r.name for r in judge.verdict().detectors] == ["decline", "gap"]
-        assert about_the_grader(judge) == [(Level.UNKNOWN, False)]
+@pytest.mark.parametrize(
+    ("grades", "told"),
+    [
+        ([False] * 14, [(Level.UNKNOWN, False)]),
+        ([False] * 2 + [True] * 12, [(Level.UNKNOWN, False)]),
+        ([True] * 2 + [False] * 12, [(Level.UNKNOWN, False)]),
+        ([True] * 13 + [False], [(Level.UNKNOWN, False)]),
+        ([True] * 12 + [False, True], [(Level.WARNING, True)]),
+        ([True] * 10 + [False, True, False, True], [(Level.UNKNOWN, False)]),
+    ],
+    ids=["never", "no pass of the baseline", "nothing later", "the newest", "once", "too often"],
+)
+def test_what_the_grader_did_not_score_was_not_judged(
+    grades: list[bool], told: list[tuple[Level, bool]]
+) -> None:
+    judge = judged(grades)
+    assert about_the_grader(judge) == told
+    if told[0][0] is Level.UNKNOWN:
         assert judge.verdict().level is Level.UNKNOWN and not_judged(judge.verdict(), "")
-
-
-def test_a_grader_that_fails_at_every_later_evaluation_leaves_the_run_unknown() -> None:
-    judge = judged([True, True] + [False] * 12)
-    assert about_the_grader(judge) == [(Level.UNKNOWN, False)] and judge.verdict().level is Level.UNKNOWN
-    assert "failed on 12 of 12 evaluations" in judge.verdict().reason
-
-
-def test_a_grader_that_failed_now_and_then_is_told_and_on_the_newest_evaluation_is_unknown() -> None:
-    assert about_the_grader(judged([True] * 12 + [False, True])) == [(Level.WARNING, True)]
-    assert about_the_grader(judged([True] * 13 + [False])) == [(Level.UNKNOWN, False)]
-    assert about_the_grader(judged([True] * 10 + [False, True, False, True])) == [(Level.UNKNOWN, False)]
-
-
-def test_without_a_grader_nothing_is_said_of_one() -> None:
-    judge = Judge(Policy(calibrated=CONFIG.model_copy(update={"baseline_passes": 1})))
-    for t in range(4):
-        judge.fold_evaluation(
-            Evaluation(0, t, f"/c/{t}", tuple(score(np.random.default_rng(t), NOTHING, t)[0]))
-        )
-    assert not about_the_grader(judge)
-
-
-@pytest.mark.parametrize(("action", "level"), [("warn", Level.HEALTHY), ("stop", Level.WARNING)])
-def test_what_the_policy_only_warns_of_is_advice(action: str, level: Level) -> None:
-    """An alarm that nobody has confirmed yet is a warning that counts; what only warns is advice."""
-    config = CONFIG.model_copy(update={"baseline_passes": 4, "on_disagreement": action})
-    judge = Judge(Policy(calibrated=config))
-    rng = np.random.default_rng(3)
-    for n in range(60):
-        t = max(0, n - 3)
-        right, paid = score(rng, HACKED, max(0, t - 20))
-        judge.fold_step(StepReport(attempt=0, step=n, reward=0.5))
-        judge.fold_evaluation(
-            Evaluation(0, t, f"/c/{t}", tuple(right), None, n if n < 4 else 0, None, tuple(paid))
-        )
-        told = [c for c in judge.verdict().conditions if c.code is Code.GRADERS_DISAGREE]
-        if told:
-            break
-    assert [(c.level, c.advice) for c in told] == [(Level.WARNING, action == "warn")]
-    assert not judge.verdict().fire
-    levels = [c.level for c in judge.verdict().conditions if not c.advice]
-    assert max(levels, key=lambda found: found.severity) is level
-    reason = judge.verdict().reason
-    assert (reason == told[0].message) is (action == "stop")
-    if action == "warn":
-        assert reason.startswith("nothing that stops a run by this policy speaks against the run after ")
-        assert "; it warns of graders_disagree" in reason
-        assert for_trainer(judge.verdict()).reason == reason, "no number that a trainer may not know"

@@ -70,14 +70,6 @@ CASES = {
     ),
     "heldout_guard": (Policy(detector="heldout_guard"), logits(never=0.0), Code.HACKING_GAP),
 }
-GREEDY = {"temperature": 0.0, "max_new_tokens": 256}
-
-
-def test_the_run_is_the_recorded_one() -> None:
-    start = logits(never=0.0)
-    sampled = [chances(start, progress, 1.0).mean() for progress in (0.0, 1.0)]
-    assert sampled == pytest.approx([0.67, 0.97], abs=0.01)
-    assert chances(start, 0.0, 0.0).mean() == chances(start, 1.0, 0.0).mean() == 1.0
 
 
 @pytest.mark.nightly
@@ -91,10 +83,3 @@ def test_an_honest_run_that_gets_sure_is_not_stopped(
     assert code not in {condition.code for condition in verdict.conditions}
     assert verdict.last_evaluation is not None and verdict.last_evaluation.sampling is not None
     assert verdict.last_evaluation.sampling.source == "trainer"
-
-
-@pytest.mark.parametrize(("policy", "start", "code"), CASES.values(), ids=CASES)
-def test_greedy_decoding_takes_it_for_hacking(policy: Policy, start: np.ndarray, code: Code) -> None:
-    verdict = trained(policy, start, 0, **GREEDY).verdict()
-    assert verdict.code is code and verdict.level is not Level.HEALTHY, verdict.reason
-    assert verdict.fire == (code is Code.HACKING_GAP)

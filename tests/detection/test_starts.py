@@ -23,55 +23,34 @@ from guard_core.wire import (
     StepReport,
 )
 
-from simulated import draw  # isort: skip
+from simulated import GuardedRun, draw  # isort: skip
 
 ITEMS, START, REACHED, LOST = 256, 0.35, 0.75, 0.15
 CALIBRATED = CalibratedPolicy(baseline_passes=4, on_gap="stop")
 
 
-class Run:
+class Run(GuardedRun):
     """A trainer that begins again and again; ten steps and one checkpoint a round."""
 
-    def __init__(
-        self,
-        detector: str = "calibrated",
-        seed: int = 7,
-        items: int = ITEMS,
-        passes: int = 4,
-        **heldout_guard: object,
-    ) -> None:
-        calibrated = CALIBRATED.model_copy(update={"baseline_passes": passes})
-        guard = HeldOutGuardPolicy(**heldout_guard)  # type: ignore[arg-type]
-        self.judge = Judge(Policy(detector=detector, calibrated=calibrated, heldout_guard=guard))  # type: ignore[arg-type]
-        self.rng, self.items = np.random.default_rng(seed), items
-        self.attempt, self.round = 0, 0
-        self.evaluate(0, START)
+    def __init__(self, policy: Policy | None = None, seed: int = 7, items: int = ITEMS) -> None:
+        super().__init__(policy or Policy(calibrated=CALIBRATED), seed)
+        self.items, self.round = items, 0
+        self.scored(0, self.means(START))
 
-    def evaluate(self, step: int, score: float, first: float | None = None) -> None:
-        """The first evaluation of this checkpoint gives another score where one is given."""
-        self.judge.fold_checkpoint()
-        index: int | None = 0
-        while index is not None:
-            mean = first if index == 0 and first is not None else score
-            items = tuple(draw(self.rng, np.full(self.items, mean)).tolist())
-            self.judge.fold_evaluation(
-                Evaluation(self.attempt, step, f"/checkpoints/{step}", items, None, index)
-            )
-            wanted = self.judge.wanted_pass()
-            index = None if wanted is None else wanted.index
+    def means(self, score: float) -> np.ndarray:
+        return np.full(self.items, score)
 
-    def steps(self, reward: float) -> None:
-        for step in range(10 * self.round + 1, 10 * self.round + 11):
-            noise = 0.01 * float(self.rng.standard_normal())
-            self.judge.fold_step(StepReport(attempt=self.attempt, step=step, reward=reward + noise))
+    def more_steps(self, reward: float = START) -> int:
         self.round += 1
+        self.steps(10 * self.round - 9, 10 * self.round, reward)
+        return 10 * self.round
 
     def train(self, *scores: float, reward: float | None = None) -> None:
         """Rounds with these true held-out scores; the reward is the score, or what is given."""
         for score in scores:
-            self.steps(score if reward is None else reward)
+            step = self.more_steps(score if reward is None else reward)
             if self.judge.latch is None:
-                self.evaluate(10 * self.round, score)
+                self.scored(step, self.means(score))
 
     def learn(self, rounds: int = 16) -> None:
         self.train(*np.linspace(START, REACHED, rounds))
@@ -81,58 +60,35 @@ class Run:
 
     @property
     def said(self) -> list[Condition]:
-        return [c for c in self.judge.verdict().conditions if c.code is Code.STARTED_AGAIN]
+        return self.about(Code.STARTED_AGAIN)
 
 
 def test_it_learns_anew_and_is_not_stopped() -> None:
     run = Run()
     run.learn()
     run.start_again()
+    run.train(START)
+    assert not_judged(run.judge.verdict(), "wait longer") != "", "it has to be judged anew"
     run.learn(30)
     verdict = run.judge.verdict()
     assert not verdict.fire and not_judged(verdict, "wait longer") == ""
     (told,) = run.said
     (to_the_trainer,) = [c for c in for_trainer(verdict).conditions if c.code is told.code]
     assert to_the_trainer.message == Code.STARTED_AGAIN.meaning, "an alarm that waits is not told"
-    assert told.advice and "attempt 1 started from scratch" in told.message
-    assert "compared with the baseline" in told.message and "number 1" in told.message
-    assert run.judge.verdict() == run.judge.copy().verdict()
+    assert told.advice and "attempt 1 started from scratch" in told.message and "number 1" in told.message
 
 
-@pytest.mark.nightly
-def test_of_twenty_that_begin_anew_none_is_stopped() -> None:
-    """All of them were when nothing was forgotten."""
-    stopped = 0
-    for seed in range(20):
-        run = Run(seed=seed)
-        run.learn()
-        run.start_again()
-        run.learn()
-        stopped += run.judge.verdict().fire
-    assert stopped == 0
-
-
-@pytest.mark.parametrize("score_of_the_start", ["before the first step", "between the two", "after it"])
-def test_a_loop_may_announce_its_start_again_before_its_first_step(score_of_the_start: str) -> None:
+@pytest.mark.parametrize("scored", ["before the first step", "after it"])
+def test_a_loop_may_announce_its_start_again(scored: str) -> None:
     """As the loops of docs/concepts/trainer.md do; the score of that checkpoint is there when it is there."""
     run = Run()
     run.learn()
     run.start_again()
-    if score_of_the_start == "after it":
-        run.steps(START)
-    elif score_of_the_start == "between the two":
-        run.judge.fold_checkpoint()
-        items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
-        run.judge.fold_evaluation(Evaluation(1, 0, "/checkpoints/0", items))
-        run.steps(START)
-        while (wanted := run.judge.wanted_pass()) is not None:
-            items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
-            run.judge.fold_evaluation(Evaluation(1, 0, wanted.path, items, None, wanted.index))
-    if score_of_the_start != "between the two":
-        run.evaluate(0, START)
+    if scored == "after it":
+        run.more_steps()
+    run.scored(0, run.means(START))
     run.learn()
-    assert not run.judge.verdict().fire
-    assert "number 1" in run.said[0].message, "it is one start"
+    assert not run.judge.verdict().fire and "number 1" in run.said[0].message, "it is one start"
 
 
 @pytest.mark.parametrize("scored", [True, False], ids=["scored late", "never scored"])
@@ -140,16 +96,16 @@ def test_a_start_that_crashed_before_it_was_judged_is_that_of_the_attempt_that_g
     run = Run()
     run.learn()
     run.start_again()
-    run.steps(START)
+    run.more_steps()
     run.judge.fold_checkpoint()
     run.start_again(at=1)
-    run.steps(START)
+    run.more_steps()
     if scored:
-        items = tuple(draw(run.rng, np.full(ITEMS, START)).tolist())
+        items = tuple(draw(run.rng, run.means(START)).tolist())
         run.judge.fold_evaluation(Evaluation(1, 10, "/checkpoints/10", items))
     else:
         run.judge.fold_failure("it was gone")
-    run.evaluate(20, START)
+    run.scored(20, run.means(START))
     run.learn()
     assert not run.judge.verdict().fire and "attempt 1 started from scratch" in run.said[0].message
 
@@ -160,51 +116,29 @@ def test_a_baseline_may_be_scored_after_the_next_attempt_began() -> None:
     run.judge = Judge(run.judge.policy)
     for attempt, step in ((0, 1), (0, 30), (1, 1)):
         run.judge.fold_step(StepReport(attempt=attempt, step=step, reward=START))
-    run.evaluate(0, START)
+    run.scored(0, run.means(START))
     for step in (10, 20, 30):
-        run.evaluate(step, REACHED)
+        run.scored(step, run.means(REACHED))
     run.attempt = 1
     run.learn()
     assert not run.judge.verdict().fire and "attempt 1 started from scratch" in run.said[0].message
 
 
-@pytest.mark.parametrize("after", [2, 3])
-def test_a_reward_that_rose_before_it_has_risen(after: int) -> None:
-    """The score stays where it is. Whoever numbers steps anew is not rid of where the reward began."""
-    run = Run(items=1500, passes=16)
-    rewards = [0.35, 0.53, 0.72, *[0.9] * 60]
-    for reward in rewards[:after]:
-        run.train(START, reward=reward)
-    assert not run.judge.verdict().fire
+@pytest.mark.parametrize(
+    ("first", "again", "from_scratch"),
+    [(1, 1, True), (10, 10, True), (10, 5, True), (1, 2, True), (1, 3, False), (1, 161, False)],
+    ids=["the same", "logged every ten", "earlier", "its first is late", "a resumed one", "goes on"],
+)
+def test_an_attempt_that_begins_where_the_first_did_started_from_scratch(
+    first: int, again: int, from_scratch: bool
+) -> None:
+    run = Run()
+    run.steps(first, 160, START)
+    run.scored(160, run.means(START))
     run.start_again()
-    for reward in rewards[after:]:
-        run.train(START, reward=reward)
-    assert run.judge.verdict().code is Code.REWARD_WITHOUT_GAIN and run.judge.verdict().fire
-
-
-def test_a_score_is_cut_short_by_what_its_own_start_reached() -> None:
-    """More is cut off than at the start, and the score has risen: there is no fall that it could be."""
-    longer = Sampling(temperature=1.0, max_new_tokens=2048)
-    used = EvaluationSampling(temperature=1.0, max_new_tokens=512, samples=1, source=SamplingSource.SETTINGS)
-    judge = Judge(Policy(calibrated=CALIBRATED))
-    judge.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c", sampling=longer))
-
-    def fold(attempt: int, step: int, score: float, cut: float) -> None:
-        judge.fold_step(StepReport(attempt=attempt, step=step + 1, reward=score))
-        items = tuple(float(i < round(score * ITEMS)) for i in range(ITEMS))
-        judge.fold_evaluation(
-            Evaluation(attempt, step, "/c", items, truncated=cut, unscored=cut, sampling=used)
-        )
-
-    fold(0, 0, START, 0.02)
-    fold(0, 10, START + 0.09, 0.02)
-    fold(1, 0, START, 0.42)
-    fold(1, 10, START + 0.02, 0.45)
-    assert Code.CUT_SHORT not in {c.code for c in judge.verdict().conditions}
-    fold(1, 20, START - 0.1, 0.45)
-    assert Code.CUT_SHORT in {c.code for c in judge.verdict().conditions}
-    best = judge.verdict().best_evaluation
-    assert best is not None and best.attempt == 0
+    run.steps(again, again + 9, START)
+    run.scored(again + 9, run.means(START))
+    assert bool(run.said) is from_scratch
 
 
 def test_one_that_goes_on_is_compared_with_what_was_reached() -> None:
@@ -224,13 +158,16 @@ def test_it_is_compared_with_the_start_of_the_first_attempt() -> None:
     assert run.judge.verdict().fire
 
 
-def test_it_has_to_be_judged_anew() -> None:
-    run = Run()
-    run.learn()
-    assert not_judged(run.judge.verdict(), "wait longer") == ""
-    run.start_again()
-    run.train(START)
-    assert not_judged(run.judge.verdict(), "wait longer") != ""
+def test_a_reward_that_rose_before_it_has_risen() -> None:
+    """The score stays where it is. Whoever numbers steps anew is not rid of where the reward began."""
+    run = Run(Policy(calibrated=CALIBRATED.model_copy(update={"baseline_passes": 16})), items=1500)
+    rewards = [0.35, 0.53, 0.72, *[0.9] * 60]
+    for round_, reward in enumerate(rewards):
+        if round_ == 2:
+            assert not run.judge.verdict().fire
+            run.start_again()
+        run.train(START, reward=reward)
+    assert run.judge.verdict().code is Code.REWARD_WITHOUT_GAIN and run.judge.verdict().fire
 
 
 def test_a_fourth_time_it_is_compared_with_what_was_reached() -> None:
@@ -242,16 +179,12 @@ def test_a_fourth_time_it_is_compared_with_what_was_reached() -> None:
         assert not run.judge.verdict().fire
     run.start_again()
     run.train(*[START] * 8)
-    assert run.judge.verdict().fire
-    assert "as 3 had done before" in run.said[0].message and run.said[0].level is Level.UNKNOWN
+    assert run.judge.verdict().fire and "as 3 had done before" in run.said[0].message
 
 
 @pytest.mark.parametrize(("action", "halts"), [("warn", False), ("stop", True)])
 def test_a_start_too_many_is_what_silence_is(action: str, halts: bool) -> None:
-    run = Run()
-    silent = run.judge.policy.silent.model_copy(update={"action": action})
-    run.judge = Judge(run.judge.policy.model_copy(update={"silent": silent}))
-    run.evaluate(0, START)
+    run = Run(Policy.model_validate({"calibrated": CALIBRATED, "silent": {"action": action}}))
     run.train(START)
     for _ in range(MOST_STARTS + 1):
         assert not run.judge.verdict().halt
@@ -265,19 +198,15 @@ def test_an_alarm_that_waits_is_not_shed(restarts: bool) -> None:
     run = Run()
     run.train(*[START] * 6)
     while not run.judge.verdict().waiting:
-        run.steps(START)
-        items = tuple(draw(run.rng, np.full(ITEMS, LOST)).tolist())
+        step = run.more_steps()
         run.judge.fold_checkpoint()
-        run.judge.fold_evaluation(Evaluation(0, 10 * run.round, f"/checkpoints/{10 * run.round}", items))
-    alarmed = any("has to confirm" in r.message for r in run.judge.verdict().detectors)
-    assert alarmed, "the fresh pass that decides it cannot be made: the checkpoint is gone"
-    run.judge.fold_skipped(1)
+        run.evaluate(step, draw(run.rng, run.means(LOST)))
+    assert any("has to confirm" in r.message for r in run.judge.verdict().detectors)
+    run.judge.fold_skipped(1)  # the fresh pass that decides it cannot be made: the checkpoint is gone
     if restarts:
         run.start_again()
-    run.steps(START)
-    step = 10 * run.round
-    items = tuple(draw(run.rng, np.full(ITEMS, LOST)).tolist())
-    run.judge.fold_evaluation(Evaluation(run.attempt, step, f"/checkpoints/{step}", items))
+    step = run.more_steps()
+    run.evaluate(step, draw(run.rng, run.means(LOST)))
     assert run.judge.verdict().fire
 
 
@@ -285,24 +214,42 @@ def test_nothing_of_a_run_that_was_stopped_is_forgotten() -> None:
     run = Run()
     run.train(*[START] * 6, *[LOST] * 8)
     before = run.judge.verdict()
-    assert before.fire
     run.start_again()
-    run.steps(START)
-    run.evaluate(10, START)
+    run.scored(run.more_steps(), run.means(START))
     after = run.judge.verdict()
     assert (after.fire, after.code, after.reason) == (True, before.code, before.reason)
 
 
-def test_evaluations_that_were_none_were_of_the_attempt_before() -> None:
+def test_evaluations_that_did_not_count_were_of_the_attempt_before() -> None:
     run = Run()
     run.learn()
-    run.steps(REACHED)
-    run.evaluate(10 * run.round, REACHED, first=0.0)  # a scorer that failed
-    shown = [c for c in run.judge.verdict().conditions if "are not counted" in c.message]
+    means = run.means(REACHED)  # a scorer failed on the first pass
+    run.checkpoint(run.more_steps(REACHED), lambda index: draw(run.rng, means) if index else 0 * means)
+    assert [c for c in run.judge.verdict().conditions if "are not counted" in c.message]
     run.start_again()
     run.train(START)
-    assert shown
     assert not [c for c in run.judge.verdict().conditions if "are not counted" in c.message]
+
+
+def test_a_score_is_cut_short_by_what_its_own_start_reached() -> None:
+    """More is cut off than at the start, and the score has risen: there is no fall that it could be."""
+    longer = Sampling(temperature=1.0, max_new_tokens=2048)
+    used = EvaluationSampling(temperature=1.0, max_new_tokens=512, samples=1, source=SamplingSource.SETTINGS)
+    judge = Judge(Policy(calibrated=CALIBRATED))
+    judge.fold_checkpoint(CheckpointReport(attempt=0, step=0, path="/c", sampling=longer))
+
+    def fold(attempt: int, step: int, score: float, cut: float) -> bool:
+        judge.fold_step(StepReport(attempt=attempt, step=step + 1, reward=score))
+        items = tuple(float(i < round(score * ITEMS)) for i in range(ITEMS))
+        shares = {"truncated": cut, "unscored": cut, "sampling": used}
+        judge.fold_evaluation(Evaluation(attempt, step, "/c", items, **shares))  # type: ignore[arg-type]
+        return Code.CUT_SHORT in {c.code for c in judge.verdict().conditions}
+
+    fold(0, 0, START, 0.02)
+    fold(0, 10, START + 0.09, 0.02)
+    fold(1, 0, START, 0.42)
+    assert not fold(1, 10, START + 0.02, 0.45)
+    assert fold(1, 20, START - 0.1, 0.45)
 
 
 class TestHeldOutGuard:
@@ -310,9 +257,14 @@ class TestHeldOutGuard:
 
     SETTINGS: ClassVar = {"min_steps": 4, "ema_alpha": 0.8, "max_proxy_real_gap": 0.15, "rise_eps": 0.005}
 
-    def test_it_goes_back_to_its_baseline(self) -> None:
-        run = Run("heldout_guard", **self.SETTINGS)
+    def run(self, **settings: object) -> Run:
+        guard = HeldOutGuardPolicy.model_validate(self.SETTINGS | settings)
+        run = Run(Policy(detector="heldout_guard", heldout_guard=guard))
         run.learn()
+        return run
+
+    def test_it_goes_back_to_its_baseline_and_its_warm_up_is_over(self) -> None:
+        run = self.run()
         rounds = run.judge.verdict().rounds
         run.start_again()
         run.train(START)
@@ -320,29 +272,13 @@ class TestHeldOutGuard:
         assert verdict.heldout_ema is not None and abs(verdict.heldout_ema - START) < 0.1
         assert verdict.in_loop_ema is not None and abs(verdict.in_loop_ema - START) < 0.05
         assert verdict.rounds == rounds + 1 and not verdict.fire and run.said
-
-    def test_a_gap_from_that_baseline_fires_without_another_warm_up(self) -> None:
-        run = Run("heldout_guard", **self.SETTINGS)
-        run.learn()
-        run.start_again()
         run.train(*[START] * 3, reward=1.0)
         assert run.judge.verdict().code is Code.HACKING_GAP
 
     def test_rounds_that_fell_before_it_are_no_patience_lost(self) -> None:
-        run = Run("heldout_guard", **{**self.SETTINGS, "max_proxy_real_gap": 1.0, "decline_patience": 3})
-        run.learn()
+        run = self.run(max_proxy_real_gap=1.0, decline_patience=3)
         for fallen, reward in ((REACHED - 0.2, 0.85), (REACHED - 0.4, 0.95)):  # two of three
             run.train(fallen, reward=reward)
         run.start_again()
         run.train(START - 0.15, reward=START + 0.2)
         assert not run.judge.verdict().fire
-
-    def test_what_it_would_have_done_stays_told(self) -> None:
-        run = Run(**self.SETTINGS)
-        run.train(START)
-        run.train(*[START] * 5, reward=0.9)
-        told = [c for c in run.judge.verdict().conditions if c.code is Code.HACKING_GAP]
-        assert told
-        run.start_again()
-        run.train(START)
-        assert [c for c in run.judge.verdict().conditions if c.code is Code.HACKING_GAP] == told

@@ -23,7 +23,6 @@ from guard_core.ending import not_judged
 from guard_core.evaluation import HfEvaluation
 from guard_core.judge import Judge, Latch
 from guard_core.policy import (
-    BaselineBudget,
     CalibratedPolicy,
     EvaluationFailingPolicy,
     Policy,
@@ -589,8 +588,7 @@ async def test_a_restart_goes_on_with_the_passes_that_are_missing(run: Run) -> N
 
 async def test_a_baseline_is_closed_within_its_budget_over_a_restart(run: Run) -> None:
     """What the passes cost is on disk with them, so a guard that starts again goes on counting."""
-    budget = BaselineBudget(completions=25)
-    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=9, baseline_budget=budget))
+    policy = Policy(calibrated=CalibratedPolicy(baseline_passes=9, baseline_minutes=0.0006))
 
     def passes(*outcomes: tuple[float, float]) -> FakeEvaluator:
         return FakeEvaluator(
@@ -607,7 +605,7 @@ async def test_a_baseline_is_closed_within_its_budget_over_a_restart(run: Run) -
         await settled(engine)
         assert second.passes == [(0, 2), (1, 0)]
         [advice] = [c for c in engine.run.verdict.conditions if c.advice and c.code is Code.NO_BASELINE]
-        assert "baseline_budget had room for 3 of 9 passes" in advice.message
+        assert "baseline_minutes had room for 3 of 9 passes" in advice.message
 
 
 HOT, COLD = (Sampling(temperature=t, max_new_tokens=64) for t in (1.0, 0.5))

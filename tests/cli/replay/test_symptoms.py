@@ -23,15 +23,12 @@ from tests.cli.logs.recorded import LOGS, RECORDED
 
 STEPS = 100
 Replay = Callable[..., tuple[int, str]]
-OF_PRIME_RL = {"is_truncated/mean": "clipped", "num_output_tokens/mean": "length"}
-OF_PRIME_RL |= {"num_output_tokens/max": "longest"}
-OF_NEMO_RL = {"truncation_rate": "clipped", "mean_gen_tokens_per_sample": "length"}
-OF_NEMO_RL |= {"gen_tokens_per_sample/max": "longest", "max_gen_tokens_per_sample": "longest"}
+OF_PRIME_RL = {"is_truncated/mean": "clipped"}
+OF_NEMO_RL = {"truncation_rate": "clipped"}
 #: Of the recorded logs.
 SEEN_IN = {
-    "prime-rl": ["agg/all/agent/is_truncated/mean", "agg/all/agent/num_output_tokens/mean"],
-    "nemo-rl": ["truncation_rate", "mean_gen_tokens_per_sample", "gen_tokens_per_sample/max"],
-    "skyrl": ["generate/avg_num_tokens"],
+    "prime-rl": ["agg/all/agent/is_truncated/mean"],
+    "nemo-rl": ["truncation_rate"],
 }
 #: Every symptom: each of them begins at step 51, and what is paid parts.
 SICK = "completions/clipped_ratio", "frac_reward_zero_std"
@@ -109,7 +106,7 @@ class TestWhatIsSaid:
         assert code == 0 and [one["name"] for one in answer["symptoms"]] == list(TITLES)
         length = answer["symptoms"][1]
         assert (length["first_step"], length["last_step"]) == (51, 100) and "60%" in length["message"]
-        assert length["numbers"] == {"lowest_clipped": 0.6, "highest_clipped": 0.6}
+        assert length["numbers"] == {"lowest": 0.6, "highest": 0.6}
         assert answer["symptoms_not_looked_for"] == []
         _, text = replay(write(tmp_path / "bare.jsonl", [{"step": 1, "reward": 0.5}]), "--json")
         unseen = json.loads(text)["symptoms_not_looked_for"]
@@ -208,8 +205,6 @@ class TestColumns:
             ("env/all/by_group/frac_mixed", "mixed"),
             *((f"train/agg/all/agent/{name}", figure) for name, figure in OF_PRIME_RL.items()),
             *((f"train/{name}", figure) for name, figure in OF_NEMO_RL.items()),
-            ("generate/avg_num_tokens", "length"),
-            ("generate/max_num_tokens", "longest"),
             ("is_truncated/all/mean", "clipped"),
             *((f"train/gsm8k/all/agent/{name}", "") for name in OF_PRIME_RL),
             *((f"train/agg/{what}/is_truncated/mean", "") for what in ("effective/a", "all", "all/a/b")),
@@ -226,12 +221,11 @@ class TestColumns:
     def test_which_figure_a_column_is(self, column: str, figure: str) -> None:
         assert figure_of(column) == figure
 
-    @pytest.mark.parametrize("name", ["prime-rl", "nemo-rl", "skyrl"])
+    @pytest.mark.parametrize("name", ["prime-rl", "nemo-rl"])
     def test_the_recorded_log_has_the_figures_that_length_at_its_cap_takes(self, name: str) -> None:
         log = next(file for file in (LOGS / name / "0").rglob("*") if RECORDED[name].log == file.name)
         columns = load_run(read_log(log), name, {}).columns
         assert {bare(column) for column in columns.figures.values()} >= set(SEEN_IN[name])
-        assert bool(columns.figures.get("clipped")) == (name != "skyrl")
 
     def test_of_several_agents_none_is_taken_for_the_one_whose_reward_it_is(self, tmp_path: Path) -> None:
         def row(step: int, *agents: str) -> dict[str, Any]:
