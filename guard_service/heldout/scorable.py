@@ -1,4 +1,4 @@
-"""Whether a checkpoint can ever be scored: by the names in its directory, and of an adapter by what it says.
+"""Whether a checkpoint can ever be scored, by the names in its directory.
 
 What cannot be is refused when it is announced, with the setting to change, so that the trainer's log says it
 at its first checkpoint and not after hours. No torch here.
@@ -12,12 +12,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from guard_core import adapter
-from guard_core.adapter import AdapterError
 from guard_core.terminal import is_unicode
-from guard_service.heldout.adapter_files import read_adapter
+from guard_service.heldout.configuration import INDEX
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 NEEDED_SUFFIXES = (".json", ".txt", ".jinja", ".model")  # configuration and tokenizer
 MAX_NAMES = 10_000  # that are looked at: the directory is not ours
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -42,15 +40,7 @@ def why_unscorable(checkpoint: Path, base: Path | None = None) -> str:
         return ""
     if len(names) > MAX_NAMES:
         return f"it has more than {MAX_NAMES} files: save each checkpoint to a directory of its own"
-    if (reason := why_names_unscorable(names, base)) or base is None or not is_adapter(names):
-        return reason
-    try:
-        read_adapter(checkpoint, base)
-    except AdapterError as error:
-        return str(error)
-    except OSError:  # rotated away, or a link, which is told when it is staged
-        pass
-    return ""
+    return why_names_unscorable(names, base)
 
 
 def is_adapter(names: Collection[str]) -> bool:

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
 import signal
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,23 +30,17 @@ from guard_core.policy import Policy
 from guard_core.preflight import about_the_budget, evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.errors import (
-    KINDS,
-    EvaluationError,
-    SplitError,
-    StartAgainError,
-    failing_as,
-)
-from guard_service.heldout.identity import Expected
-from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
+from guard_service.heldout.errors import KINDS, EvaluationError, SplitError, StartAgainError, failing_as
+from guard_service.heldout.identity import ANYTHING, Expected
+from guard_service.heldout.processes import LineProcess
 from guard_service.heldout.scorable import why_unscorable
 
 log = logging.getLogger("rlguard.guard")
 
-MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
+PROGRAM = "guard_service.heldout.child"
+MAX_RESPONSE_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 STAGE_PREFIX = "stage-"
-NUMBER = "number"  # of a request, and of the response to it
 PINS = "pins"  # asks the child for them, and names them in its response
 #: Attempt, step and directory of a checkpoint.
 CheckpointAt = tuple[int, int, Path]
@@ -70,7 +61,7 @@ class EvaluationRequest:
     path: Path
     pass_index: int = 0
     sampling: Sampling | None = None
-    expected: Expected = field(default=Expected(), compare=False)
+    expected: Expected = field(default=ANYTHING, compare=False)
 
     @property
     def checkpoint(self) -> CheckpointAt:
@@ -138,10 +129,9 @@ class EvaluationWorker:
         self._policy = policy
         #: How many evaluations the policy takes with these items; None before `start`.
         self.needed: EvaluationsNeeded | None = None
-        self._child: Process | None = None
+        self._child: LineProcess | None = None
         self._copied: CheckpointAt | None = None  # the checkpoint that the child has staged
         self._lock = asyncio.Lock()
-        self._asked = 0  # requests
         self.split_items: int | None = None
         self._prompts = 0
         #: Items whose own answer was tried with their scorer; None before `start`.
@@ -215,7 +205,7 @@ class EvaluationWorker:
         async with self._lock:
             with failing_as(FailureKind.CHECKPOINT):
                 message = request.to_json() | {PINS: True}
-                response = await self._ask(await self._running(), message, FailureKind.OUT_OF_MEMORY)
+                response = await self._ask_running(message, FailureKind.OUT_OF_MEMORY)
         return dict(response[PINS])
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
@@ -230,10 +220,10 @@ class EvaluationWorker:
             if not self._repeats(request):
                 self._clear_stages()
             try:
-                response = await self._ask(await self._running(), request.to_json())
+                response = await self._ask_running(request.to_json())
             except StartAgainError:
                 self._clear_stages()
-                response = await self._ask(await self._running(), request.to_json())
+                response = await self._ask_running(request.to_json())
             self._copied = request.checkpoint
             if response["proxy_items"] == []:
                 log.warning(
@@ -245,19 +235,20 @@ class EvaluationWorker:
     def _repeats(self, request: EvaluationRequest) -> bool:
         """Whether it is a further pass of what the child has a copy of, which may be rotated away since."""
         copied, self._copied = self._copied, None
-        lives = self._child is not None and self._child.returncode is None
+        lives = self._child is not None and self._child.exit_code is None
         return lives and request.pass_index > 0 and request.checkpoint == copied
 
-    async def _running(self) -> Process:
-        """The child, started again if it has ended."""
-        if self._child is None or self._child.returncode is not None:
+    async def _ask_running(
+        self, message: Mapping[str, Any], killed: FailureKind = FailureKind.UNDERWAY
+    ) -> dict[str, Any]:
+        """Ask the child, which is started again if it has ended."""
+        if self._child is None or self._child.exit_code is not None:
             with failing_as(FailureKind.EVALUATOR):
                 try:
                     await self._start_child()
                 except SplitError as error:  # may be several lines, and an evaluation failed of one
                     raise EvaluationError(" ".join(str(error).split())) from error
-        assert self._child is not None
-        return self._child
+        return await self._ask(message, killed)
 
     async def close(self) -> None:
         """End the child and remove what it staged. An evaluation under way is given up."""
@@ -272,30 +263,18 @@ class EvaluationWorker:
         except OSError as error:
             raise EvaluationError(f"{self.log_path} cannot be written: {error.strerror}") from error
         try:
-            self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "guard_service.heldout.child",
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                start_new_session=True,
-                limit=MAX_ANSWER_BYTES,
-                env=_child_environment(),
-            )
+            environment = _child_environment()
+            self._child = await LineProcess.start(PROGRAM, MAX_RESPONSE_BYTES, log, environment)
         except OSError as error:
             raise EvaluationError(f"the evaluation process could not be started: {error}") from error
         finally:
             os.close(log)
-        ready = await self._ask(
-            self._child,
-            {
-                "settings": self._settings.model_dump(mode="json"),
-                "scratch": str(self._scratch.absolute()),
-                "first": self.split_digest is None,
-            },
-            FailureKind.OUT_OF_MEMORY,
-        )
+        first = {
+            "settings": self._settings.model_dump(mode="json"),
+            "scratch": str(self._scratch.absolute()),
+            "first": self.split_digest is None,
+        }
+        ready = await self._ask(first, FailureKind.OUT_OF_MEMORY)
         for what, before, now in (
             (self._settings.split, self.split_digest, ready["digest"]),
             (f"the base model in {self._settings.base_model}", self._base_digest, ready["base_model"]),
@@ -314,25 +293,15 @@ class EvaluationWorker:
             self.grader_pay = ready["pay"] and (ready["pay"][0], ready["pay"][1])
         self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
 
-    async def _ask(
-        self, child: Process, message: dict[str, Any], killed: FailureKind = FailureKind.UNDERWAY
-    ) -> dict[str, Any]:
+    async def _ask(self, message: Mapping[str, Any], killed: FailureKind) -> dict[str, Any]:
         """Send a request, await its response. Whatever goes wrong, no child is left half-way through.
 
         `killed`: how a SIGKILL is told, which comes of too little memory: as that, unless an item may matter.
         """
-        assert child.stdin is not None and child.stdout is not None
-        limit = self._settings.evaluator.timeout_seconds
-        response = None
-        self._asked += 1
+        assert self._child is not None
+        child, limit, response = self._child, self._settings.evaluator.timeout_seconds, None
         try:
-            with contextlib.suppress(ConnectionError):  # a dead child is told by its missing response
-                child.stdin.write(json.dumps(message | {NUMBER: self._asked}).encode() + b"\n")
-                await child.stdin.drain()
-            async with asyncio.timeout(limit):
-                response = await self._response(child.stdout, self._asked)
-            if response is None:  # it is ending: let it, so that the reason is its own and not our SIGKILL
-                await wait_for_end(child, ENDING_SECONDS)
+            response = await child.ask(message, limit)
         except TimeoutError:
             raise EvaluationError(
                 f"no response from the evaluation process within timeout_seconds={limit:g}: raise it, or "
@@ -343,31 +312,22 @@ class EvaluationWorker:
                 await self._kill()
         if response is None:
             raise EvaluationError(
-                f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}",
-                killed if child.returncode == -signal.SIGKILL else FailureKind.UNDERWAY,
+                f"the evaluation process ended ({child.how_it_ended()}) before it responded; its last words "
+                f"are in {self.log_path}",
+                killed if child.exit_code == -signal.SIGKILL else FailureKind.UNDERWAY,
             )
         self._trim_log()
-        if "error" in response:
-            if response["error"]["over"]:
+        if error := response.get("error"):
+            if error["over"]:
                 await self._kill()
-            with failing_as(FailureKind(response["error"]["failure"])):
-                raise KINDS[response["error"]["kind"]](response["error"]["message"])
+            with failing_as(FailureKind(error["failure"])):
+                raise KINDS[error["kind"]](error["message"])
         return response
-
-    async def _response(self, lines: asyncio.StreamReader, number: int) -> dict[str, Any] | None:
-        """The response of this number, after any others; None if the child ends before it is complete."""
-        while (line := await lines.readline()).endswith(b"\n"):
-            with contextlib.suppress(ValueError):
-                response = json.loads(line)
-                if isinstance(response, dict) and response.get(NUMBER) == number:
-                    return response
-        return None
 
     async def _kill(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        await end_process(child)
+        if child is not None:
+            await child.end()
 
     def _trim_log(self) -> None:
         with contextlib.suppress(OSError):
@@ -396,11 +356,3 @@ def _child_environment() -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _how_it_ended(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name
-        hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
-        return f"the evaluation process was ended by {name}{hint}"
-    return f"the evaluation process ended with status {returncode} before it responded"

@@ -155,7 +155,6 @@ COMMAND_LINES = [
         "transformers",
         "eval-hf",
     ),
-    (["split", "make", "x.jsonl", "--train", "a", "--heldout", "b"], "datasketch", "cli"),
     (["check", "--heldout", "HELDOUT"], "rich", "cli"),
     (["replay", "x.jsonl"], "yaml", "cli"),
     (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "typer", "cli"),

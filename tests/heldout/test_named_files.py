@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guard_service.heldout.named_files import names_a_file, without_files
+from guard_service.heldout.prompts import Stops
 
 from guard_core.wire import FailureKind
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.evaluator import stage_as_expected
 from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.identity import Expected
-from guard_service.heldout.named_files import names_a_file, without_files
-from guard_service.heldout.prompts import Stops
 from guard_service.heldout.staging import pins_of
 from guard_service.heldout.worker import EvaluationRequest
 

@@ -9,12 +9,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-
-from guard_core.evaluation import HfEvaluation
-from guard_core.wire import Sampling
-from guard_service.heldout.errors import SplitError
-from guard_service.heldout.evaluators.completions import Completion
-from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.prompts import (
     Stops,
     answer_after,
@@ -23,6 +17,12 @@ from guard_service.heldout.prompts import (
     refuse_without_template,
     template_kwargs,
 )
+
+from guard_core.evaluation import HfEvaluation
+from guard_core.wire import Sampling
+from guard_service.heldout.errors import SplitError
+from guard_service.heldout.evaluators.completions import Completion
+from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.scorers import load_scorer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 from tests.heldout.evaluated import evaluate

@@ -10,9 +10,16 @@ from typing import Any, Self
 from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.completions import Completion, sample_seed
+from guard_service.heldout.evaluators.completions import (
+    Completion,
+    Stops,
+    answer_after,
+    answer_in,
+    messages,
+    sample_seed,
+    template_kwargs,
+)
 from guard_service.heldout.evaluators.loading import SAFELY, loading
-from guard_service.heldout.prompts import Stops, answer_after, answer_in, messages, template_kwargs
 from guard_service.heldout.split import HeldoutItem
 
 #: Tokens without a text of their own that may stand in a text of `stop`.

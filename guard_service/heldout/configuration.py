@@ -1,8 +1,9 @@
-"""What a checkpoint's configuration names outside the checkpoint, which a loader would open. No torch here.
+"""What is dangerous in a checkpoint's configuration: code to load, and files outside the checkpoint.
 
 transformers hands all keys of these files to the class of a tokenizer or a configuration, which opens what
 some of them name, wherever it lies. That is pinned by nobody, and may be the split. Checkpoints of earlier
 releases have such keys, too, and loading needs none of them; so they are dropped from the copy, not refused.
+No torch here.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from guard_service.heldout.errors import EvaluationError
-
+INDEX = "model.safetensors.index.json"
+#: How JSON begins to be called that is a vocabulary, or has an entry for each tensor, and names no code.
+_LARGE = ("tokenizer.json", "vocab", "tekken", INDEX)
 _ARGUMENTS = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
 _TOKENIZER = "tokenizer.json"
 #: What keys end with that name files or directories: `vocab_file`, `source_spm`, `sudachi_config_path`.
@@ -26,18 +28,44 @@ _THINGS = frozenset(
 )
 
 
-def drop_named_files(copy: Path, shown: str) -> None:
+def is_configuration(name: str) -> bool:
+    """Whether a file of this name is JSON that says how to load, and no vocabulary."""
+    return name.endswith(".json") and not name.startswith(_LARGE)
+
+
+def why_not_loaded(path: Path) -> str:
+    """Why a configuration must not be loaded, in one clause; "" if it may be."""
+    try:
+        names_code = _has_key(json.loads(path.read_bytes()), "auto_map")
+    except (ValueError, RecursionError):
+        return f"{path.name} is not JSON: save it again"
+    if names_code:
+        return (
+            f"{path.name} has an auto_map, which names code to load; the guard runs no code of a checkpoint: "
+            "use an architecture that transformers has"
+        )
+    return ""
+
+
+def _has_key(value: Any, key: str) -> bool:
+    if isinstance(value, dict):
+        return key in value or any(_has_key(v, key) for v in value.values())
+    return isinstance(value, list) and any(_has_key(v, key) for v in value)
+
+
+def drop_named_files(copy: Path) -> str:
     """Drop from the copy of a checkpoint what names a file; its own files are found by their names.
 
-    Raises:
-        EvaluationError: a file is nested too deeply; `shown`: the checkpoint in its message.
+    Returns:
+        Why that cannot be done, in one clause; "" if it was.
     """
     changes = dict.fromkeys(_ARGUMENTS, without_files) | {_TOKENIZER: _with_its_own_vocabulary}
     for name, change in changes.items():
         try:
             _rewrite(copy / name, change)
         except RecursionError:
-            raise EvaluationError(f"{shown}: {name} is nested too deeply: save the tokenizer again") from None
+            return f"{name} is nested too deeply: save the tokenizer again"
+    return ""
 
 
 def _rewrite(path: Path, change: Callable[[Any], Any]) -> None:
