@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -40,7 +41,7 @@ from guard_service.heldout.processes import open_channel, respond, supervise
 from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import pins_of
-from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest
+from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest, Readiness, clear_stages
 
 NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.
@@ -69,6 +70,7 @@ class HeldoutEvaluation:
         Raises:
             SplitError: something must be mended first.
         """
+        clear_stages(scratch)
         self._split = HeldoutSplit.load(settings.split)
         limits = self._limits = Limits(
             settings.scorer_timeout_seconds,
@@ -82,9 +84,7 @@ class HeldoutEvaluation:
         engine = engine or ENGINES[settings.evaluator.kind]
         self._evaluator = engine(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
-        #: Items whose own answer was tried; None where it was before.
-        self._answers_tried = self._check_split(settings) if first else None
-        #: What the training grader pays for right answers, and for wrong ones; None where it was not tried.
+        self._answers_tried = self._check_split(settings) if first else 0
         self._pay = self._proxy.check_pay(self._split.items) if first and self._proxy else None
 
     def _check_split(self, settings: HeldoutSettings) -> int:
@@ -98,17 +98,17 @@ class HeldoutEvaluation:
         except SplitError as error:
             raise SplitError(f"{settings.split}: {error}") from error
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Readiness:
         """What the guard wants to know of the split, of its scorers, and of the base model."""
-        return {
-            "items": len(self._split.groups),
-            "prompts": len(self._split),
-            "answers": self._answers_tried,
-            "pay": self._pay,
-            "digest": self._split.digest,
-            "base_model": None if self._base is None else self._base.sha256,
-            "scorer_code": self._scoring.code | ({} if self._proxy is None else self._proxy.code),
-        }
+        return Readiness(
+            items=len(self._split.groups),
+            prompts=len(self._split),
+            split=self._split.digest,
+            base_model=None if self._base is None else self._base.sha256,
+            scorer_code=self._scoring.code | ({} if self._proxy is None else self._proxy.code),
+            answers_tried=self._answers_tried,
+            grader_pay=self._pay,
+        )
 
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
@@ -208,7 +208,7 @@ def serve_requests(requests: BinaryIO, responses: BinaryIO) -> None:
     except Exception as error:
         respond(responses, first, _failure(error, over=True))
         raise SystemExit(1) from error
-    respond(responses, first, evaluation.ready())
+    respond(responses, first, asdict(evaluation.ready()))
     evaluation.warm_up()
     for line in requests:
         message = json.loads(line)

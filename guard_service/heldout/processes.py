@@ -121,6 +121,11 @@ class LineProcess:
         return cls(process)
 
     @property
+    def pid(self) -> int:
+        """Of its supervisor."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
         return self._process.returncode

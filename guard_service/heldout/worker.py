@@ -20,7 +20,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,26 @@ class EvaluationResult:
     fooled_items: tuple[float, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What an evaluation process found when it started.
+
+    `items`, `prompts`: of the split; items of one group are one.
+    `answers_tried`: items whose own answer was tried with their scorer.
+    `grader_pay`: what the training grader pays on average for right answers, and for wrong ones; None: it was
+    not tried.
+    `split`, `base_model`, `scorer_code`: digests of the files.
+    """
+
+    items: int
+    prompts: int
+    split: str
+    base_model: str | None
+    scorer_code: Mapping[str, str]
+    answers_tried: int = 0
+    grader_pay: tuple[float, float | None] | None = None
+
+
 class EvaluationWorker:
     """Runs one evaluation at a time in a child process. All methods belong to one event loop.
 
@@ -130,31 +150,33 @@ class EvaluationWorker:
         #: How many evaluations the policy takes with these items; None before `start`.
         self.needed: EvaluationsNeeded | None = None
         self._child: LineProcess | None = None
-        self._copied: CheckpointAt | None = None  # the checkpoint that the child has staged
         self._lock = asyncio.Lock()
-        self.split_items: int | None = None
-        self._prompts = 0
-        #: Items whose own answer was tried with their scorer; None before `start`.
-        self.answers_tried: int | None = None
-        #: What the training grader pays on average for right answers, and for wrong ones; None: not tried.
-        self.grader_pay: tuple[float, float | None] | None = None
-        self.split_digest: str | None = None
-        self._base_digest: str | None = None
-        self._scorer_code: Mapping[str, str] | None = None
+        #: What the first process found; None before `start`.
+        self.found: Readiness | None = None
+
+    @property
+    def split_digest(self) -> str | None:
+        """Digest of the split; None before `start`."""
+        return None if self.found is None else self.found.split
 
     @property
     def measure(self) -> Mapping[str, Any]:
         """What decides a score, beside the split; once started with the digests of the base model and of
         scorers that are not ours, if there are any.
         """
-        base = {} if self._base_digest is None else {"base_model": self._base_digest}
-        code = {"scorer_code": self._scorer_code} if self._scorer_code else {}
-        return self._settings.measure() | base | code
+        found = {} if self.found is None else asdict(self.found)
+        digests = {name: found[name] for name in ("base_model", "scorer_code") if found.get(name)}
+        return self._settings.measure() | digests
 
     @property
     def adapters(self) -> Adapters:
         """What becomes of a checkpoint that is an adapter."""
         return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child's supervisor; None where no child runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def log_path(self) -> Path:
@@ -176,20 +198,19 @@ class EvaluationWorker:
                 self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
                 raise EvaluationError(f"{self._scratch} cannot be made: {error.strerror}") from error
-            self._clear_stages()
-            await self._start_child()
-            if self._base_digest is not None:
-                log.info("the base model %s has the sha256 %s", self._settings.base_model, self._base_digest)
-            if self._policy is not None and self.split_items is not None:
-                self.needed = await asyncio.to_thread(self._needed, self._policy, self.split_items)
+            found = await self._start_child()
+            if found.base_model is not None:
+                log.info("the base model %s has the sha256 %s", self._settings.base_model, found.base_model)
+            if self._policy is not None:
+                self.needed = await asyncio.to_thread(self._needed, self._policy, found)
 
-    def _needed(self, policy: Policy, items: int) -> EvaluationsNeeded:
+    def _needed(self, policy: Policy, found: Readiness) -> EvaluationsNeeded:
         """How many evaluations the policy takes; says what its budget for the baseline costs."""
         sampling = self._settings.evaluator.sampling_ahead()
-        each = self._prompts * sampling.samples
-        if said := about_the_budget(policy, items, each, sampling):
-            log.info("%s", said)
-        return evaluations_needed(policy.within_budget(each), items, sampling)
+        each = found.prompts * sampling.samples
+        if cost := about_the_budget(policy, found.items, each, sampling):
+            log.info("%s", cost)
+        return evaluations_needed(policy.within_budget(each), found.items, sampling)
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
@@ -217,26 +238,16 @@ class EvaluationWorker:
         """
         async with self._lock:
             started = time.monotonic()
-            if not self._repeats(request):
-                self._clear_stages()
             try:
                 response = await self._ask_running(request.to_json())
             except StartAgainError:
-                self._clear_stages()
                 response = await self._ask_running(request.to_json())
-            self._copied = request.checkpoint
             if response["proxy_items"] == []:
                 log.warning(
                     "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
                 )
             seconds = time.monotonic() - started
             return TypeAdapter(EvaluationResult).validate_python(response | {"seconds": seconds})
-
-    def _repeats(self, request: EvaluationRequest) -> bool:
-        """Whether it is a further pass of what the child has a copy of, which may be rotated away since."""
-        copied, self._copied = self._copied, None
-        lives = self._child is not None and self._child.exit_code is None
-        return lives and request.pass_index > 0 and request.checkpoint == copied
 
     async def _ask_running(
         self, message: Mapping[str, Any], killed: FailureKind = FailureKind.UNDERWAY
@@ -253,9 +264,9 @@ class EvaluationWorker:
     async def close(self) -> None:
         """End the child and remove what it staged. An evaluation under way is given up."""
         await self._kill()
-        self._clear_stages()
+        clear_stages(self._scratch)
 
-    async def _start_child(self) -> None:
+    async def _start_child(self) -> Readiness:
         """Start a child. Until one has been ready, it checks the whole split: no score comes without."""
         await self._kill()
         try:
@@ -272,26 +283,23 @@ class EvaluationWorker:
         first = {
             "settings": self._settings.model_dump(mode="json"),
             "scratch": str(self._scratch.absolute()),
-            "first": self.split_digest is None,
+            "first": self.found is None,
         }
-        ready = await self._ask(first, FailureKind.OUT_OF_MEMORY)
+        response = await self._ask(first, FailureKind.OUT_OF_MEMORY)
+        ready = TypeAdapter(Readiness).validate_python(response)
+        self.found = self.found or ready
         for what, before, now in (
-            (self._settings.split, self.split_digest, ready["digest"]),
-            (f"the base model in {self._settings.base_model}", self._base_digest, ready["base_model"]),
-            ("the file of a scorer", self._scorer_code, ready["scorer_code"]),
+            (self._settings.split, self.found.split, ready.split),
+            (f"the base model in {self._settings.base_model}", self.found.base_model, ready.base_model),
+            ("the file of a scorer", self.found.scorer_code, ready.scorer_code),
         ):
-            if before not in (None, now):
+            if before != now:
                 await self._kill()
                 raise SplitError(
                     f"{what} changed while the guard ran: its scores cannot be compared with the earlier "
                     "ones; restore it, or start a new run"
                 )
-        self.split_items, self.split_digest = ready["items"], ready["digest"]
-        self._prompts = ready["prompts"]
-        if ready["answers"] is not None:
-            self.answers_tried = ready["answers"]
-            self.grader_pay = ready["pay"] and (ready["pay"][0], ready["pay"][1])
-        self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
+        return ready
 
     async def _ask(self, message: Mapping[str, Any], killed: FailureKind) -> dict[str, Any]:
         """Send a request, await its response. Whatever goes wrong, no child is left half-way through.
@@ -334,9 +342,11 @@ class EvaluationWorker:
             if self.log_path.stat().st_size > MAX_LOG_BYTES:
                 os.truncate(self.log_path, 0)
 
-    def _clear_stages(self) -> None:
-        for stage in self._scratch.glob(f"{STAGE_PREFIX}*"):
-            shutil.rmtree(stage, ignore_errors=True)
+
+def clear_stages(scratch: Path) -> None:
+    """Remove what was staged."""
+    for stage in scratch.glob(f"{STAGE_PREFIX}*"):
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _child_environment() -> dict[str, str]:

@@ -25,7 +25,7 @@ from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokeniz
 from guard_service.heldout.scorable import without_tokenizer
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
-from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest
+from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest, clear_stages
 
 
 class BrokenGenerationError(Exception):
@@ -111,6 +111,7 @@ class Evaluator(ABC):
         if request.pass_index and copied and copied[0] == request.checkpoint and copied[1].path.is_dir():
             staged = copied[1]
         else:
+            clear_stages(self._scratch)
             target = self._scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
             with failing_as(FailureKind.CHECKPOINT):
                 base = None if self._base is None else self._base.path
