@@ -432,7 +432,7 @@ def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_n
     own = shutil.copytree(policies["first"], tmp_path / "base" / "first")
     evaluator._base = look_at(own)
     spoil_a_weight(0.5)(own)
-    with pytest.raises(EvaluationError, match="of the base model in .* were touched") as caught:
+    with pytest.raises(EvaluationError, match="were touched") as caught:
         evaluator.complete(ITEMS, EvaluationRequest(0, 2, tmp_path / "adapter"))
     assert caught.value.kind is FailureKind.EVALUATOR
     evaluator._base = None
