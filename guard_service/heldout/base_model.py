@@ -15,10 +15,9 @@ from pathlib import Path
 
 from guard_core import adapter
 from guard_core.wire import FailureKind
-from guard_service.heldout.configuration import why_not_loaded
 from guard_service.heldout.errors import SplitError, StartAgainError
 from guard_service.heldout.identity import manifest
-from guard_service.heldout.scorable import NEEDED_SUFFIXES, why_names_unscorable
+from guard_service.heldout.scorable import NEEDED_SUFFIXES, why_names_unscorable, why_not_loaded
 
 
 @dataclass(frozen=True, slots=True)

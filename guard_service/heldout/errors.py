@@ -77,3 +77,8 @@ def failing_as(kind: FailureKind) -> Iterator[None]:
         if error.kind is FailureKind.UNDERWAY:
             error.kind = kind
         raise
+
+
+def one_line(error: Exception) -> str:
+    """What a library says, short enough for a verdict."""
+    return " ".join(str(error).split())[:500]

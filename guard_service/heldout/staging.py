@@ -15,16 +15,21 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from guard_core import adapter
-from guard_core.adapter import AdapterError
+from guard_core.adapter import (
+    AdapterConfig,
+    AdapterError,
+    Shapes,
+    another_base,
+    read_adapter_config,
+    read_shapes,
+)
 from guard_core.wire import FailureKind
-from guard_service.heldout.adapter_files import Adapter, read_adapter
-from guard_service.heldout.configuration import INDEX, drop_named_files, is_configuration, why_not_loaded
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.identity import (
     ANYTHING,
@@ -36,11 +41,15 @@ from guard_service.heldout.identity import (
     refuse_others,
 )
 from guard_service.heldout.scorable import (
+    INDEX,
     NEEDED_SUFFIXES,
     WEIGHTS,
+    drop_named_files,
     instead,
     is_adapter,
+    is_configuration,
     why_names_unscorable,
+    why_not_loaded,
 )
 
 CHUNK_BYTES = 1 << 22
@@ -54,9 +63,18 @@ MAX_CONFIG_BYTES = 8 << 20
 RESERVED_BYTES = 1 << 30
 RESERVED_SHARE = 0.25  # of a disk on which that would be more
 MAX_NAME = 200  # characters of a name in a file, in a message
+_FLOATS = ("F16", "BF16", "F32", "F64")
 T = TypeVar("T")
 #: Errors of a file that was there when the directory was listed; ESTALE is what NFS says.
 _GONE = frozenset({errno.ENOENT, errno.ESTALE})
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA that can be applied. `shapes`: of both factors of each module that it adapts."""
+
+    config: AdapterConfig
+    shapes: Mapping[str, Shapes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +313,41 @@ def _read_adapter(copying: _Copying) -> Adapter:
         return read_adapter(copying.target, copying.base)
     except AdapterError as error:
         raise copying.failure(str(error)) from error
+
+
+def read_adapter(copy: Path, base: Path) -> Adapter:
+    """The adapter in this directory, if it is one of the base model in `base`.
+
+    Raises:
+        AdapterError: why it cannot be applied.
+    """
+    try:
+        content = json.loads((copy / adapter.CONFIG).read_bytes())
+    except (ValueError, RecursionError):
+        raise AdapterError(f"{adapter.CONFIG} cannot be read: save the adapter again, complete") from None
+    config = read_adapter_config(content)
+    if reason := another_base(config, str(base)):
+        raise AdapterError(reason)
+    return Adapter(config, read_shapes(config, _tensors(copy / adapter.WEIGHTS)))
+
+
+def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes = {}
+    try:
+        with safe_open(path, "np") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                tensor = weights.get_slice(name)
+                if tensor.get_dtype() not in _FLOATS:
+                    raise AdapterError(
+                        f"{adapter.WEIGHTS}: {name[:200]!r} is not one of {', '.join(_FLOATS)}"
+                    )
+                shapes[name] = tuple(tensor.get_shape())
+    except SafetensorError:
+        raise AdapterError(f"{adapter.WEIGHTS} cannot be read: save the adapter again, complete") from None
+    return shapes
 
 
 def _copy_files(copying: _Copying, names: list[str], need: str) -> dict[str, str]:

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from guard_service.heldout.configuration import names_a_file, without_files
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.completions import Stops
-from guard_service.heldout.evaluators.tokenization import Tokenization
+from guard_service.heldout.evaluators.completions import Stops, Tokenization
+from guard_service.heldout.scorable import names_a_file, without_files
 from guard_service.heldout.staging import stage
 
 SECRET = "17+25"

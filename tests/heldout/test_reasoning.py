@@ -15,13 +15,13 @@ from guard_service.heldout.errors import SplitError
 from guard_service.heldout.evaluators.completions import (
     Completion,
     Stops,
+    Tokenization,
     answer_after,
     answer_in,
     messages,
     refuse_without_template,
     template_kwargs,
 )
-from guard_service.heldout.evaluators.tokenization import Tokenization
 from guard_service.heldout.split import HeldoutItem
 from tests.heldout.evaluated import evaluate
 

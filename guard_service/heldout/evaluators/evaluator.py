@@ -17,11 +17,12 @@ from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators.completions import (
     Completion,
+    CompletionJob,
     Completions,
     Stops,
+    Tokenization,
     refuse_without_template,
 )
-from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
 from guard_service.heldout.scorable import without_tokenizer
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage

@@ -13,6 +13,7 @@ from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators.completions import CompletionJob, Tokenization
 from guard_service.heldout.evaluators.evaluator import BrokenGenerationError, Evaluator
 from guard_service.heldout.evaluators.loading import (
     loading,
@@ -23,7 +24,6 @@ from guard_service.heldout.evaluators.loading import (
     whole_model,
 )
 from guard_service.heldout.evaluators.lora import apply_adapter
-from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
 from guard_service.heldout.staging import Staged
 
 

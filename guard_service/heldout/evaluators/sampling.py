@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from guard_core.wire import EvaluationSampling
-from guard_service.heldout.evaluators.tokenization import Tokenization
+from guard_service.heldout.evaluators.completions import Tokenization
 
 #: Below this, logits divided by the temperature leave the range of float32.
 LEAST_TEMPERATURE = 0.01
