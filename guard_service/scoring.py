@@ -13,7 +13,9 @@ from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 class ScoringWorker(Protocol):
     """Scores checkpoints on the held-out split; `EvaluationWorker` does it in a process of its own."""
 
-    split_digest: str | None
+    @property
+    def split_digest(self) -> str | None:
+        """Digest of the split; None before `start`."""
 
     @property
     def measure(self) -> Mapping[str, Any]:

@@ -161,6 +161,6 @@ def test_own_answers_that_do_not_score_1_are_counted_and_never_quoted(
     assert "(ids: i1, i2, i3, i4, i5, …)" in str(caught.value)
     assert "raised ValueError on item 'i7'" in capsys.readouterr().err
     failed = (
-        f"on 1 of them the scorer failed, first: scorer '{ODD}:too_strict' raised ValueError on item 'i7'"
+        f"the scorer failed on 1 of them, first: scorer '{ODD}:too_strict' raised ValueError on item 'i7'"
     )
     assert failed in str(caught.value)
