@@ -18,7 +18,7 @@ from guard_service.heldout.evaluators.completions import Completion
 from guard_service.heldout.pool import Limits
 from guard_service.heldout.scorers import Graded, SplitScorers
 from guard_service.heldout.split import HeldoutSplit
-from tests.heldout.evaluated import evaluate
+from tests.heldout.evaluated import alive, evaluate, wait_for
 
 MODULE = f"{__name__.rpartition('.')[0]}.limited_scorers".lstrip(".")
 the = importlib.import_module(MODULE)
@@ -61,17 +61,10 @@ def score(tmp_path: Path) -> Score:
     return run
 
 
-def alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def all_end(room: Path, name: str) -> bool:
     """Wait until the processes that were noted have ended; False if there was none."""
     pids = the.noted({"room": room}, name)
-    the.wait_for(lambda: not any(map(alive, pids)))
+    wait_for(lambda: not any(alive(int(pid)) for pid in pids))
     return bool(pids)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -82,18 +83,19 @@ def test_the_digest_of_shards_is_that_of_sha256sums_lines(checkpoint: Path, tmp_
 
 
 def test_what_is_hashed_is_what_is_staged_while_the_trainer_writes(checkpoint: Path, tmp_path: Path) -> None:
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(bytes(32 << 20))
+    weights, size = checkpoint / "model.safetensors", 32 << 20
+    weights.write_bytes(bytes(size))
     done, written = threading.Event(), threading.Event()
 
-    def overwrite() -> None:
-        with weights.open("r+b") as file:
-            while not done.is_set():
-                file.seek(0)
-                file.write(os.urandom(32 << 20))
+    def keep_writing() -> None:
+        with weights.open("r+b", buffering=0) as file:
+            for number in itertools.count(1):
+                os.pwrite(file.fileno(), number.to_bytes(8), number * 4096 % size)
                 written.set()
+                if done.is_set():
+                    return
 
-    writer = threading.Thread(target=overwrite)
+    writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
         written.wait()

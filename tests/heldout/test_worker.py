@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests import stub_policy
+from tests.heldout.evaluated import alive, wait_for
 from tests.stub_policy import Policy as ModelPolicy
 from tests.stub_policy import Reply, save_checkpoint
 
@@ -74,18 +74,31 @@ def run(settings: HeldoutSettings, scratch: Path, act: Callable[[EvaluationWorke
     return asyncio.run(all_of_it())
 
 
-async def fails(worker: EvaluationWorker) -> str:
+async def fails(
+    worker: EvaluationWorker, request: EvaluationRequest = REQUEST, kind: FailureKind = FailureKind.UNDERWAY
+) -> str:
+    """Any failure that may depend on an item is one kind: `underway`."""
     with pytest.raises(EvaluationError) as caught:
-        await worker.evaluate(REQUEST)
-    assert SECRET not in str(caught.value)
+        await worker.evaluate(request)
+    assert SECRET not in str(caught.value) and caught.value.kind is kind
     return str(caught.value)
+
+
+def written(folder: Path) -> Callable[[], object]:
+    """Whether the scorer has said which process it is in."""
+    return lambda: (folder / "once").exists() and (folder / "once").read_text()
 
 
 def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     leftover = tmp_path / "scratch" / "stage-old"  # of a guard that was killed
     leftover.mkdir(parents=True)
-    result = run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
-    assert not leftover.exists()
+
+    async def act(worker: EvaluationWorker) -> EvaluationResult:
+        assert not leftover.exists()
+        await fails(worker, replace(REQUEST, path=tmp_path), FailureKind.CHECKPOINT)
+        return await worker.evaluate(REQUEST)
+
+    result = run(settings(), tmp_path / "scratch", act)
     assert result.items == (0.0, 0.0, 1.0, 0.0)
     assert len(result.sha256 or "") == 64 and result.seconds > 0
 
@@ -107,9 +120,8 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     async def edit(worker: EvaluationWorker) -> str:
         await worker.evaluate(REQUEST)
         (tmp_path / "own_grader.py").write_text("def right(completion, answer, meta):\n    return 0.5\n")
-        for child in children():  # as by the kernel for its memory
-            os.kill(child, signal.SIGKILL)
-        return await fails(worker) + await fails(worker)
+        os.kill(worker.pid, signal.SIGKILL)  # as by the kernel for its memory
+        return await fails(worker) + await fails(worker, kind=FailureKind.EVALUATOR)
 
     before = run(given, tmp_path / "scratch", look)
     assert before.keys() == {"own_scorer:right", "own_grader:right"}
@@ -188,9 +200,7 @@ def test_a_time_out_kills_the_child(settings, tmp_path: Path) -> None:
 def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> str:
         task = asyncio.create_task(fails(worker))
-        await asyncio.to_thread(
-            eventually, lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text()
-        )
+        await asyncio.to_thread(wait_for, written(tmp_path))
         await worker.close()
         return await task
 
@@ -219,11 +229,10 @@ def test_what_left_the_process_group_ends_with_the_evaluation_process(
         await worker.evaluate(REQUEST)
         assert alive(int((tmp_path / "once").read_text())) or limit
         if end == "dies":
-            for child in children():
-                os.kill(child, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGTERM)
 
     run(settings("forks_away", scorer_timeout_seconds=limit), tmp_path / "scratch", act)
-    eventually(lambda: not alive(int((tmp_path / "once").read_text())))
+    wait_for(lambda: not alive(int((tmp_path / "once").read_text())))
 
 
 def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
@@ -243,7 +252,7 @@ def test_a_split_that_changed_is_never_scored(settings, tmp_path: Path) -> None:
         await fails(worker)
         with (tmp_path / "split.jsonl").open("a") as file:
             file.write(json.dumps({"id": "new", "prompt": "9+9=", "answer": "18"}) + "\n")
-        return await fails(worker)
+        return await fails(worker, kind=FailureKind.EVALUATOR)
 
     assert "changed while the guard ran" in run(settings("killed_once"), tmp_path / "scratch", act)
 
@@ -283,60 +292,15 @@ def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(setti
     )
     arguments = [settings("stuck_once").model_dump_json(), str(tmp_path / "scratch"), str(REQUEST.path)]
     with subprocess.Popen([sys.executable, "-c", code, *arguments]) as guard:
-        eventually(lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text())
+        wait_for(written(tmp_path))
         child = int((tmp_path / "once").read_text())
         assert alive(child)
         guard.send_signal(signal.SIGKILL)
-    eventually(lambda: not alive(child))
+    wait_for(lambda: not alive(child))
 
 
-def children() -> list[int]:
-    """The supervisors of evaluations among the children of this process, which may have others."""
-    tasks = Path("/proc/self/task").iterdir()
-    found = (int(pid) for task in tasks for pid in (task / "children").read_text().split())
-    return sorted(pid for pid in found if alive(pid) and evaluates(pid))
-
-
-def evaluates(pid: int) -> bool:
-    try:
-        return b"guard_service.heldout" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def grandchildren() -> list[int]:
-    """Those that the supervisors have started: the evaluation process."""
-    lists = (Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in children())
-    return [int(pid) for some in lists for pid in some.split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path) -> None:
-    """A checkpoint that cannot be taken; and a process that breaks off, which may depend on an item."""
-
-    async def kind(worker: EvaluationWorker) -> FailureKind:
-        with pytest.raises(EvaluationError) as caught:
-            await worker.evaluate(
-                REQUEST if not (tmp_path / "empty").exists() else replace(REQUEST, path=tmp_path)
-            )
-        return caught.value.kind
-
-    assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
-    (tmp_path / "empty").mkdir()
-    assert run(settings(), tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+def children(pid: int | None) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory(
@@ -345,12 +309,11 @@ def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory
     """Which says more than that the checkpoint's files could not be taken, and depends on no item."""
 
     async def kind(worker: EvaluationWorker) -> FailureKind:
-        for pid in grandchildren():
+        for pid in children(worker.pid):
             os.kill(pid, signal.SIGSTOP)
         task = asyncio.create_task(worker.pins(REQUEST))
         await asyncio.sleep(0.1)
-        for child in children():
-            os.kill(child, signal.SIGKILL)
+        os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(EvaluationError, match="SIGKILL, out of memory") as caught:
             await task
         return caught.value.kind
