@@ -1,8 +1,8 @@
 """Whether a checkpoint can be scored: by the names in its directory, and by what its configuration says.
 
-What cannot be by its names is refused when it is announced, with the setting to change, so that the trainer's
-log says it at its first checkpoint and not after hours. What is dangerous in a configuration is looked at in
-the guard's own copy: code to load, and files outside the checkpoint.
+What cannot be by its names, or is an adapter of another base model, is refused when it is announced, with the
+setting to change, so that the trainer's log says it at its first checkpoint and not after hours. What is
+dangerous in a configuration is looked at in the guard's own copy: code, and files outside the checkpoint.
 
 transformers hands all keys of a configuration to the class of a tokenizer or a model, which opens what some
 of them name, wherever it lies. That is pinned by nobody, and may be the split. Checkpoints of earlier
@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from guard_core import adapter
+from guard_core.adapter import AdapterConfig, AdapterError, another_base, read_adapter_config
 from guard_core.terminal import is_unicode
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NEEDED_SUFFIXES = (".json", ".txt", ".jinja", ".model")  # configuration and tokenizer
 MAX_NAMES = 10_000  # that are looked at: the directory is not ours
+MAX_ADAPTER_CONFIG = 1 << 20  # bytes
 #: How JSON begins to be called that is a vocabulary, or has an entry for each tensor, and names no code.
 _LARGE = ("tokenizer.json", "vocab", "tekken", INDEX)
 _ARGUMENTS = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -59,7 +61,37 @@ def why_unscorable(checkpoint: Path, base: Path | None = None) -> str:
         return ""
     if len(names) > MAX_NAMES:
         return f"it has more than {MAX_NAMES} files: save each checkpoint to a directory of its own"
-    return why_names_unscorable(names, base)
+    reason = why_names_unscorable(names, base)
+    return _why_not_of(checkpoint, base) if base and is_adapter(names) and not reason else reason
+
+
+def _why_not_of(checkpoint: Path, base: Path) -> str:
+    """Why an adapter cannot be applied to this base model, by its configuration."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(checkpoint / adapter.CONFIG, flags), "rb") as file:
+            parse_adapter_config(file.read(MAX_ADAPTER_CONFIG), base)
+    except AdapterError as error:
+        return str(error)
+    except OSError:  # rotated away, or a link, which is told when it is staged
+        pass
+    return ""
+
+
+def parse_adapter_config(data: bytes, base: Path) -> AdapterConfig:
+    """The configuration of an adapter of this base model.
+
+    Raises:
+        AdapterError: why it cannot be applied.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise AdapterError(f"{adapter.CONFIG} cannot be read: save the adapter again, complete") from None
+    config = read_adapter_config(content)
+    if reason := another_base(config, str(base)):
+        raise AdapterError(reason)
+    return config
 
 
 def is_adapter(names: Collection[str]) -> bool:

@@ -25,8 +25,6 @@ from guard_core.adapter import (
     AdapterConfig,
     AdapterError,
     Shapes,
-    another_base,
-    read_adapter_config,
     read_shapes,
 )
 from guard_core.wire import FailureKind
@@ -48,6 +46,7 @@ from guard_service.heldout.scorable import (
     instead,
     is_adapter,
     is_configuration,
+    parse_adapter_config,
     why_names_unscorable,
     why_not_loaded,
 )
@@ -321,13 +320,7 @@ def read_adapter(copy: Path, base: Path) -> Adapter:
     Raises:
         AdapterError: why it cannot be applied.
     """
-    try:
-        content = json.loads((copy / adapter.CONFIG).read_bytes())
-    except (ValueError, RecursionError):
-        raise AdapterError(f"{adapter.CONFIG} cannot be read: save the adapter again, complete") from None
-    config = read_adapter_config(content)
-    if reason := another_base(config, str(base)):
-        raise AdapterError(reason)
+    config = parse_adapter_config((copy / adapter.CONFIG).read_bytes(), base)
     return Adapter(config, read_shapes(config, _tensors(copy / adapter.WEIGHTS)))
 
 

@@ -213,32 +213,35 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (lambda p: (p / WEIGHTS).unlink(), "no adapter_model.safetensors: save the adapter"),
-        (lambda p: (p / WEIGHTS).rename(p / "adapter_model.bin"), "adapter_model.bin is a pickle"),
-        (lambda p: edit(p, peft_type="IA3"), "an adapter of the kind 'IA3', and the guard applies LORA only"),
-        (lambda p: edit(p, modules_to_save=["embed_tokens"]), "'modules_to_save' is ['embed_tokens']"),
-        (lambda p: edit(p, base_model_name_or_path="org/other"), "trained on 'org/other', and the guard's"),
-        (lambda p: edit(p, r=8), "and its rank in adapter_config.json is 8"),
-        (write(CONFIG, b"{"), "adapter_config.json cannot be read"),
-        (write(CONFIG, b"[" * 100_000), "adapter_config.json cannot be read"),
-        (write(CONFIG, b" " * (MAX_CONFIG_BYTES + 1)), "of such a file at most 8388608 are taken"),
-        (write(WEIGHTS, b""), "adapter_model.safetensors cannot be read"),
-        (write(WEIGHTS, b"\xff" * 64), "adapter_model.safetensors cannot be read"),
-        (write(WEIGHTS, (1 << 40).to_bytes(8, "little") + b"{"), "adapter_model.safetensors cannot be read"),
-        (with_weights(integers), "is not one of F16, BF16, F32, F64"),
-        (piped, "adapter_config.json is not a plain file"),
-        (linked, "adapter_model.safetensors is a symbolic link"),
-    ],
-)
+REFUSED_AT_ONCE: list[tuple[Change, str]] = [
+    (lambda p: (p / WEIGHTS).unlink(), "no adapter_model.safetensors: save the adapter"),
+    (lambda p: (p / WEIGHTS).rename(p / "adapter_model.bin"), "adapter_model.bin is a pickle"),
+    (lambda p: edit(p, peft_type="IA3"), "an adapter of the kind 'IA3', and the guard applies LORA only"),
+    (lambda p: edit(p, modules_to_save=["embed_tokens"]), "'modules_to_save' is ['embed_tokens']"),
+    (lambda p: edit(p, base_model_name_or_path="org/other"), "trained on 'org/other', and the guard's"),
+    (write(CONFIG, b"["), "adapter_config.json cannot be read"),
+    (write(CONFIG, b"[" * 100_000), "adapter_config.json cannot be read"),
+    (write(CONFIG, b" " * (MAX_CONFIG_BYTES + 1)), "adapter_config.json "),
+    (piped, "adapter_config.json "),
+]
+REFUSED_LATER: list[tuple[Change, str]] = [
+    (lambda p: edit(p, r=8), "and its rank in adapter_config.json is 8"),
+    (write(WEIGHTS, b"\xff" * 64), "adapter_model.safetensors cannot be read"),
+    (write(WEIGHTS, (1 << 40).to_bytes(8, "little") + b"{"), "adapter_model.safetensors cannot be read"),
+    (with_weights(integers), "is not one of F16, BF16, F32, F64"),
+    (linked, "adapter_model.safetensors is a symbolic link"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "told"), [*REFUSED_AT_ONCE, *REFUSED_LATER])
 def test_one_that_cannot_be_applied_is_refused(
     adapter: Path, base: Path, tmp_path: Path, spoil: Change, told: str
 ) -> None:
-    """When its files are taken, and before by `rlguard check`; by names alone when it is announced."""
+    """When its files are taken, by `rlguard check`, and where its configuration says it at once."""
     assert why_unscorable(adapter, base) == ""
     spoil(adapter)
+    at_once = told if (spoil, told) in REFUSED_AT_ONCE else ""
+    assert at_once in why_unscorable(adapter, base) and bool(at_once) == bool(why_unscorable(adapter, base))
     with pytest.raises(EvaluationError) as staged:
         stage(adapter, tmp_path / "stage", base)
     with pytest.raises(EvaluationError) as looked:
