@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -245,6 +246,19 @@ def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     assert "items" not in caplog.text and "items" not in "".join(capfd.readouterr())
     assert (scratch / "worker.log").stat().st_mode & 0o077 == 0
     assert '{"items": [0.0]} 3' in (scratch / "worker.log").read_text()
+
+
+def test_an_error_that_nobody_foresaw_is_told_by_its_type(settings, tmp_path: Path) -> None:
+    """Its text may quote a prompt."""
+
+    async def act(worker: EvaluationWorker) -> str:
+        shutil.rmtree(tmp_path / "scratch")
+        with pytest.raises(EvaluationError) as caught:
+            await worker.pins(REQUEST)
+        return str(caught.value)
+
+    told = run(settings(), tmp_path / "scratch", act)
+    assert told == "the evaluation process failed with FileNotFoundError"
 
 
 def test_a_split_that_changed_is_never_scored(settings, tmp_path: Path) -> None:
