@@ -98,15 +98,17 @@ def make_split(
     if train.resolve() == heldout.resolve():
         raise SplitError(f"{train} cannot be both sides: name two files")
     rows = _read_rows(source, fraction, salt, prompt_column, answer_column)
-    first = {row.key: row.item for row in reversed(rows) if row.item is not None}
+    chosen = [row for row in rows if row.item is not None]
 
     def training(left: Sequence[HeldoutItem]) -> Iterator[tuple[str, Prompt]]:
         keys = {item.key for item in left}
         return ((f"line {row.data.number}", row.prompt) for row in rows if row.key not in keys)
 
-    # In the order of the file, whatever the order of `first`.
-    candidates = [row.item for row in rows if row.item is not None and first[row.key] is row.item]
-    held = _grouped(disjoint_part(training, candidates, near), near)
+    candidates: dict[str, HeldoutItem] = {}
+    for row in chosen:  # a prompt that comes again is left out
+        if row.item is not None:
+            candidates.setdefault(row.key, row.item)
+    held = _grouped(disjoint_part(training, tuple(candidates.values()), near), near)
     keys = {item.key for item in held}
     kept = [row.data for row in rows if row.key not in keys]
     for side, count in (("training", len(kept)), ("held-out", len(held))):
@@ -115,6 +117,16 @@ def make_split(
                 f"{source}: no row is left for the {side} side: change the fraction ({fraction:g}), or what "
                 "counts as a near-duplicate"
             )
+    _write_sides(heldout, held, train, kept, prompt_column)
+    moved = sum(row.key not in keys for row in chosen)
+    grouped = sum(item.group is not None for item in held)
+    return MadeSplit(len(kept), len(held), len(chosen) - moved - len(held), moved, grouped)
+
+
+def _write_sides(
+    heldout: Path, held: Sequence[HeldoutItem], train: Path, kept: Sequence[Row], prompt_column: str
+) -> None:
+    """Write both files, or none."""
     try:
         _write(heldout, map(_split_line, held))
         HeldoutSplit.load(heldout)
@@ -125,10 +137,6 @@ def make_split(
     except SplitError:
         heldout.unlink(missing_ok=True)
         raise
-    chosen = sum(row.item is not None for row in rows)
-    near_rows = sum(row.item is not None and row.key not in keys for row in rows)
-    grouped = sum(item.group is not None for item in held)
-    return MadeSplit(len(kept), len(held), chosen - near_rows - len(held), near_rows, grouped)
 
 
 def drop_overlapping(
