@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 
 _GUARD = (
-    "datasketch",
     "fastapi",
     "h11",
     "httpx",

@@ -129,7 +129,8 @@ def try_evaluation(
 
     def started(worker: EvaluationWorker) -> None:
         nonlocal tried
-        tried = TriedScorer(answers=worker.answers_tried or 0, pay=worker.grader_pay)
+        assert worker.found is not None
+        tried = TriedScorer(answers=worker.found.answers_tried, pay=worker.found.grader_pay)
 
     def another(result: EvaluationResult) -> bool:
         results.append(result)

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
@@ -39,11 +37,11 @@ from guard_service.heldout.evaluators.evaluator import Evaluator, timed
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.pool import Limits
-from guard_service.heldout.processes import open_channel, supervise
+from guard_service.heldout.processes import open_channel, respond, supervise
 from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import pins_of
-from guard_service.heldout.worker import NUMBER, PINS, STAGE_PREFIX, EvaluationRequest
+from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest, Readiness, clear_stages
 
 NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.
@@ -72,6 +70,7 @@ class HeldoutEvaluation:
         Raises:
             SplitError: something must be mended first.
         """
+        clear_stages(scratch)
         self._split = HeldoutSplit.load(settings.split)
         limits = self._limits = Limits(
             settings.scorer_timeout_seconds,
@@ -85,9 +84,7 @@ class HeldoutEvaluation:
         engine = engine or ENGINES[settings.evaluator.kind]
         self._evaluator = engine(settings.evaluator, scratch, self._base)
         self._evaluator.check(self._split.items)
-        #: Items whose own answer was tried; None where it was before.
-        self._answers_tried = self._check_split(settings) if first else None
-        #: What the training grader pays for right answers, and for wrong ones; None where it was not tried.
+        self._answers_tried = self._check_split(settings) if first else 0
         self._pay = self._proxy.check_pay(self._split.items) if first and self._proxy else None
 
     def _check_split(self, settings: HeldoutSettings) -> int:
@@ -101,16 +98,16 @@ class HeldoutEvaluation:
         except SplitError as error:
             raise SplitError(f"{settings.split}: {error}") from error
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> Readiness:
         """What the guard wants to know of the split, of its scorers, and of the base model."""
-        return {
-            "items": len(self._split.groups),
-            "answers": self._answers_tried,
-            "pay": self._pay,
-            "digest": self._split.digest,
-            "base_model": None if self._base is None else self._base.sha256,
-            "scorer_code": self._scoring.code | ({} if self._proxy is None else self._proxy.code),
-        }
+        return Readiness(
+            items=len(self._split.groups),
+            split=self._split.digest,
+            base_model=None if self._base is None else self._base.sha256,
+            scorer_code=self._scoring.code | ({} if self._proxy is None else self._proxy.code),
+            answers_tried=self._answers_tried,
+            grader_pay=self._pay,
+        )
 
     def warm_up(self) -> None:
         """See `Evaluator.warm_up`."""
@@ -201,34 +198,30 @@ class HeldoutEvaluation:
         }
 
 
-def serve_requests(lines: queue.SimpleQueue[bytes], responses: BinaryIO) -> None:
-    """Respond to the first line, then to one line after the other, for as long as the guard lives."""
-    first = json.loads(lines.get())
-    send = partial(_send, responses, first[NUMBER])
+def serve_requests(requests: BinaryIO, responses: BinaryIO) -> None:
+    """Respond to the first request, then to one after the other, until the guard ends."""
+    first = json.loads(requests.readline())
     try:
         settings = HeldoutSettings.model_validate(first["settings"])
         evaluation = HeldoutEvaluation(settings, Path(first["scratch"]), first=first["first"])
     except Exception as error:
-        send(_told(error, over=True))
+        respond(responses, first, _failure(error, over=True))
         raise SystemExit(1) from error
-    send(evaluation.ready())
+    respond(responses, first, asdict(evaluation.ready()))
     evaluation.warm_up()
-    while True:
-        message = json.loads(lines.get())
-        send = partial(_send, responses, message[NUMBER])
-        respond = evaluation.pins if message.get(PINS) else evaluation.run
+    for line in requests:
+        message = json.loads(line)
+        act = evaluation.pins if message.get(PINS) else evaluation.run
         try:
-            response = respond(EvaluationRequest.from_json(message))
+            respond(responses, message, act(EvaluationRequest.from_json(message)))
         except Exception as error:
             over = isinstance(error, _LAST) or not isinstance(error, HeldoutError)
-            send(_told(error, over=over))
+            respond(responses, message, _failure(error, over=over))
             if over:
                 raise SystemExit(1) from error
-        else:
-            send(response)
 
 
-def _told(error: Exception, *, over: bool) -> dict[str, Any]:
+def _failure(error: Exception, *, over: bool) -> dict[str, Any]:
     """The response to a request that failed. An unforeseen error may quote a prompt: only its type is told.
 
     `over`: this process ends, and takes no further request.
@@ -239,17 +232,6 @@ def _told(error: Exception, *, over: bool) -> dict[str, Any]:
     message = str(error) if foreseen else f"the evaluation process failed with {type(error).__name__}"
     failure = error.kind if isinstance(error, EvaluationError) else FailureKind.UNDERWAY
     return {"error": {"kind": kind, "message": message, "failure": failure.value, "over": over}}
-
-
-def _send(responses: BinaryIO, number: int, response: dict[str, Any]) -> None:
-    responses.write(json.dumps(response | {NUMBER: number}).encode() + b"\n")
-    responses.flush()
-
-
-def _read_until_the_guard_ends(requests: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
-    for line in requests:
-        lines.put(line)
-    os._exit(0)
 
 
 def _yield_to_ingest() -> None:
@@ -264,9 +246,7 @@ def main() -> None:
     _yield_to_ingest()
     requests, responses = open_channel()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the guard, which ends this process
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_until_the_guard_ends, args=(requests, lines), daemon=True).start()
-    serve_requests(lines, responses)
+    serve_requests(requests, responses)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ policy hacks. Three rules, the usual ones of decontamination, on the tokens of `
   every "solve: 89 + b", so such a prompt has to be quoted in full. A prompt of fewer than 8 tokens has no
   8-gram and counts as one n-gram of its own length; below 4 tokens ("2 + 3") a quotation shows nothing, and
   the other rules decide;
-- minhash: the Jaccard similarity of the two sets of 2-grams, estimated by MinHash (Broder 1997; datasketch,
-  128 permutations, standard error about 0.035 there), is at least 0.8. Pairs
-  survive what breaks 8-grams: sentences in another order, a word put in here and there. Again fewer than 8
-  pairs are no profile of a text.
+- jaccard: the Jaccard similarity of the two sets of 2-grams is at least 0.8. Pairs survive what breaks
+  8-grams: sentences in another order, a word put in here and there. Again fewer than 8 pairs are no profile.
 
 The exact rule always holds; the other two can be switched off. They compare what users ask, because a system
 message is mostly the same for all; or every turn, where that does not tell the held-out items apart.
@@ -29,28 +27,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.text import Prompt, asked, normalised, prompt_text, tokens, whole_text
-
-if TYPE_CHECKING:
-    from datasketch import MinHash
 
 CONTAINMENT = 0.5  # share of 8-grams
 CONTAINMENT_GRAM = 8
 CONTAINMENT_FEWEST = 8  # 8-grams of a text
 SHORTEST_QUOTATION = 4  # tokens
 JACCARD = 0.8  # similarity of the sets of 2-grams
-MINHASH_GRAM = 2
-MINHASH_FEWEST = 8  # 2-grams of a text
-MINHASH_MARGIN = 0.1  # about three standard errors of the estimate
-MINHASH_PERMUTATIONS = 128
-MINHASH_SEED = 1
+JACCARD_GRAM = 2
+JACCARD_FEWEST = 8  # 2-grams of a text
 TEMPLATE_PROMPTS = 5
 MAX_OVERLAPS = 10_000
 
-OverlapRule = Literal["exact", "containment", "minhash"]
+OverlapRule = Literal["exact", "containment", "jaccard"]
 Gram = tuple[str, ...]
 
 
@@ -207,8 +199,7 @@ class _Index:
         short = [t if SHORTEST_QUOTATION <= len(t) < CONTAINMENT_GRAM else [] for t in held]
         self._short = {tuple(t): i for i, t in enumerate(short) if t}
         self._short_sizes = sorted({len(t) for t in self._short})
-        self._minhash = _Grams.of([_ngrams(t, MINHASH_GRAM) for t in held])
-        self._signatures: dict[int, MinHash] = {}
+        self._pairs = _Grams.of([_ngrams(t, JACCARD_GRAM) for t in held])
 
     def matches(self, prompt: Prompt) -> list[tuple[int, OverlapRule, float]]:
         """Held-out items that the training prompt gives away, with the first rule that holds for each."""
@@ -230,40 +221,14 @@ class _Index:
             grams = len(self._long.of_item[item])
             if shared / grams >= (CONTAINMENT if grams >= CONTAINMENT_FEWEST else 1.0):
                 yield item, "containment", shared / grams
-        for item, value in self._alike(_ngrams(words, MINHASH_GRAM)):
-            yield item, "minhash", value
-
-    def _alike(self, grams: set[Gram]) -> Iterable[tuple[int, float]]:
-        # The Jaccard similarity is at most common / larger side. An estimate is drawn only where that bound
-        # leaves room for it, three standard errors below the threshold: for few pairs of many.
-        bound = JACCARD - MINHASH_MARGIN
-        own = grams - self._minhash.template
-        known = [gram for gram in own if gram in self._minhash.items]
-        if len(own) < MINHASH_FEWEST or len(known) < bound * len(own):
-            return
-        signature = None
-        for item, common in self._minhash.shared_with(known).items():
-            held = len(self._minhash.of_item[item])
-            if held < MINHASH_FEWEST or common < bound * max(len(own), held):
-                continue
-            signature = signature or _signature(own)
-            if (value := signature.jaccard(self._held_signature(item))) >= JACCARD:
-                yield item, float(value)
-
-    def _held_signature(self, item: int) -> MinHash:
-        if item not in self._signatures:
-            self._signatures[item] = _signature(self._minhash.of_item[item])
-        return self._signatures[item]
+        pairs = _ngrams(words, JACCARD_GRAM) - self._pairs.template
+        for item, common in self._pairs.shared_with(pairs).items():
+            held = len(self._pairs.of_item[item])
+            value = common / (len(pairs) + held - common)
+            if value >= JACCARD and min(len(pairs), held) >= JACCARD_FEWEST:
+                yield item, "jaccard", value
 
 
 def _ngrams(words: Sequence[str], size: int) -> set[Gram]:
     """Distinct n-grams; none if there are fewer words than `size`."""
     return set(zip(*(words[i:] for i in range(size)), strict=False))
-
-
-def _signature(grams: Iterable[Gram]) -> MinHash:
-    from datasketch import MinHash
-
-    signature = MinHash(num_perm=MINHASH_PERMUTATIONS, seed=MINHASH_SEED)
-    signature.update_batch([" ".join(gram).encode() for gram in grams])
-    return signature

@@ -6,8 +6,8 @@ a prompt, an answer, a completion or a single item's score (invariant 8).
     HeldoutError
     ├── SplitError        the split, the training prompts or the scorers are unusable: fix the files
     │   └── GraderError           because the training grader is
-    ├── StartAgainError   the request needs an evaluation process that is new
     └── EvaluationError   one evaluation gave no outcome: the next one may
+        ├── StartAgainError       because it needs an evaluation process that is new
         ├── CheckpointGoneError   because its checkpoint is no longer on the disk
         └── EngineLostError       and this evaluation process gives no other any more
 """
@@ -50,7 +50,7 @@ class CheckpointGoneError(EvaluationError):
     """The checkpoint was removed before it was evaluated, or while it was copied: nothing failed here."""
 
 
-class StartAgainError(HeldoutError):
+class StartAgainError(EvaluationError):
     """What was loaded before is in the way of this request. Nothing failed: a new process can take it."""
 
 
@@ -77,3 +77,8 @@ def failing_as(kind: FailureKind) -> Iterator[None]:
         if error.kind is FailureKind.UNDERWAY:
             error.kind = kind
         raise
+
+
+def one_line(error: Exception) -> str:
+    """What a library says, short enough for a verdict."""
+    return " ".join(str(error).split())[:500]

@@ -77,7 +77,6 @@ _OF_TEXT = frozenset(
 #: Its keys that transformers takes for the configuration of texts, if they are there.
 _TEXT_CONFIGS = frozenset({"text_config", "text_encoder", "decoder", "generator"})
 _NONE = ""  # instead of a digest: there is no such file
-_ALL = "*"  # stands for all pinned files: not the beginning of a pinned name, nor its end
 MAX_SHOWN = 3  # names in a message: they are the checkpoint's
 
 
@@ -86,7 +85,7 @@ class Expected:
     """What a checkpoint must be to be scored; what is None is not known.
 
     `manifest`: of its files when it was announced.
-    `pins`: digests of the files that stay as they were in the run's first checkpoint, by name; or `as_one`.
+    `pins`: digests of the files that stay as they were in the run's first checkpoint, by name.
     `before`: digest of the weights that were scored before; these must be others.
     """
 
@@ -95,38 +94,37 @@ class Expected:
     before: str | None = None
 
 
-def manifest(directory: Path) -> str | None:
-    """What the files are that a score depends on; None if they cannot be listed, or are too many.
+ANYTHING = Expected()
+
+
+def manifest(directory: Path | int, *, links: bool = False) -> str | None:
+    """What the files are that a score depends on; None if they are too many, or cannot be listed.
 
     A line for each file: the digest of its name, size and times. No content is read: a model of 15 GB is
     announced in no time. A user cannot set back the time of change (`ctime`) of a file that was written over.
     Numbers of inodes are left out: some file systems make them up.
+
+    `directory`: a path, or an open one. `links`: follow them.
     """
     try:
-        lines = _lines(directory)
+        with os.scandir(directory) as entries:
+            named = list(itertools.islice(entries, MAX_NAMES + 1))
     except OSError:
         return None
-    return None if lines is None else "".join(sorted(lines))
-
-
-def _lines(directory: Path | int) -> set[str] | None:
-    """None if there are more names than are looked at."""
-    with os.scandir(directory) as entries:
-        named = list(itertools.islice(entries, MAX_NAMES + 1))
     if len(named) > MAX_NAMES:
         return None
-    lines = set()
+    lines = []
     for entry in named:
-        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+        with contextlib.suppress(OSError):  # removed since it was listed
             if matters(entry.name):
-                lines.add(_line(entry))
-    return lines
+                lines.append(_line(entry, links))
+    return "".join(sorted(lines))
 
 
-def _line(entry: os.DirEntry[str]) -> str:
-    about = entry.stat(follow_symlinks=False)
-    said = f"{entry.name}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}"
-    return hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).hexdigest() + "\n"
+def _line(entry: os.DirEntry[str], links: bool) -> str:
+    about = entry.stat(follow_symlinks=links)
+    facts = f"{entry.name}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ctime_ns}"
+    return hashlib.blake2b(facts.encode(errors="surrogateescape"), digest_size=16).hexdigest() + "\n"
 
 
 def matters(name: str) -> bool:
@@ -144,14 +142,12 @@ def refuse_changed(source: Path, directory: int, announced: str | None) -> None:
     Raises:
         CheckpointGoneError: some of them were removed, and all others are as they were.
         EvaluationError: they were changed since.
-        OSError: they cannot be listed.
     """
-    if announced is None:
+    now = manifest(directory)
+    if announced in (None, now):
         return
-    before, now = set(announced.splitlines(keepends=True)), _lines(directory)
-    if now == before:
-        return
-    if now is not None and now < before:
+    assert announced is not None
+    if now is not None and set(now.split()) < set(announced.split()):
         raise gone(source)
     raise EvaluationError(
         f"checkpoint {source}: its files were changed after it was announced, so it is not scored: "
@@ -191,28 +187,15 @@ def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     return own | {k: v for k, v in inside.items() if v}
 
 
-def as_one(pins: Mapping[str, str]) -> dict[str, str]:
-    """One digest in place of all of these, under a name that no file among them has.
-
-    How many files there are, and how they are called, is the trainer's to choose; what a status has room for
-    is not.
-    """
-    if _ALL in pins:
-        return dict(pins)
-    return {_ALL: hashlib.sha256(json.dumps(sorted(pins.items())).encode()).hexdigest()}
-
-
 def refuse_others(source: Path, pins: Mapping[str, str], sha256: str, expected: Expected) -> None:
     """Refuse another tokenizer than the run's, and weights that were scored as the checkpoint before.
 
     Raises:
         EvaluationError: which of them it is.
     """
-    if expected.pins is not None and _ALL in expected.pins:
-        pins = as_one(pins)
     known = pins if expected.pins is None else expected.pins
     if changed := sorted(name for name in pins.keys() | known.keys() if pins.get(name) != known.get(name)):
-        names = "one of its files" if _ALL in changed else ", ".join(map(repr, changed[:MAX_SHOWN]))
+        names = ", ".join(map(repr, changed[:MAX_SHOWN]))
         raise EvaluationError(
             f"checkpoint {source}: {names} is not as in the run's first checkpoint, so it is not "
             "scored: keep tokenizer, chat template, generation config, and model_type, eos_token_id and the "

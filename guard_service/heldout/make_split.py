@@ -7,23 +7,25 @@ an answer (invariant 8). No torch here.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_service.heldout.data_files import (
-    DataRow,
-    column,
-    is_parquet,
-    missing_column,
-    read_data,
-    write_parquet,
-)
 from guard_service.heldout.disjoint import disjoint_part, families
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.jsonl import refuse, validate
-from guard_service.heldout.split import HeldoutItem, HeldoutSplit, missing, read_train_prompts, train_row
+from guard_service.heldout.graders import ANSWERS
+from guard_service.heldout.rows import (
+    PROMPTS,
+    Row,
+    each,
+    is_parquet,
+    json_line,
+    missing_column,
+    read_rows,
+    validate,
+    write_parquet,
+)
+from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts, train_prompt
 from guard_service.heldout.text import Prompt, normalised
 
 
@@ -47,7 +49,7 @@ class MadeSplit:
 class _Row:
     """A row of the data set. `item`: what it is as a held-out item, None where the hash says training."""
 
-    data: DataRow
+    data: Row
     prompt: Prompt
     key: str
     item: HeldoutItem | None
@@ -70,7 +72,7 @@ def make_split(
     answer_column: str | None = "answer",
     near: bool = True,
 ) -> MadeSplit:
-    """Divide a data set (see `data_files`) into training and held-out files that `check_disjoint` accepts.
+    """Divide a data set (see `rows`) into training and held-out files that `check_disjoint` accepts.
 
     The hash of a prompt's normalised text says its side, with `fraction` and `salt` only: rows may be added,
     dropped and shuffled; a larger fraction only adds to the held-out side. Then a held-out prompt that is
@@ -96,15 +98,17 @@ def make_split(
     if train.resolve() == heldout.resolve():
         raise SplitError(f"{train} cannot be both sides: name two files")
     rows = _read_rows(source, fraction, salt, prompt_column, answer_column)
-    first = {row.key: row.item for row in reversed(rows) if row.item is not None}
+    chosen = [row for row in rows if row.item is not None]
 
     def training(left: Sequence[HeldoutItem]) -> Iterator[tuple[str, Prompt]]:
         keys = {item.key for item in left}
         return ((f"line {row.data.number}", row.prompt) for row in rows if row.key not in keys)
 
-    # In the order of the file, whatever the order of `first`.
-    candidates = [row.item for row in rows if row.item is not None and first[row.key] is row.item]
-    held = _grouped(disjoint_part(training, candidates, near), near)
+    candidates: dict[str, HeldoutItem] = {}
+    for row in chosen:  # a prompt that comes again is left out
+        if row.item is not None:
+            candidates.setdefault(row.key, row.item)
+    held = _grouped(disjoint_part(training, tuple(candidates.values()), near), near)
     keys = {item.key for item in held}
     kept = [row.data for row in rows if row.key not in keys]
     for side, count in (("training", len(kept)), ("held-out", len(held))):
@@ -113,6 +117,16 @@ def make_split(
                 f"{source}: no row is left for the {side} side: change the fraction ({fraction:g}), or what "
                 "counts as a near-duplicate"
             )
+    _write_sides(heldout, held, train, kept, prompt_column)
+    moved = sum(row.key not in keys for row in chosen)
+    grouped = sum(item.group is not None for item in held)
+    return MadeSplit(len(kept), len(held), len(chosen) - moved - len(held), moved, grouped)
+
+
+def _write_sides(
+    heldout: Path, held: Sequence[HeldoutItem], train: Path, kept: Sequence[Row], prompt_column: str
+) -> None:
+    """Write both files, or none."""
     try:
         _write(heldout, map(_split_line, held))
         HeldoutSplit.load(heldout)
@@ -123,10 +137,6 @@ def make_split(
     except SplitError:
         heldout.unlink(missing_ok=True)
         raise
-    chosen = sum(row.item is not None for row in rows)
-    near_rows = sum(row.item is not None and row.key not in keys for row in rows)
-    grouped = sum(item.group is not None for item in held)
-    return MadeSplit(len(kept), len(held), chosen - near_rows - len(held), near_rows, grouped)
 
 
 def drop_overlapping(
@@ -154,60 +164,52 @@ def drop_overlapping(
 def _read_rows(
     source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str | None
 ) -> list[_Row]:
-    data = read_data(source)
-    _refuse_missing(source, data, prompt_column, answer_column)
-    rows: list[_Row] = []
-    problems: list[str] = []
-    for one in data:
-        try:
-            prompt = train_row({"prompt": column(one.columns, prompt_column)}, "prompt").text
-            key = normalised(prompt)
-            held = is_heldout(prompt, fraction, salt)
-            item = _heldout_item(one.columns, key, prompt_column, answer_column) if held else None
-            rows.append(_Row(one, prompt, key, item))
-        except ValueError as error:
-            problems.append(f"line {one.number}: {error}")
-    refuse(source, problems)
-    return rows
+    def parsed(row: Row) -> Row:
+        assert row.columns is not None
+        return row
+
+    def make(row: Row) -> _Row:
+        prompt = train_prompt(row, prompt_column)
+        key = normalised(prompt)
+        held = is_heldout(prompt, fraction, salt)
+        return _Row(row, prompt, key, _heldout_item(row, key, prompt_column, answer_column) if held else None)
+
+    rows = list(each(source, read_rows(source), parsed))
+    if prompt_column != "prompt" and any({"prompt", prompt_column} <= row.columns.keys() for row in rows):
+        raise SplitError(f"{source}: columns prompt and {prompt_column} are both there: keep one of them")
+    _refuse_missing(source, rows, "--prompt-column", prompt_column, PROMPTS)
+    if answer_column is not None:
+        own = "; for a scorer of your own that needs no answer, --no-answer"
+        _refuse_missing(source, rows, "--answer-column", answer_column, ANSWERS, own)
+    return list(each(source, rows, make))
 
 
 def _refuse_missing(
-    source: Path, rows: Sequence[DataRow], prompt_column: str, answer_column: str | None
+    source: Path, rows: Sequence[Row], option: str, name: str, likely: Sequence[str], hint: str = ""
 ) -> None:
-    """Raise, in one line, if a column is in no row.
-
-    Raises:
-        SplitError: naming the option.
-    """
-    wanted = [("prompt", prompt_column, "--prompt-column")]
-    wanted += [] if answer_column is None else [("answer", answer_column, "--answer-column")]
-    if prompt_column != "prompt" and any("prompt" in r.columns and prompt_column in r.columns for r in rows):
-        raise SplitError(f"{source}: columns prompt and {prompt_column} are both there: keep one of them")
-    for what, name, option in wanted:
-        if rows and all(column(row.columns, name) is None for row in rows):
-            own = "; for a scorer of your own that needs no answer, --no-answer" if what == "answer" else ""
-            raise SplitError(f"{source}: {missing_column(rows, name, what, option)}{own}")
+    """Refuse a data set without this column; raises SplitError, which names the option."""
+    if rows and all(row.column(name) is None for row in rows):
+        reason, meant = missing_column(rows, name, likely)
+        raise SplitError(f"{source}: {reason}: name it with {option} {meant or 'COLUMN'}{hint}")
 
 
 #: Columns that an item has by the same name; all others go under `meta`.
 _OF_AN_ITEM = ("id", "scorer", "group", "system_prompt", "chat_template_kwargs", "answer_after")
 
 
-def _heldout_item(
-    columns: Mapping[str, object], key: str, prompt_column: str, answer_column: str | None
-) -> HeldoutItem:
+def _heldout_item(row: Row, key: str, prompt_column: str, answer_column: str | None) -> HeldoutItem:
     """A data set's row as an item of a split."""
-    row = {name: value for name, value in columns.items() if name not in (prompt_column, answer_column)}
-    item = {"prompt": column(columns, prompt_column)}
+    more = {name: value for name, value in row.columns.items() if name not in (prompt_column, answer_column)}
+    item = {"prompt": row.column(prompt_column)}
     if answer_column is not None:
-        if (answer := column(columns, answer_column)) is None:
-            raise missing(columns, answer_column)
+        if (answer := row.column(answer_column)) is None:
+            raise ValueError(missing_column([row], answer_column, ANSWERS)[0])
         item["answer"] = answer
-    item |= {name: row.pop(name) for name in _OF_AN_ITEM if row.get(name) is not None}
+    item |= {name: more.pop(name) for name in _OF_AN_ITEM if more.get(name) is not None}
     item |= {"group": str(item["group"])} if "group" in item else {}
     item["id"] = str(item.get("id", "h-" + hashlib.sha256(key.encode()).hexdigest()[:16]))
-    given = row.pop("meta", None) or {}
-    item["meta"] = {**row, **(given if isinstance(given, dict) else {"meta": given})}
+    given = more.pop("meta", None) or {}
+    item["meta"] = {**more, **(given if isinstance(given, dict) else {"meta": given})}
     return validate(item, HeldoutItem)
 
 
@@ -223,15 +225,14 @@ def _grouped(items: Sequence[HeldoutItem], near: bool) -> tuple[HeldoutItem, ...
     )
 
 
-def _training_line(row: DataRow, prompt_column: str) -> bytes:
+def _training_line(row: Row, prompt_column: str) -> bytes:
     if prompt_column == "prompt":
         return row.line
-    named = {"prompt": column(row.columns, prompt_column), **row.columns}
-    return json.dumps(named, ensure_ascii=False, default=str).encode()
+    return json_line({"prompt": row.column(prompt_column), **row.columns})
 
 
 def _split_line(item: HeldoutItem) -> bytes:
-    return json.dumps(item.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False).encode()
+    return json_line(item.model_dump(mode="json", exclude_defaults=True))
 
 
 def _write(path: Path, rows: Iterable[bytes]) -> None:

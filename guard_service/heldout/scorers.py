@@ -39,8 +39,8 @@ from statistics import fmean
 from typing import Any, NamedTuple, Self
 
 from guard_core.wording import nearest, quoted
-from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
-from guard_service.heldout.graders import call, grader_style, pay_of
+from guard_service.heldout.errors import EvaluationError, GraderError, SplitError, one_line
+from guard_service.heldout.graders import call, grader_style, parameters_of, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
 
@@ -160,7 +160,9 @@ def load_scorer(name: str) -> Scorer:
             scorer = getattr(scorer, part)
     except Exception as error:
         traceback.print_exc()
-        raise SplitError(f"scorer {name!r} does not import: {_in_a_line(error)}") from error
+        raise SplitError(
+            f"scorer {name!r} does not import: {type(error).__name__}: {one_line(error)}"
+        ) from error
     if not callable(scorer):
         raise SplitError(f"scorer {name!r} is a {type(scorer).__name__}, not a function")
     _check_signature(name, scorer)
@@ -183,21 +185,7 @@ def _check_signature(name: str, scorer: Scorer) -> None:
 
 def _takes_whole(scorer: Scorer) -> bool:
     """Whether it has a parameter for the whole completion."""
-    with contextlib.suppress(ValueError):
-        return WHOLE in inspect.signature(scorer).parameters
-    return False
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
-
-
-def _first_of(failed: Mapping[int, str]) -> str:
-    """What is said of the items that a scorer failed on; its text may quote one, and stays in the log."""
-    if not failed:
-        return ""
-    first = failed[min(failed)]
-    return f"; on {len(failed)} of them the scorer failed, first: {first} (the log of the guard says more)"
+    return WHOLE in parameters_of(scorer)
 
 
 def _is_async(scorer: Scorer) -> bool:
@@ -234,6 +222,9 @@ def _no_copies() -> Iterator[None]:
             os._exit(1)
 
 
+_Asked = tuple["NamedScorer", ScoreRequest]
+
+
 class NamedScorer(NamedTuple):
     """A scorer by its name, and what is looked up of it once: what it takes, and whether it is async."""
 
@@ -262,6 +253,11 @@ class NamedScorer(NamedTuple):
             return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
         except OSError:
             return None
+
+    def asked(self, item: HeldoutItem, completion: str, whole: str) -> _Asked:
+        """It, and a request for the score of a completion that stands in `whole`."""
+        prompt = item.prompt if isinstance(item.prompt, str) else item.conversation
+        return self, ScoreRequest(self.name, item.id, completion, whole, item.answers, item.meta, prompt)
 
     def score(self, request: ScoreRequest) -> ScoreResult:
         """Call it, here and now, for each accepted answer until one is right."""
@@ -297,24 +293,17 @@ class Graded(NamedTuple):
     late: bool = False
 
 
-_Asked = tuple[NamedScorer, Answered]
 _NO_LIMIT = Limits()
-
-
-def _request(scorer: NamedScorer, answered: Answered) -> ScoreRequest:
-    item, completion, whole = answered
-    prompt = item.prompt if isinstance(item.prompt, str) else item.conversation
-    return ScoreRequest(scorer.name, item.id, completion, whole, item.answers, item.meta, prompt)
 
 
 def _ask_all(asked: Sequence[_Asked], limits: Limits, take: Take) -> None:
     """Ask each scorer, here or in processes of their own; `take` gets the results as they come."""
     elsewhere: list[tuple[int, ScoreRequest]] = []
-    for place, (scorer, answered) in enumerate(asked):
+    for place, (scorer, request) in enumerate(asked):
         if scorer.runs_here(limits):
-            take(place, scorer.score(_request(scorer, answered)))
+            take(place, scorer.score(request))
         else:
-            elsewhere.append((place, _request(scorer, answered)))
+            elsewhere.append((place, request))
     if elsewhere:
         score_in_processes(elsewhere, limits, take)
 
@@ -334,7 +323,7 @@ def _score_all(asked: Sequence[_Asked], limits: Limits) -> list[Graded]:
             scored[place] = Graded(result.score)
             return
         if not (result.late and limits.late_is_wrong):
-            raise EvaluationError(result.message(_request(*asked[place])))
+            raise EvaluationError(result.message(asked[place][1]))
         scored[place], late = Graded(0.0, late=True), late + 1
         if late > MAX_LATE * len(asked):
             raise EvaluationError(
@@ -402,40 +391,44 @@ class SplitScorers:
             SplitError: some do not, or their scorer fails on them; says how many, and a few ids. Or one
                 reached its limit.
         """
-        checked = [
-            i for i in self._items if i.answer and getattr(self._scorer(i).function, "check_answers", True)
+        asked = [
+            scorer.asked(item, item.answer, item.answer)
+            for item in self._items
+            if item.answer and getattr((scorer := self._scorer(item)).function, "check_answers", True)
         ]
         wrong = set[int]()
         failed: dict[int, str] = {}
 
         def take(place: int, result: ScoreResult) -> None:
-            item = checked[place]
+            request = asked[place][1]
             if result.late:
                 raise SplitError(
-                    f"scorer {self._scorer(item).name!r} took longer than "
-                    f"scorer_timeout_seconds={self._limits.seconds:g} on item {item.id!r}, with its own "
+                    f"scorer {request.scorer!r} took longer than "
+                    f"scorer_timeout_seconds={self._limits.seconds:g} on item {request.item!r}, with its own "
                     "answer as completion: raise scorer_timeout_seconds"
                 )
             if result.score is None:  # for the worker's own log
-                failed[place] = result.message(_request(self._scorer(item), (item, "", "")))
+                failed[place] = result.message(request)
                 print(failed[place], file=sys.stderr)
             if (result.score or 0.0) <= 1 - ROUNDING:
                 wrong.add(place)
 
         try:
-            _ask_all([(self._scorer(i), (i, i.answer, i.answer)) for i in checked], self._limits, take)
+            _ask_all(asked, self._limits, take)
         except EvaluationError as error:
             raise SplitError(str(error)) from error
         if wrong:
-            ids = [checked[place].id for place in sorted(wrong)]
+            ids = [asked[place][1].item for place in sorted(wrong)]
             listed = ", ".join(ids[:MAX_LISTED]) + (", …" if len(ids) > MAX_LISTED else "")
+            hint = ""
+            if failed:  # the scorer's own words may quote an item, and stay in the log
+                hint = f"; the scorer failed on {len(failed)} of them, first: {failed[min(failed)]}"
             raise SplitError(
-                f"{len(ids)} of {len(checked)} items do not score 1 with their own answer as completion "
+                f"{len(ids)} of {len(asked)} items do not score 1 with their own answer as completion "
                 f"(ids: {listed}): fix these answers or their scorer, or leave the items out; if answers "
-                "are not meant to be completions, set check_answers = False on the scorer's function"
-                f"{_first_of(failed)}"
+                f"are not meant to be completions, set check_answers = False on the scorer's function{hint}"
             )
-        return len(checked)
+        return len(asked)
 
     def _scorer(self, item: HeldoutItem) -> NamedScorer:
         return self._scorers[item.scorer or self._default]
@@ -446,7 +439,7 @@ class SplitScorers:
         Raises:
             EvaluationError: a scorer raised, returned something else, ended its process or took too long.
         """
-        return _score_all([(self._scorer(one[0]), one) for one in answered], self._limits)
+        return _score_all([self._scorer(one[0]).asked(*one) for one in answered], self._limits)
 
 
 def _differ(one: HeldoutItem, other: HeldoutItem) -> bool:
@@ -503,4 +496,4 @@ class ProxyScoring:
 
     def score_all(self, made: Sequence[tuple[HeldoutItem, str]]) -> list[Graded]:
         """What it pays for each completion, in [0, 1]. Raises as `SplitScorers.score_all` does."""
-        return _score_all([(self._scorer, (item, text, text)) for item, text in made], self._limits)
+        return _score_all([self._scorer.asked(item, text, text) for item, text in made], self._limits)

@@ -6,7 +6,7 @@ Errors name the file, the line and the id, never a prompt or an answer (invarian
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,17 +16,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
-from guard_core.wording import nearest
-from guard_service.heldout.data_files import column as column_of
-from guard_service.heldout.data_files import is_parquet, read_data
 from guard_service.heldout.errors import SplitError
-from guard_service.heldout.jsonl import (
-    is_showable,
+from guard_service.heldout.rows import (
+    PROMPTS,
+    Row,
+    each,
     lines,
-    parse,
-    parse_object,
-    read_file,
-    refuse,
+    missing_column,
+    read_rows,
     unreadable,
     validate,
 )
@@ -164,34 +161,29 @@ class HeldoutSplit:
             SplitError: the file cannot be read, or holds bad lines, duplicates or nothing; it names
                 the first three by line number.
         """
-        data = read_file(path)
-        items: list[HeldoutItem] = []
-        problems: list[str] = []
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise unreadable(path, error) from error
         ids: dict[str, int] = {}
         keys: dict[str, str] = {}
-        for number, line in lines(data.split(b"\n")):
-            try:
-                item = parse(line, HeldoutItem)
-            except ValueError as error:
-                problems.append(f"line {number}: {error}")
-                continue
-            key = item.key
+
+        def make(row: Row) -> HeldoutItem:
+            item = validate(row.columns, HeldoutItem)
             if item.id in ids:
-                problems.append(
-                    f"line {number}: id {item.id!r} is already on line {ids[item.id]}: rename one"
+                raise ValueError(f"id {item.id!r} is already on line {ids[item.id]}: rename one")
+            if (key := item.key) in keys:
+                raise ValueError(
+                    f"id {item.id!r} has the same prompt as {keys[key]}, up to case, spaces and punctuation: "
+                    "remove one"
                 )
-            elif key in keys:
-                problems.append(
-                    f"line {number}: id {item.id!r} has the same prompt as {keys[key]}, up to case, spaces "
-                    "and punctuation: remove one"
-                )
-            ids.setdefault(item.id, number)
-            keys.setdefault(key, f"{item.id!r} on line {number}")
-            items.append(item)
-        refuse(path, problems)
+            ids[item.id], keys[key] = row.number, f"{item.id!r} on line {row.number}"
+            return item
+
+        items = tuple(each(path, lines(data.split(b"\n")), make))
         if not items:
             raise SplitError(f"{path}: no items: a held-out split needs at least one line")
-        return cls(path, tuple(items), hashlib.sha256(data).hexdigest())
+        return cls(path, items, hashlib.sha256(data).hexdigest())
 
 
 class _TrainMessage(BaseModel):
@@ -217,47 +209,36 @@ class TrainRow(BaseModel):
         return [{"role": m.role, "content": m.content or ""} for m in self.prompt]
 
 
-def train_row(row: Mapping[str, Any], column: str) -> TrainRow:
-    """A row of a training set whose prompt is in `column`.
+def train_prompt(row: Row, column: str) -> Prompt:
+    """The prompt of a training row, which is in this column.
 
     Raises:
         ValueError: there is none, or it is no prompt; the message quotes nothing of the row.
     """
-    if column not in row:
-        raise missing(row, column)
-    given = {name: row[name] for name in ("id",) if name in row}
-    return validate({**given, "prompt": row[column]}, TrainRow)
+    return _train_row(row, column).text
 
 
-def missing(row: Mapping[str, Any], column: str) -> ValueError:
-    """For a row without this column: which it has, and which may be meant."""
-    named = [name for name in row if is_showable(name)]
-    close = nearest(column, named)
-    hint = f": is it {close}?" if close else ""
-    return ValueError(f"{column} is missing (columns here: {', '.join(named) or 'none'}){hint}")
+def _train_row(row: Row, column: str) -> TrainRow:
+    if (prompt := row.column(column)) is None:
+        reason, meant = missing_column([row], column, PROMPTS)
+        raise ValueError(f"{reason}: is it {meant}?" if meant else reason)
+    return validate({"id": row.columns.get("id"), "prompt": prompt}, TrainRow)
 
 
 def read_train_prompts(path: Path, column: str = "prompt") -> Iterator[tuple[str, Prompt]]:
     """Yield (id, prompt) of a training set, of JSONL a line at a time; without an id it is `line N`.
 
     Raises:
-        SplitError: while iterating: the file cannot be read, a line has no prompt, or there is no line.
+        SplitError: while iterating: the file cannot be read, a row has no prompt, or there is no row.
     """
-    if path.is_dir() or is_parquet(path):
-        for data in read_data(path):
-            row = train_row({**data.columns, column: column_of(data.columns, column)}, column)
-            yield f"line {data.number}" if row.id is None else str(row.id)[:128], row.text
-        return
-    number = 0
-    try:
-        with path.open("rb") as file:
-            for number, line in lines(file):
-                try:
-                    row = train_row(parse_object(line), column)
-                except ValueError as error:
-                    raise SplitError(f"{path}: line {number}: {error}") from None
-                yield f"line {number}" if row.id is None else str(row.id)[:128], row.text
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if not number:
+
+    def make(row: Row) -> tuple[str, Prompt]:
+        found = _train_row(row, column)
+        return f"line {row.number}" if found.id is None else str(found.id)[:128], found.text
+
+    empty = True
+    for prompt in each(path, read_rows(path), make):
+        empty = False
+        yield prompt
+    if empty:
         raise SplitError(f"{path}: no training prompts")

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
 import signal
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +30,17 @@ from guard_core.policy import Policy
 from guard_core.preflight import evaluations_needed
 from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.errors import (
-    KINDS,
-    EvaluationError,
-    SplitError,
-    StartAgainError,
-    failing_as,
-)
-from guard_service.heldout.identity import Expected
-from guard_service.heldout.processes import ENDING_SECONDS, end_process, wait_for_end
+from guard_service.heldout.errors import KINDS, EvaluationError, SplitError, StartAgainError, failing_as
+from guard_service.heldout.identity import ANYTHING, Expected
+from guard_service.heldout.processes import LineProcess
 from guard_service.heldout.scorable import why_unscorable
 
 log = logging.getLogger("rlguard.guard")
 
-MAX_ANSWER_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
+PROGRAM = "guard_service.heldout.child"
+MAX_RESPONSE_BYTES = 1 << 28  # one line: about 20 bytes per held-out item
 MAX_LOG_BYTES = 1 << 20
 STAGE_PREFIX = "stage-"
-NUMBER = "number"  # of a request, and of the response to it
 PINS = "pins"  # asks the child for them, and names them in its response
 #: Attempt, step and directory of a checkpoint.
 CheckpointAt = tuple[int, int, Path]
@@ -70,7 +61,7 @@ class EvaluationRequest:
     path: Path
     pass_index: int = 0
     sampling: Sampling | None = None
-    expected: Expected = field(default=Expected(), compare=False)
+    expected: Expected = field(default=ANYTHING, compare=False)
 
     @property
     def checkpoint(self) -> CheckpointAt:
@@ -123,6 +114,25 @@ class EvaluationResult:
     fooled_items: tuple[float, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What an evaluation process found when it started.
+
+    `items`: of the split; items of one group are one.
+    `answers_tried`: items whose own answer was tried with their scorer.
+    `grader_pay`: what the training grader pays on average for right answers, and for wrong ones; None: it was
+    not tried.
+    `split`, `base_model`, `scorer_code`: digests of the files.
+    """
+
+    items: int
+    split: str
+    base_model: str | None
+    scorer_code: Mapping[str, str]
+    answers_tried: int = 0
+    grader_pay: tuple[float, float | None] | None = None
+
+
 class EvaluationWorker:
     """Runs one evaluation at a time in a child process. All methods belong to one event loop.
 
@@ -138,32 +148,34 @@ class EvaluationWorker:
         self._policy = policy
         #: How many evaluations the policy takes with these items; None before `start`.
         self.needed: EvaluationsNeeded | None = None
-        self._child: Process | None = None
-        self._copied: CheckpointAt | None = None  # the checkpoint that the child has staged
+        self._child: LineProcess | None = None
         self._lock = asyncio.Lock()
-        self._asked = 0  # requests
-        self.split_items: int | None = None
-        #: Items whose own answer was tried with their scorer; None before `start`.
-        self.answers_tried: int | None = None
-        #: What the training grader pays on average for right answers, and for wrong ones; None: not tried.
-        self.grader_pay: tuple[float, float | None] | None = None
-        self.split_digest: str | None = None
-        self._base_digest: str | None = None
-        self._scorer_code: Mapping[str, str] | None = None
+        #: What the first process found; None before `start`.
+        self.found: Readiness | None = None
+
+    @property
+    def split_digest(self) -> str | None:
+        """Digest of the split; None before `start`."""
+        return None if self.found is None else self.found.split
 
     @property
     def measure(self) -> Mapping[str, Any]:
         """What decides a score, beside the split; once started with the digests of the base model and of
         scorers that are not ours, if there are any.
         """
-        base = {} if self._base_digest is None else {"base_model": self._base_digest}
-        code = {"scorer_code": self._scorer_code} if self._scorer_code else {}
-        return self._settings.measure() | base | code
+        found = {} if self.found is None else asdict(self.found)
+        digests = {name: found[name] for name in ("base_model", "scorer_code") if found.get(name)}
+        return self._settings.measure() | digests
 
     @property
     def adapters(self) -> Adapters:
         """What becomes of a checkpoint that is an adapter."""
         return Adapters.REFUSED if self._settings.base_model is None else Adapters.APPLIED
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child's supervisor; None where no child runs."""
+        return None if self._child is None else self._child.pid
 
     @property
     def log_path(self) -> Path:
@@ -185,16 +197,15 @@ class EvaluationWorker:
                 self._scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
                 raise EvaluationError(f"{self._scratch} cannot be made: {error.strerror}") from error
-            self._clear_stages()
-            await self._start_child()
-            if self._base_digest is not None:
-                log.info("the base model %s has the sha256 %s", self._settings.base_model, self._base_digest)
-            if self._policy is not None and self.split_items is not None:
-                self.needed = await asyncio.to_thread(self._needed, self._policy, self.split_items)
+            found = await self._start_child()
+            if found.base_model is not None:
+                log.info("the base model %s has the sha256 %s", self._settings.base_model, found.base_model)
+            if self._policy is not None:
+                self.needed = await asyncio.to_thread(self._needed, self._policy, found)
 
-    def _needed(self, policy: Policy, items: int) -> EvaluationsNeeded:
+    def _needed(self, policy: Policy, found: Readiness) -> EvaluationsNeeded:
         """How many evaluations the policy takes."""
-        return evaluations_needed(policy, items, self._settings.evaluator.sampling_ahead())
+        return evaluations_needed(policy, found.items, self._settings.evaluator.sampling_ahead())
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
@@ -210,7 +221,7 @@ class EvaluationWorker:
         async with self._lock:
             with failing_as(FailureKind.CHECKPOINT):
                 message = request.to_json() | {PINS: True}
-                response = await self._ask(await self._running(), message, FailureKind.OUT_OF_MEMORY)
+                response = await self._ask_running(message, FailureKind.OUT_OF_MEMORY)
         return dict(response[PINS])
 
     async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
@@ -222,14 +233,10 @@ class EvaluationWorker:
         """
         async with self._lock:
             started = time.monotonic()
-            if not self._repeats(request):
-                self._clear_stages()
             try:
-                response = await self._ask(await self._running(), request.to_json())
+                response = await self._ask_running(request.to_json())
             except StartAgainError:
-                self._clear_stages()
-                response = await self._ask(await self._running(), request.to_json())
-            self._copied = request.checkpoint
+                response = await self._ask_running(request.to_json())
             if response["proxy_items"] == []:
                 log.warning(
                     "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
@@ -237,29 +244,24 @@ class EvaluationWorker:
             seconds = time.monotonic() - started
             return TypeAdapter(EvaluationResult).validate_python(response | {"seconds": seconds})
 
-    def _repeats(self, request: EvaluationRequest) -> bool:
-        """Whether it is a further pass of what the child has a copy of, which may be rotated away since."""
-        copied, self._copied = self._copied, None
-        lives = self._child is not None and self._child.returncode is None
-        return lives and request.pass_index > 0 and request.checkpoint == copied
-
-    async def _running(self) -> Process:
-        """The child, started again if it has ended."""
-        if self._child is None or self._child.returncode is not None:
+    async def _ask_running(
+        self, message: Mapping[str, Any], killed: FailureKind = FailureKind.UNDERWAY
+    ) -> dict[str, Any]:
+        """Ask the child, which is started again if it has ended."""
+        if self._child is None or self._child.exit_code is not None:
             with failing_as(FailureKind.EVALUATOR):
                 try:
                     await self._start_child()
                 except SplitError as error:  # may be several lines, and an evaluation failed of one
                     raise EvaluationError(" ".join(str(error).split())) from error
-        assert self._child is not None
-        return self._child
+        return await self._ask(message, killed)
 
     async def close(self) -> None:
         """End the child and remove what it staged. An evaluation under way is given up."""
         await self._kill()
-        self._clear_stages()
+        clear_stages(self._scratch)
 
-    async def _start_child(self) -> None:
+    async def _start_child(self) -> Readiness:
         """Start a child. Until one has been ready, it checks the whole split: no score comes without."""
         await self._kill()
         try:
@@ -267,66 +269,42 @@ class EvaluationWorker:
         except OSError as error:
             raise EvaluationError(f"{self.log_path} cannot be written: {error.strerror}") from error
         try:
-            self._child = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "guard_service.heldout.child",
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                start_new_session=True,
-                limit=MAX_ANSWER_BYTES,
-                env=_child_environment(),
-            )
+            environment = _child_environment()
+            self._child = await LineProcess.start(PROGRAM, MAX_RESPONSE_BYTES, log, environment)
         except OSError as error:
             raise EvaluationError(f"the evaluation process could not be started: {error}") from error
         finally:
             os.close(log)
-        ready = await self._ask(
-            self._child,
-            {
-                "settings": self._settings.model_dump(mode="json"),
-                "scratch": str(self._scratch.absolute()),
-                "first": self.split_digest is None,
-            },
-            FailureKind.OUT_OF_MEMORY,
-        )
+        first = {
+            "settings": self._settings.model_dump(mode="json"),
+            "scratch": str(self._scratch.absolute()),
+            "first": self.found is None,
+        }
+        response = await self._ask(first, FailureKind.OUT_OF_MEMORY)
+        ready = TypeAdapter(Readiness).validate_python(response)
+        self.found = self.found or ready
         for what, before, now in (
-            (self._settings.split, self.split_digest, ready["digest"]),
-            (f"the base model in {self._settings.base_model}", self._base_digest, ready["base_model"]),
-            ("the file of a scorer", self._scorer_code, ready["scorer_code"]),
+            (self._settings.split, self.found.split, ready.split),
+            (f"the base model in {self._settings.base_model}", self.found.base_model, ready.base_model),
+            ("the file of a scorer", self.found.scorer_code, ready.scorer_code),
         ):
-            if before not in (None, now):
+            if before != now:
                 await self._kill()
                 raise SplitError(
                     f"{what} changed while the guard ran: its scores cannot be compared with the earlier "
                     "ones; restore it, or start a new run"
                 )
-        self.split_items, self.split_digest = ready["items"], ready["digest"]
-        if ready["answers"] is not None:
-            self.answers_tried = ready["answers"]
-            self.grader_pay = ready["pay"] and (ready["pay"][0], ready["pay"][1])
-        self._base_digest, self._scorer_code = ready["base_model"], ready["scorer_code"]
+        return ready
 
-    async def _ask(
-        self, child: Process, message: dict[str, Any], killed: FailureKind = FailureKind.UNDERWAY
-    ) -> dict[str, Any]:
+    async def _ask(self, message: Mapping[str, Any], killed: FailureKind) -> dict[str, Any]:
         """Send a request, await its response. Whatever goes wrong, no child is left half-way through.
 
         `killed`: how a SIGKILL is told, which comes of too little memory: as that, unless an item may matter.
         """
-        assert child.stdin is not None and child.stdout is not None
-        limit = self._settings.evaluator.timeout_seconds
-        response = None
-        self._asked += 1
+        assert self._child is not None
+        child, limit, response = self._child, self._settings.evaluator.timeout_seconds, None
         try:
-            with contextlib.suppress(ConnectionError):  # a dead child is told by its missing response
-                child.stdin.write(json.dumps(message | {NUMBER: self._asked}).encode() + b"\n")
-                await child.stdin.drain()
-            async with asyncio.timeout(limit):
-                response = await self._response(child.stdout, self._asked)
-            if response is None:  # it is ending: let it, so that the reason is its own and not our SIGKILL
-                await wait_for_end(child, ENDING_SECONDS)
+            response = await child.ask(message, limit)
         except TimeoutError:
             raise EvaluationError(
                 f"no response from the evaluation process within timeout_seconds={limit:g}: raise it, or "
@@ -337,40 +315,33 @@ class EvaluationWorker:
                 await self._kill()
         if response is None:
             raise EvaluationError(
-                f"{_how_it_ended(child.returncode)}; its last words are in {self.log_path}",
-                killed if child.returncode == -signal.SIGKILL else FailureKind.UNDERWAY,
+                f"the evaluation process ended ({child.how_it_ended()}) before it responded; its last words "
+                f"are in {self.log_path}",
+                killed if child.exit_code == -signal.SIGKILL else FailureKind.UNDERWAY,
             )
         self._trim_log()
-        if "error" in response:
-            if response["error"]["over"]:
+        if error := response.get("error"):
+            if error["over"]:
                 await self._kill()
-            with failing_as(FailureKind(response["error"]["failure"])):
-                raise KINDS[response["error"]["kind"]](response["error"]["message"])
+            with failing_as(FailureKind(error["failure"])):
+                raise KINDS[error["kind"]](error["message"])
         return response
-
-    async def _response(self, lines: asyncio.StreamReader, number: int) -> dict[str, Any] | None:
-        """The response of this number, after any others; None if the child ends before it is complete."""
-        while (line := await lines.readline()).endswith(b"\n"):
-            with contextlib.suppress(ValueError):
-                response = json.loads(line)
-                if isinstance(response, dict) and response.get(NUMBER) == number:
-                    return response
-        return None
 
     async def _kill(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        await end_process(child)
+        if child is not None:
+            await child.end()
 
     def _trim_log(self) -> None:
         with contextlib.suppress(OSError):
             if self.log_path.stat().st_size > MAX_LOG_BYTES:
                 os.truncate(self.log_path, 0)
 
-    def _clear_stages(self) -> None:
-        for stage in self._scratch.glob(f"{STAGE_PREFIX}*"):
-            shutil.rmtree(stage, ignore_errors=True)
+
+def clear_stages(scratch: Path) -> None:
+    """Remove what was staged."""
+    for stage in scratch.glob(f"{STAGE_PREFIX}*"):
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _child_environment() -> dict[str, str]:
@@ -390,11 +361,3 @@ def _child_environment() -> dict[str, str]:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _how_it_ended(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name
-        hint = " (out of memory?)" if -returncode == signal.SIGKILL else ""
-        return f"the evaluation process was ended by {name}{hint}"
-    return f"the evaluation process ended with status {returncode} before it responded"

@@ -127,7 +127,7 @@ COMMAND_LINES = [
         "transformers",
         "eval-hf",
     ),
-    (["split", "make", "x.jsonl", "--train", "a", "--heldout", "b"], "datasketch", "cli"),
+    (["split", "make", "x.jsonl", "--train", "a", "--heldout", "b"], "typer", "cli"),
     (["check", "--heldout", "HELDOUT"], "rich", "cli"),
     (["replay", "x.jsonl"], "yaml", "cli"),
     (["wrap", "-f", "x", "--heldout", "claim:h/x", "--checkpoints", "c"], "kubernetes", "operator"),

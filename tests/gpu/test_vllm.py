@@ -93,8 +93,8 @@ def with_worker(
 
 
 def pid_of(worker: EvaluationWorker) -> int:
-    assert worker._child is not None
-    return worker._child.pid
+    assert worker.pid is not None
+    return worker.pid
 
 
 def free() -> int:

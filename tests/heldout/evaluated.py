@@ -1,9 +1,10 @@
-"""Run the evaluation process's own code on completions that a test says."""
+"""Run the evaluation process's own code on completions that a test says; wait for processes to end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,19 @@ def evaluate(
     config = HeldoutSettings.model_validate({"split": folder / "split", **settings})
     evaluation = child.HeldoutEvaluation(config, folder, first=False, engine=Said)
     return {**evaluation.run(EvaluationRequest(0, 1, folder)), "ready": evaluation.ready()}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait for what takes much less than a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.02)

@@ -44,9 +44,6 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     note(meta, "pids", f"{os.getpid()}\n")
     match completion:
         case "hang":
-            note(meta, "hanging", f"{os.getpid()}\n")
-            time.sleep(HANGS)
-        case "start and hang":
             with subprocess.Popen(["sleep", str(HANGS)]) as started:
                 note(meta, "hanging", f"{started.pid}\n")
         case "fork away":
@@ -54,7 +51,6 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
                 os.setsid()
                 note(meta, "away", f"{os.getpid()}\n")
                 time.sleep(HANGS)
-                note(meta, "back", "one\n")
                 os._exit(0)
             wait_for(lambda: noted(meta, "away"))
         case "fork and return":
@@ -68,7 +64,7 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
         case "write everywhere":
             for number in range(3, 64):
                 with contextlib.suppress(OSError):
-                    os.write(number, meta["written"].encode())
+                    os.write(number, b'x\n{"number": 7, "result": [0.5, "", "", false]}\n[]\n')
         case "name":
             raise type("x" * 100_000, (ValueError,), {})
         case "exit":
@@ -83,12 +79,11 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
             wait_for(lambda: noted(meta, "hanging"))
             raise ValueError(SECRET)
         case "say":
-            print('{"place": 0, "result": [1.0]}', flush=True)
-            os.write(1, b'{"place": 0, "result": [1.0]}\n')
+            print('{"number": 2, "result": [1.0]}', flush=True)
+            os.write(1, b'{"number": 2, "result": [1.0]}\n')
         case "meet":
-            note(meta, "met", f"{os.getpid()}\n")
+            note(meta, "met", "one\n")
             wait_for(lambda: len(noted(meta, "met")) >= meta["together"])
-    note(meta, "scored", "one\n")
     return float(completion == answer)
 
 
@@ -97,27 +92,13 @@ def of_the_whole(completion: str, answer: str, meta: Mapping[str, Any], whole_co
 
 
 async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    note(meta, "pids", f"{os.getpid()}\n")
-    match completion:
-        case "hang":
-            await asyncio.sleep(HANGS)
-        case "cancelled":
-            raise asyncio.CancelledError
-        case "block":
-            time.sleep(HANGS)  # noqa: ASYNC251  # what must not be done
-        case "exit":
-            os._exit(7)
-        case "raise":
-            raise TimeoutError(SECRET)
-        case "nothing":
-            return None  # type: ignore[return-value]
-        case "meet":
-            note(meta, "met", "one\n")
-            end = time.monotonic() + SECONDS
-            while len(noted(meta, "met")) < meta["together"]:
-                assert time.monotonic() < end
-                await asyncio.sleep(0.01)
-    return float(completion == answer)
+    if completion == "cancelled":
+        raise asyncio.CancelledError
+    if completion == "nothing":
+        return None  # type: ignore[return-value]
+    if completion == "wait":
+        await asyncio.sleep(HANGS)
+    return plain(completion, answer, meta)
 
 
 class _Judge:

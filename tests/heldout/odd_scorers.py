@@ -120,7 +120,7 @@ def of_keywords(completion: str, *, reference: str) -> float:
     return float(completion == reference)
 
 
-def keywords(*arguments: Any, **more: Any) -> float:
+def wants_more(completion: str, answer: str, meta: object, *, thoughts: str) -> float:
     return 1.0
 
 
@@ -144,7 +144,3 @@ def ends_the_process(completion: str, answer: str, meta: Mapping[str, Any]) -> f
 
 def always_right(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
-
-
-def boastful(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    return 1.0 if completion == answer else 1.1

@@ -17,14 +17,21 @@ from guard_service.heldout.make_split import drop_overlapping, is_heldout, make_
 from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from tests.heldout.test_split import write
 
+STORY = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under {}"
+
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def salt_for(prompts: list[str], sides: list[bool]) -> str:
+    """A salt with which half of the hashes hold out these of the prompts."""
+    return next(s for s in map(str, range(1000)) if [is_heldout(p, 0.5, s) for p in prompts] == sides)
+
+
 def test_makes_a_split_that_loads_and_keeps_training_rows_as_they_are(tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}+{i}=", "answer": str(2 * i), "level": i} for i in range(400)]
-    source = write(tmp_path / "all.jsonl", *rows, rows[0], rows[1], rows[2], rows[3])
+    source = write(tmp_path / "all.jsonl", *rows, *rows[:4])
     made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.25, salt="s")
     held = HeldoutSplit.load(tmp_path / "held")
     train = rows_of(tmp_path / "train")
@@ -38,13 +45,15 @@ def test_makes_a_split_that_loads_and_keeps_training_rows_as_they_are(tmp_path: 
 
 def test_no_prompt_changes_sides_when_rows_come_and_go(tmp_path: Path) -> None:
     rows = [{"id": f"r{i}", "prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(200)]
-    make_split(write(tmp_path / "a", *rows), tmp_path / "t1", tmp_path / "h1", fraction=0.2)
-    make_split(write(tmp_path / "b", *rows[:100:-1]), tmp_path / "t2", tmp_path / "h2", fraction=0.2)
-    make_split(write(tmp_path / "c", *rows), tmp_path / "t3", tmp_path / "h3", fraction=0.4)
-    first, second, larger = ({row["id"] for row in rows_of(tmp_path / h)} for h in ("h1", "h2", "h3"))
-    assert second <= first < larger
-    make_split(write(tmp_path / "d", *rows), tmp_path / "t4", tmp_path / "h4", fraction=0.2, salt="other")
-    assert {row["id"] for row in rows_of(tmp_path / "h4")} != first
+
+    def held(name: str, rows: list[dict[str, str]], **options: Any) -> set[str]:
+        source = write(tmp_path / name, *rows)
+        make_split(source, tmp_path / f"{name}-t", tmp_path / f"{name}-h", **options)
+        return {row["id"] for row in rows_of(tmp_path / f"{name}-h")}
+
+    first = held("a", rows, fraction=0.2)
+    assert held("b", rows[:100:-1], fraction=0.2) <= first < held("c", rows, fraction=0.4)
+    assert held("d", rows, fraction=0.2, salt="other") != first
 
 
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))
@@ -55,25 +64,30 @@ def test_a_larger_fraction_only_adds(prompt: str, one: float, other: float) -> N
 
 def test_refuses_to_make_what_cannot_be(tmp_path: Path) -> None:
     source = write(tmp_path / "all", *({"prompt": f"p{i}", "answer": "1"} for i in range(20)))
-    train, held = tmp_path / "train", tmp_path / "held"
-    for fraction in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(SplitError, match="fraction"):
-            make_split(source, train, held, fraction=fraction)
-    with pytest.raises(SplitError, match="no row is left for the held-out side"):
-        make_split(source, train, held, fraction=1e-12)
-    with pytest.raises(SplitError, match="no column answer"):
-        make_split(write(tmp_path / "bad", {"prompt": "p"}), train, held, fraction=1 - 1e-12)
     same = write(tmp_path / "same", *({"id": "x", "prompt": f"p{i}", "answer": "1"} for i in range(40)))
-    with pytest.raises(SplitError, match="already on line"):
-        make_split(same, train, held, fraction=0.5)
-    assert not train.exists() and not held.exists()
+    alike = write(tmp_path / "alike", *({"prompt": STORY.format(i), "answer": "1"} for i in range(40)))
+    train, held = tmp_path / "train", tmp_path / "held"
+    for data, fraction, told in (
+        (source, 0.0, "fraction"),
+        (source, 1.0, "fraction"),
+        (source, float("nan"), "fraction"),
+        (source, 1e-12, "no row is left for the held-out side"),
+        (same, 0.5, "already on line"),
+        # So many share the story that it would be a template, were they all held out.
+        (alike, 0.05, "no row is left for the held-out side"),
+    ):
+        with pytest.raises(SplitError, match=told):
+            make_split(data, train, held, fraction=fraction)
+        assert not train.exists() and not held.exists()
+    with pytest.raises(SplitError, match="cannot be both sides"):
+        make_split(source, train, tmp_path / ".." / tmp_path.name / "train", fraction=0.5)
     held.write_text("precious")
     with pytest.raises(SplitError, match="held exists"):
         make_split(source, train, held, fraction=0.5)
     assert held.read_text() == "precious"
 
 
-# -- near-duplicates ----------------------------------------------------------------------------------------
+# -- near-duplicates ---------------------------------------------------------------------------------------
 
 
 def sums(count: int) -> list[dict[str, str]]:
@@ -89,14 +103,13 @@ def sums(count: int) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("fraction", [0.05, 0.5])
 def test_what_is_made_is_accepted_by_the_check(tmp_path: Path, fraction: float) -> None:
     source = write(tmp_path / "all", *sums(1000))
     made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=fraction)
     held = HeldoutSplit.load(tmp_path / "held")
     assert check_disjoint(read_train_prompts(tmp_path / "train"), held.items).disjoint
     assert made.near > 0, "nothing had to move: this proves nothing"
-    assert made.train + made.heldout + made.repeated == len(source.read_text().splitlines())
     assert rows_of(tmp_path / "train") == [
         row for row in rows_of(source) if row["prompt"] not in {item.prompt for item in held.items}
     ]
@@ -112,20 +125,11 @@ def test_what_moves_takes_its_own_near_duplicates_with_it(tmp_path: Path) -> Non
     stream = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(50)]
     chain = [" ".join(stream[start : start + 30]) for start in (0, 10, 20)]
     prompts = [*chain, "2+2="]
-    sides = [False, True, True, True]
-    salt = next(s for s in map(str, range(1000)) if [is_heldout(p, 0.5, s) for p in prompts] == sides)
+    salt = salt_for(prompts, [False, True, True, True])
     source = write(tmp_path / "all", *({"prompt": p, "answer": "1"} for p in prompts))
     made = make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.5, salt=salt)
     assert (made.train, made.near) == (3, 2)
     assert [item.prompt for item in HeldoutSplit.load(tmp_path / "held").items] == ["2+2="]
-
-
-def test_one_file_is_not_both_sides(tmp_path: Path) -> None:
-    source = write(tmp_path / "all", *sums(100))
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(SplitError, match="cannot be both sides"):
-        make_split(source, tmp_path / "one", tmp_path / "folder" / ".." / "one", fraction=0.3)
-    assert not (tmp_path / "one").exists()
 
 
 def test_near_duplicates_part_if_they_may_and_the_same_prompt_never_does(tmp_path: Path) -> None:
@@ -134,19 +138,23 @@ def test_near_duplicates_part_if_they_may_and_the_same_prompt_never_does(tmp_pat
     held = HeldoutSplit.load(tmp_path / "held").items
     assert made.near == 0 and made.repeated > 0
     assert not check_disjoint(read_train_prompts(tmp_path / "train"), held).disjoint
-    assert check_disjoint(read_train_prompts(tmp_path / "train"), held, None).disjoint
+    assert check_disjoint(read_train_prompts(tmp_path / "train"), held, False).disjoint
 
 
-def test_a_data_set_of_near_duplicates_only_is_refused(tmp_path: Path) -> None:
-    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den"
-    source = write(tmp_path / "all", *({"prompt": f"{story} {i}", "answer": "1"} for i in range(40)))
-    # So many share the story that it would be a template, were they all held out: a few make it a quotation.
-    with pytest.raises(SplitError, match="no row is left for the held-out side"):
-        make_split(source, tmp_path / "train", tmp_path / "held", fraction=0.1)
-    assert not (tmp_path / "train").exists() and not (tmp_path / "held").exists()
+def test_families_are_groups_unless_they_have_one(tmp_path: Path) -> None:
+    prompts = [STORY.format("ground"), STORY.format("leaves"), "2+2=", "3+3=", "4+4="]
+    salt = salt_for(prompts, [True, True, False, True, True])
+    rows: list[dict[str, Any]] = [{"id": f"r{n}", "prompt": p, "answer": "1"} for n, p in enumerate(prompts)]
+    rows[3]["group"] = 7
+    made = make_split(write(tmp_path / "a", *rows), tmp_path / "t", tmp_path / "h", fraction=0.5, salt=salt)
+    groups = {item.id: item.group for item in HeldoutSplit.load(tmp_path / "h").items}
+    assert groups == {"r0": "r0", "r1": "r0", "r3": "7", "r4": None} and made.grouped == 3
+    rows[0]["group"] = "mine"
+    make_split(write(tmp_path / "a", *rows), tmp_path / "t2", tmp_path / "h2", fraction=0.5, salt=salt)
+    assert HeldoutSplit.load(tmp_path / "h2").items[0].group == "mine"
 
 
-# -- columns ------------------------------------------------------------------------------------------------
+# -- columns -----------------------------------------------------------------------------------------------
 
 
 def test_columns_of_other_names(tmp_path: Path) -> None:
@@ -158,40 +166,28 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
     assert (item.prompt, item.answer) == (f"{number}+{number}=", str(2 * number))
     assert item.meta == {"level": number, "answer": "a"}
     row = rows_of(tmp_path / "t")[0]
-    assert {**row, "prompt": None} == {**rows[row["level"]], "prompt": None}
-    assert row["prompt"] == row["question"]
+    assert row == {**rows[row["level"]], "prompt": row["question"]}
 
 
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (
-            {"problem": "p", "answer": "1"},
-            "(there are: problem, answer): name it with --prompt-column problem",
-        ),
+        ({"problem": "p", "answer": "1"}, "(there are: problem, answer): name it with --prompt-column pro"),
         ({"question": "p", "prompt": "q", "answer": "1"}, "columns prompt and question are both there"),
         ({"question": "p", "solution": "1"}, "name it with --answer-column solution"),
         ({"question": "p", "answr": "1"}, "name it with --answer-column answr"),
-        (
-            {"qestion": "p", "answer": "1"},
-            "no column question (there are: qestion, answer): name it with --prompt-column qestion",
-        ),
+        ({"question": "p"}, "no column answer (there are: question): name it with --answer-column COLUMN"),
         ({"question": "p", "answer": {}}, "line 1: answer must be a text"),
     ],
 )
 def test_a_column_that_is_not_there_is_told(tmp_path: Path, row: dict[str, Any], told: str) -> None:
+    source, outputs = write(tmp_path / "a", row), (tmp_path / "t", tmp_path / "h")
     with pytest.raises(SplitError) as caught:
-        make_split(
-            write(tmp_path / "a", row),
-            tmp_path / "t",
-            tmp_path / "h",
-            fraction=0.999,
-            prompt_column="question",
-        )
+        make_split(source, *outputs, fraction=0.999, prompt_column="question")
     assert told in str(caught.value)
 
 
-# -- without what overlaps ----------------------------------------------------------------------------------
+# -- without what overlaps ---------------------------------------------------------------------------------
 
 
 def test_drops_what_overlaps_and_nothing_else(tmp_path: Path) -> None:
@@ -215,9 +211,8 @@ def test_drops_what_overlaps_and_nothing_else(tmp_path: Path) -> None:
 
 def test_dropping_goes_on_until_nothing_overlaps(tmp_path: Path) -> None:
     """Six prompts share a sentence, so it is their template; once one of them is out, it is a quotation."""
-    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den"
-    held = [{"id": f"h{i}", "prompt": f"{story} {'x' * i}", "answer": "1"} for i in range(1, 7)]
-    train = write(tmp_path / "train", {"prompt": f"{story} x"})
+    held = [{"id": f"h{i}", "prompt": STORY.format("x" * i), "answer": "1"} for i in range(1, 7)]
+    train = write(tmp_path / "train", {"prompt": STORY.format("x")})
     other = {"id": "other", "prompt": "2+2=", "answer": "4"}
     split = write(tmp_path / "held", *held, other)
     first = check_disjoint(read_train_prompts(train), HeldoutSplit.load(split).items)

@@ -21,6 +21,7 @@ from guard_service.heldout.split import HeldoutSplit, read_train_prompts
 from guard_service.heldout.text import asked, normalised, tokens
 
 GOOD = {"id": "a", "prompt": "1+2=", "answer": "3"}
+SECRET = "xyzzy plugh"
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -33,24 +34,17 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def test_reads_items_in_order_and_digests_the_file(tmp_path: Path) -> None:
+    """A line ends at a newline and nowhere else."""
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2="}]
-    path = write(
-        tmp_path / "split.jsonl",
-        GOOD,
-        "  ",
-        {"id": "b", "prompt": chat, "answer": "4", "scorer": "numeric", "meta": {"level": 2}},
-    )
+    odd = {**GOOD, "prompt": "one\u2028two\x85three"}
+    other = {"id": "b", "prompt": chat, "answer": [4, "four"], "scorer": "numeric", "meta": {"level": 2}}
+    path = write(tmp_path / "split", "\ufeff" + json.dumps(odd, ensure_ascii=False), "  ", other)
     split = HeldoutSplit.load(path)
     assert [item.id for item in split.items] == ["a", "b"] and len(split) == 2
     assert split.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert split.items[0].conversation == [{"role": "user", "content": "1+2="}]
-    assert split.items[1].conversation == chat
+    assert split.items[0].conversation == [{"role": "user", "content": "one\u2028two\x85three"}]
+    assert split.items[1].conversation == chat and split.items[1].answers == ("4", "four")
     assert (split.items[1].scorer, split.items[1].meta) == ("numeric", {"level": 2})
-
-
-def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
-    row = json.dumps({**GOOD, "prompt": "one\u2028two\x85three"}, ensure_ascii=False)
-    assert HeldoutSplit.load(write(tmp_path / "s", "\ufeff" + row)).items[0].prompt == "one\u2028two\x85three"
 
 
 @pytest.mark.parametrize(
@@ -62,27 +56,21 @@ def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path: Path) -> None:
         ('{"id":"x","id":"y","prompt":"p","answer":"1"}', "line 2: a key occurs twice"),
         ("[" * 100_000, "line 2: nested too deeply"),
         ({"prompt": "p", "answer": "1"}, "line 2: id is missing"),
-        ({"id": "x", "answer": "1"}, "line 2: prompt is missing"),
-        (
-            {"id": "x", "prompt": "p", "answer": {}},
-            "line 2: answer must be a text, a number, or a list of them",
-        ),
+        ({"id": "x", "prompt": "p", "answer": {}}, "line 2: answer must be a text, a number, or a list"),
         ({"id": "x y", "prompt": "p", "answer": "1"}, "line 2: id must be 1 to 128 visible"),
-        ({"id": "", "prompt": "p", "answer": "1"}, "line 2: id must be"),
         ({"id": "x", "prompt": "", "answer": "1"}, "line 2: prompt must be a text, or a list of messages"),
-        ({"id": "x", "prompt": [], "answer": "1"}, "line 2: prompt must be"),
-        ({"id": "x", "prompt": [{"role": "tool", "content": "c"}], "answer": "1"}, "line 2: prompt must be"),
-        (
-            {**GOOD, "id": "x", "promt": "q"},
-            "line 2: unknown key promt: did you mean prompt? An item has",
-        ),
-        (
-            {**GOOD, "id": "x", "zzz": "q"},
-            "line 2: unknown key zzz: an item has id, prompt, answer, ",
-        ),
+        ({"id": "x", "prompt": [{"role": "tool", "content": "c"}]}, "line 2: prompt must be"),
+        ({**GOOD, "id": "x", "promt": "q"}, "line 2: unknown key promt: did you mean prompt? An item has"),
+        ({**GOOD, "id": "x", "zzz": "q"}, "line 2: unknown key zzz: an item has id, prompt, answer, "),
         ({**GOOD, "id": "x", "scorer": 7}, "line 2: scorer: Input should be a valid string"),
-        ({**GOOD, "id": "x", "scorer": ""}, "line 2: scorer: String should have at least 1"),
+        ({**GOOD, "id": "x", "group": ""}, "line 2: group: String should have at least 1"),
         ({**GOOD, "id": "x", "meta": [1]}, "line 2: meta: Input should be a valid dictionary"),
+        ({**GOOD, "id": "x", "chat_template_kwargs": {"tokenize": True}}, "line 2: chat_template_kwargs"),
+        ({**GOOD, "id": "x", "answer_after": "x" * 999}, "line 2: answer_after: String should have at most"),
+        (
+            {"id": "x", "system_prompt": "s", "prompt": [{"role": "system", "content": "t"}]},
+            "and a system_prompt: keep one",
+        ),
         ({**GOOD, "prompt": "other"}, "line 2: id 'a' is already on line 1: rename one"),
         ({**GOOD, "id": "b", "prompt": " 1 + 2 = "}, "line 2: id 'b' has the same prompt as 'a' on line 1"),
         ({**GOOD, "id": "b", "prompt": [{"role": "user", "content": "1+2="}]}, "same prompt as 'a'"),
@@ -95,25 +83,17 @@ def test_refuses_bad_lines_with_their_number(tmp_path: Path, bad: Any, told: str
 
 
 def test_tells_all_bad_lines_at_once_up_to_a_bound(tmp_path: Path) -> None:
-    with pytest.raises(SplitError) as caught:
+    with pytest.raises(SplitError, match=r"30 bad lines: .*; line 3: [^;]*; and 27 more$"):
         HeldoutSplit.load(write(tmp_path / "s", *["{"] * 30))
-    assert "line 3:" in str(caught.value) and "line 4:" not in str(caught.value)
-    assert "30 bad lines" in str(caught.value) and "and 27 more" in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_refuses_an_empty_split(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "s").write_bytes(content)
+def test_refuses_an_empty_split_and_none(tmp_path: Path) -> None:
     with pytest.raises(SplitError, match="no items"):
-        HeldoutSplit.load(tmp_path / "s")
-
-
-def test_a_missing_file_is_told_with_its_path(tmp_path: Path) -> None:
+        HeldoutSplit.load(write(tmp_path / "s", "", " "))
     with pytest.raises(SplitError, match=r"nowhere\.jsonl: No such file"):
         HeldoutSplit.load(tmp_path / "nowhere.jsonl")
 
 
-SECRET = "xyzzy plugh"
 _JSON = st.recursive(
     st.sampled_from([SECRET, None, 1, True]),
     lambda inner: (
@@ -143,12 +123,8 @@ def test_no_error_quotes_a_line(
 
 
 def test_a_repr_shows_the_id_only(tmp_path: Path) -> None:
-    row = {
-        "id": "a",
-        "prompt": [{"role": "user", "content": SECRET}],
-        "answer": SECRET,
-        "meta": {"k": SECRET},
-    }
+    chat = [{"role": "user", "content": SECRET}]
+    row = {"id": "a", "prompt": chat, "answer": SECRET, "meta": {"k": SECRET}}
     shown = repr(HeldoutSplit.load(write(tmp_path / "s", row)))
     assert "id='a'" in shown and SECRET not in shown
 
@@ -160,36 +136,25 @@ def test_a_repr_shows_the_id_only(tmp_path: Path) -> None:
         ("What is 3.5?", "what is 3.5", True),
         ("It\u2019s", "it's", True),
         ("\uff11\uff0b\uff12", "1+2", True),
+        ([{"role": "user", "content": "2+2="}], "2+2=", True),
         ("3-4", "3+4", False),
         ("3.5", "35", False),
         ("5!", "5", False),
         ("???", "", False),
+        ([{"role": "system", "content": "a"}, {"role": "user", "content": "2+2="}], "2+2=", False),
     ],
 )
-def test_when_two_prompts_are_the_same(one: str, other: str, same: bool) -> None:
+def test_when_two_prompts_are_the_same(one: Any, other: Any, same: bool) -> None:
     assert (normalised(one) == normalised(other)) is same
 
 
-def test_scripts_without_spaces_give_a_token_a_character() -> None:
-    assert tokens("東京はabc12") == ["東", "京", "は", "abc", "12"]
+def test_what_a_prompt_asks_is_what_its_users_say() -> None:
+    think = [{"role": "system", "content": "a"}, {"role": "user", "content": "2+2="}]
+    assert asked(think) == asked("2+2=")
+    assert tokens("東京はabc12") == ["東", "京", "は", "abc", "12"], "a script without spaces"
 
 
-def test_the_system_message_is_a_part_of_a_prompt_and_not_of_what_it_asks() -> None:
-    think, hurry = (
-        [{"role": "system", "content": c}, {"role": "user", "content": "2+2="}] for c in ("a", "b")
-    )
-    assert asked(think) == asked(hurry) == asked("2+2=")
-    assert len({normalised(think), normalised(hurry), normalised("2+2=")}) == 3
-    assert normalised([{"role": "user", "content": "2+2="}]) == normalised("2+2=")
-
-
-def test_turns_count_with_their_roles() -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    swapped = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
-    assert normalised(turns) != normalised(swapped)
-
-
-# -- training prompts ---------------------------------------------------------------------------------------
+# -- training prompts --------------------------------------------------------------------------------------
 
 
 def test_reads_training_prompts_with_and_without_ids(tmp_path: Path) -> None:
@@ -204,7 +169,7 @@ def test_reads_training_prompts_with_and_without_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ([{"prompt": "p"}, {"question": "q"}], "line 2: prompt is missing .columns here: question."),
+        ([{"prompt": "p"}, {"question": "q"}], r"line 2: no column prompt \(there are: question\): is it qu"),
         ([{"prompt": 3}], "line 1: prompt must be"),
         ([], "no training prompts"),
     ],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from guard_service.heldout import staging
+from guard_service.heldout import scorable, staging
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
+from guard_service.heldout.scorable import why_unscorable
 from guard_service.heldout.staging import refuse_unstageable, stage
 
 
@@ -33,11 +35,19 @@ def checkpoint(tmp_path: Path) -> Path:
         "trainer_state.json": "{}",
         "optimizer.pt": "pickle",
         "training_args.bin": "pickle",
-        "rng_state.pth": "pickle",
         "modeling_evil.py": "raise SystemExit",
+        "completions.json": "no JSON",
+        "processor_config.json": '{"auto_map": {}}',
+        "model.safetensors.index.json": '{"weight_map": {"layer.0": "model-00001-of-00002.safetensors"}}',
     }.items():
         (path / name).write_text(content)
+    sparse(path / "rollouts.json", staging.MAX_SMALL_BYTES_IN_ALL + 1)
     return path
+
+
+def sparse(path: Path, size: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
 
 
 def shard(checkpoint: Path, *names: str) -> None:
@@ -49,6 +59,7 @@ def shard(checkpoint: Path, *names: str) -> None:
 
 
 def test_takes_what_loading_needs_and_nothing_else(checkpoint: Path, tmp_path: Path) -> None:
+    """No code, nothing that no score depends on, and no index of an earlier save, which vLLM would follow."""
     staged = stage(checkpoint, tmp_path / "stage")
     assert sorted(p.name for p in staged.path.iterdir()) == [
         "chat_template.jinja",
@@ -62,16 +73,6 @@ def test_takes_what_loading_needs_and_nothing_else(checkpoint: Path, tmp_path: P
     assert (tmp_path / "stage").stat().st_mode & 0o077 == 0
 
 
-def test_an_index_of_an_earlier_save_is_not_taken_beside_whole_weights(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    """vLLM would look for the shards that it names."""
-    index = {"weight_map": {"layer.0": "model-00001-of-00002.safetensors"}}
-    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
-    staged = stage(checkpoint, tmp_path / "stage")
-    assert "model.safetensors.index.json" not in {p.name for p in staged.path.iterdir()}
-
-
 def test_the_digest_of_shards_is_that_of_sha256sums_lines(checkpoint: Path, tmp_path: Path) -> None:
     names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
     shard(checkpoint, *names)
@@ -81,25 +82,26 @@ def test_the_digest_of_shards_is_that_of_sha256sums_lines(checkpoint: Path, tmp_
     assert all((staged.path / name).read_text() == name for name in names)
 
 
-def test_what_is_hashed_is_what_is_staged_while_the_trainer_writes(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staging, "CHUNK_BYTES", 4096)
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(bytes(1 << 20))
-    done = threading.Event()
+def test_what_is_hashed_is_what_is_staged_while_the_trainer_writes(checkpoint: Path, tmp_path: Path) -> None:
+    weights, size = checkpoint / "model.safetensors", 32 << 20
+    weights.write_bytes(bytes(size))
+    done, written = threading.Event(), threading.Event()
 
-    def overwrite() -> None:
-        with weights.open("r+b") as file:
-            while not done.is_set():
-                file.seek(0)
-                file.write(os.urandom(1 << 20))
+    def keep_writing() -> None:
+        with weights.open("r+b", buffering=0) as file:
+            for number in itertools.count(1):
+                os.pwrite(file.fileno(), number.to_bytes(8), number * 4096 % size)
+                written.set()
+                if done.is_set():
+                    return
 
-    writer = threading.Thread(target=overwrite)
+    writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
-        time.sleep(0.02)
+        written.wait()
         staged = stage(checkpoint, tmp_path / "stage")
+        written.clear()
+        written.wait()
     finally:
         done.set()
         writer.join()
@@ -107,8 +109,7 @@ def test_what_is_hashed_is_what_is_staged_while_the_trainer_writes(
     assert staged.sha256 == copied != hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
-def pickles_only(path: Path) -> None:
-    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+# -- what is refused ---------------------------------------------------------------------------------------
 
 
 def adapter_only(path: Path) -> None:
@@ -131,104 +132,131 @@ def piped(path: Path) -> None:
     os.mkfifo(path / "model.safetensors")
 
 
-def escaping_shard(path: Path) -> None:
-    shard(path, "a.safetensors")
-    index = {"weight_map": {"w": "../elsewhere.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+def shards_named(index: str) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        (path / "model.safetensors.index.json").write_text(index)
+
+    return spoil
 
 
-def shard_called_as_an_adapter(path: Path) -> None:
-    shard(path, "adapter_model.safetensors", "b.safetensors")
+def many_vocabularies(path: Path) -> None:
+    for number in range(5):
+        sparse(path / f"vocab-{number}.txt", staging.MAX_SMALL_BYTES)
 
 
-def one_shard_called_as_an_adapter(path: Path) -> None:
-    shard(path, "adapter_model.safetensors")
+REFUSED: list[tuple[Callable[[Path], Any], str]] = [
+    (adapter_only, "PEFT adapter: give the guard the base model"),
+    (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
+    (linked, "model.safetensors is a symbolic link: save real files"),
+    (piped, "model.safetensors is not a plain file"),
+    (shards_named('{"weight_map": {"w": "../elsewhere.safetensors"}}'), "1 of 1 shards are missing"),
+    (shards_named(r'{"weight_map": {"w": "\ud800\n.safetensors"}}'), r"the first: \ud800\n.safetensors"),
+    (shards_named("[]"), "has no weight_map"),
+    (lambda p: shard(p, "adapter_model.safetensors"), "is how weights of an adapter are called"),
+    (lambda p: shard(p, os.fsdecode(b"\x80.safetensors")), r"b'\x80.safetensors', a name that is not UTF-8"),
+    (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
+    (lambda p: (p / "config.json").write_text('{"auto_map": {}}'), "config.json has an auto_map"),
+    (
+        lambda p: (p / "tokenizer_config.json").write_text('{"x": [{"auto_map": 1}]}'),
+        "has an auto_map, which",
+    ),
+    (lambda p: (p / "config.json").write_text("{"), "config.json is not JSON"),
+    (lambda p: (p / "config.json").write_text("[" * 100_000), "config.json is not JSON"),
+    (
+        lambda p: sparse(p / "tokenizer.model", staging.MAX_SMALL_BYTES + 1),
+        "tokenizer.model has 67108865 bytes, and of such a file at most 67108864 are taken",
+    ),
+    (
+        lambda p: sparse(p / "tokenizer_config.json", staging.MAX_CONFIG_BYTES + 1),
+        "tokenizer_config.json has 8388609 bytes, and of such a file at most 8388608 are taken",
+    ),
+    (many_vocabularies, "bytes, and at most 1000 with 268435456 are taken"),
+    (lambda p: [(p / f"{n}.jinja").touch() for n in range(1000)], "it has 1005 files with"),
+]
 
 
-def name_of_other_bytes(path: Path) -> None:
-    shard(path, os.fsdecode(b"\x80.safetensors"))
-
-
-def shard_named_by_half_a_pair(path: Path) -> None:
-    (path / "model.safetensors").unlink()
-    (path / "model.safetensors.index.json").write_text(r'{"weight_map": {"w": "\ud800\n.safetensors"}}')
-
-
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (pickles_only, "pytorch_model.bin is a pickle, and loading it can run code: save as safetensors"),
-        (adapter_only, "PEFT adapter: give the guard the base model"),
-        (half_written_shards, "1 of 2 shards are missing, the first: b.safetensors"),
-        (linked, "model.safetensors is a symbolic link: save real files"),
-        (piped, "model.safetensors is not a plain file"),
-        (escaping_shard, "1 of 1 shards are missing"),
-        (shard_called_as_an_adapter, "names adapter_model.safetensors, which is how weights of an adapter"),
-        (one_shard_called_as_an_adapter, "names adapter_model.safetensors, which is how weights of an"),
-        (name_of_other_bytes, r"b'\x80.safetensors', a name that is not UTF-8"),
-        (shard_named_by_half_a_pair, r"1 of 1 shards are missing, the first: \ud800\n.safetensors"),
-        (lambda p: shard(p, "a.bin"), "save the model with save_pretrained"),
-        (lambda p: (p / "config.json").unlink(), "no config.json; save the model with save_pretrained"),
-        (lambda p: (p / "model.safetensors").unlink(), "no model.safetensors; save the model"),
-        (lambda p: [f.unlink() for f in p.glob("tokenizer*")], "no tokenizer; give it to the trainer"),
-        (lambda p: (p / "config.json").write_text('{"auto_map": {}}'), "config.json has an auto_map"),
-        (
-            lambda p: (p / "tokenizer_config.json").write_text('{"x": [{"auto_map": 1}]}'),
-            "tokenizer_config.json has an auto_map, which names code to load",
-        ),
-        (lambda p: (p / "config.json").write_text("{"), "config.json is not JSON"),
-    ],
-)
-@pytest.mark.parametrize("base", [None, Path("/base")], ids=str)
+@pytest.mark.parametrize(("spoil", "told"), REFUSED)
 def test_refuses_naming_the_checkpoint_and_leaves_nothing(
-    checkpoint: Path, tmp_path: Path, spoil, told: str, base: Path | None
+    checkpoint: Path, tmp_path: Path, spoil: Callable[[Path], Any], told: str
 ) -> None:
-    if spoil is adapter_only and base is not None:
-        told = "adapter_config.json names no peft_type"
     spoil(checkpoint)
     with pytest.raises(EvaluationError) as caught:
-        stage(checkpoint, tmp_path / "stage", base)
-    assert str(caught.value).isprintable()
+        stage(checkpoint, tmp_path / "stage")
+    assert str(caught.value).isprintable() and not isinstance(caught.value, CheckpointGoneError)
     assert told in str(caught.value) and str(checkpoint) in str(caught.value)
-    assert not isinstance(caught.value, CheckpointGoneError)
     assert not (tmp_path / "stage").exists()
 
 
-def test_a_checkpoint_that_the_guard_may_not_read_says_so(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(path: Any, *arguments: Any, **keywords: Any) -> int:
-        if path == "model.safetensors":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return opened(path, *arguments, **keywords)
+def test_a_look_refuses_the_same_and_reads_no_weights(checkpoint: Path, tmp_path: Path) -> None:
+    """As `rlguard check` looks."""
+    linked(checkpoint)  # whoever reads the weights fails
+    refuse_unstageable(checkpoint)
+    with pytest.raises(EvaluationError, match="no such directory"):
+        refuse_unstageable(tmp_path / "nowhere")
+    (checkpoint / "config.json").write_text('{"auto_map": {}}')
+    with pytest.raises(EvaluationError, match="auto_map"):
+        refuse_unstageable(checkpoint)
 
-    opened = os.open
-    monkeypatch.setattr(staging.os, "open", denied)  # the tests may run as root, who may read everything
-    with pytest.raises(EvaluationError, match=r"model.safetensors may not be read by the guard \(user \d+\)"):
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
+def test_a_vocabulary_may_be_larger_than_a_configuration(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    content = "[" + " " * staging.MAX_CONFIG_BYTES + "]"
+    (checkpoint / name).write_text(content)
+    assert (stage(checkpoint, tmp_path / "stage").path / name).read_text() == content
+
+
+# -- a disk that fails, and a trainer that deletes ---------------------------------------------------------
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have something happen when a file of this name is opened."""
+
+    def install(name: str, happen: Callable[[], object]) -> None:
+        def opened(path: Any, *arguments: Any, **keywords: Any) -> int:
+            if path == name:
+                happen()
+            return int(real(path, *arguments, **keywords))
+
+        real = os.open
+        monkeypatch.setattr(os, "open", opened)
+
+    return install
+
+
+def fail(number: int, name: str) -> Callable[[], object]:
+    def failing() -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EACCES, r"may not be read by the guard \(user \d+\)"),
+        (errno.ENOENT, "rotated away before it was scored"),
+        (errno.ESTALE, "rotated away before it was scored"),  # as NFS says it
+        (errno.ENOMEM, "ran out of memory"),
+        (errno.EIO, r"not copied \(Input/output error\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_an_error_of_the_disk_is_told_as_what_it_is(
+    checkpoint: Path, tmp_path: Path, opening: Callable[..., None], name: str, number: int, told: str
+) -> None:
+    opening(name, fail(number, name))
+    with pytest.raises(EvaluationError, match=told) as caught:
         stage(checkpoint, tmp_path / "stage")
+    assert isinstance(caught.value, CheckpointGoneError) is ("rotated" in told)
     assert not (tmp_path / "stage").exists()
 
 
 def test_a_checkpoint_that_was_rotated_away_says_so(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointGoneError, match="rotated away before it was scored"):
         stage(checkpoint.parent / "checkpoint-5", tmp_path / "stage")
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.ESTALE])
-@pytest.mark.parametrize("victim", ["config.json", "model.safetensors"])
-def test_a_checkpoint_that_vanishes_while_it_is_copied_is_gone_and_not_broken(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, number: int
-) -> None:
-    def vanished(path: Any, *arguments: Any, **keywords: Any) -> int:
-        if path == victim:
-            raise OSError(number, "gone", path)
-        return opened(path, *arguments, **keywords)
-
-    opened = os.open
-    monkeypatch.setattr(staging.os, "open", vanished)
-    with pytest.raises(CheckpointGoneError):
-        stage(checkpoint, tmp_path / "stage")
-    assert not (tmp_path / "stage").exists()
+    assert why_unscorable(checkpoint.parent / "checkpoint-5") == ""
 
 
 @pytest.mark.parametrize(
@@ -249,104 +277,58 @@ def test_a_full_disk_is_told_before_the_copy(
         stage(checkpoint, tmp_path / "stage")
 
 
-def sparse(path: Path, size: int) -> None:
-    with path.open("wb") as file:
-        file.truncate(size)
-
-
-def one_too_large(path: Path) -> None:
-    sparse(path / "tokenizer.model", staging.MAX_SMALL_BYTES + 1)
-
-
-def one_configuration_too_large(path: Path) -> None:
-    sparse(path / "tokenizer_config.json", staging.MAX_CONFIG_BYTES + 1)
-
-
-def too_large_together(path: Path) -> None:
-    for number in range(5):
-        sparse(path / f"vocab-{number}.txt", staging.MAX_SMALL_BYTES)
-
-
-def too_many(path: Path) -> None:
-    for number in range(staging.MAX_SMALL_FILES):
-        (path / f"{number}.jinja").touch()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (one_too_large, "tokenizer.model has 67108865 bytes, and of such a file at most 67108864 are taken"),
-        (
-            one_configuration_too_large,
-            "tokenizer_config.json has 8388609 bytes, and of such a file at most 8388608 are taken",
-        ),
-        (
-            too_large_together,
-            r"it has 10 files with 3355\d+ bytes, and at most 1000 with 268435456 are taken",
-        ),
-        (too_many, r"it has 1005 files with \d+ bytes, and at most 1000"),
-    ],
-)
-@pytest.mark.parametrize(
-    "look", [refuse_unstageable, lambda checkpoint: stage(checkpoint, checkpoint.parent / "stage")]
-)
-def test_what_is_too_large_for_a_tokenizer_is_refused_before_anything_is_copied(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, look: Any, spoil: Any, told: str
-) -> None:
-    spoil(checkpoint)
-    monkeypatch.setattr(staging, "_copy", lambda *_: pytest.fail("copied"))
-    with pytest.raises(EvaluationError, match=told) as refused:
-        look(checkpoint)
-    assert str(refused.value).count("\n") == 0
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model"])
-def test_a_vocabulary_may_be_larger_than_a_configuration(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    content = "[" + " " * staging.MAX_CONFIG_BYTES + "]"
-    (checkpoint / name).write_text(content)
-    assert (stage(checkpoint, tmp_path / "stage").path / name).read_text() == content
-
-
-def test_what_no_score_depends_on_is_not_read_and_may_be_of_any_size(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    """Such as completions that a trainer saves beside its model."""
-    (checkpoint / "completions.json").write_text("no JSON")
-    sparse(checkpoint / "rollouts.json", staging.MAX_SMALL_BYTES_IN_ALL + 1)
-    (checkpoint / "processor_config.json").write_text('{"auto_map": {}}')
-    staged = stage(checkpoint, tmp_path / "stage")
-    assert not {"completions.json", "rollouts.json", "processor_config.json"} & {*os.listdir(staged.path)}
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_file_that_grows_while_it_is_copied_fills_no_disk(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    checkpoint: Path, tmp_path: Path, opening: Callable[..., None], name: str
 ) -> None:
-    def before_the_copy(path: Any, *arguments: Any, **keywords: Any) -> int:
-        if path == name:
-            with (checkpoint / name).open("ab") as file:
-                file.write(b"x")
-        return opened(path, *arguments, **keywords)
+    def grow() -> None:
+        with (checkpoint / name).open("ab") as file:
+            file.write(b"x")
 
-    opened = os.open
-    monkeypatch.setattr(staging.os, "open", before_the_copy)
+    opening(name, grow)
     with pytest.raises(EvaluationError, match=f"{name} grew while it was copied"):
         stage(checkpoint, tmp_path / "stage")
-    assert not (tmp_path / "stage").exists()
 
 
-# -- looking without copying --------------------------------------------------------------------------------
+# -- what is refused when it is announced: by names alone, with the setting that changes it ----------------
+
+WHOLE = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "optimizer.pt")
 
 
-def test_inspect_takes_what_stage_takes_and_reads_no_weights(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    (checkpoint / "model.safetensors").symlink_to("/nowhere")  # whoever reads it fails
-    refuse_unstageable(checkpoint)
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (WHOLE, ""),
+        (("config.json", "model.safetensors.index.json", "model-1.safetensors", "vocab.json"), ""),
+        (("config.json", "model.safetensors", "spiece.model"), ""),
+        ((*WHOLE, "adapter_config.json", "pytorch_model.bin", "zero_to_fp32.py"), ""),
+        ((), "no config.json; save the model with save_pretrained"),
+        (("config.json", "tokenizer.json"), "no model.safetensors; save the model with save_pretrained"),
+        (("config.json", "model.safetensors"), "no tokenizer; give it to the trainer (processing_class"),
+        (("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"), "(--base-model DIR"),
+        (("config.json", "pytorch_model.bin", "vocab.json"), "pytorch_model.bin is a pickle"),
+        (("config.json", "pytorch_model_fsdp_0", "__0_0.distcp"), "fsdp_state_dict_type to FULL_STATE_DICT"),
+        ((".metadata", "__0_0.distcp"), "(DCP): have the framework save whole weights in safetensors"),
+        (("config.json", "zero_to_fp32.py"), "stage3_gather_16bit_weights_on_model_save"),
+        (("mp_rank_00_model_states.pt",), "OpenRLHF: --ckpt.save_hf"),
+        (("actor", "data.pt"), "actor_rollout_ref.actor.checkpoint.save_contents"),
+        (("model_world_size_8_rank_0.pt", "huggingface"), "announce its actor/huggingface"),
+    ],
+)
+def test_what_can_never_be_scored_is_told_with_what_to_set(
+    tmp_path: Path, names: tuple[str, ...], told: str
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert told in why_unscorable(tmp_path) and bool(told) == bool(why_unscorable(tmp_path))
 
 
-def test_inspect_refuses_code_and_a_directory_that_is_not_there(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="no such directory"):
-        refuse_unstageable(tmp_path / "nowhere")
-    (checkpoint / "config.json").write_text('{"auto_map": {}}')
-    with pytest.raises(EvaluationError, match="auto_map"):
-        refuse_unstageable(checkpoint)
+def test_what_cannot_be_looked_at_in_full_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond it could be changed unnoticed."""
+    for number in range(scorable.MAX_NAMES + 1):
+        (tmp_path / str(number)).touch()
+    assert "it has more than 10000 files" in why_unscorable(tmp_path)
+    monkeypatch.setattr(scorable.os, "scandir", lambda path: fail(errno.EACCES, str(path))())
+    assert f"may not be read by the guard (user {os.getuid()})" in why_unscorable(
+        tmp_path
+    )  # not even as root

@@ -9,11 +9,11 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from tests import stub_policy
+from tests.heldout.evaluated import alive, wait_for
 from tests.stub_policy import Policy as ModelPolicy
 from tests.stub_policy import Reply, save_checkpoint
 
@@ -74,16 +75,28 @@ def run(settings: HeldoutSettings, scratch: Path, act: Callable[[EvaluationWorke
     return asyncio.run(all_of_it())
 
 
-async def fails(worker: EvaluationWorker) -> str:
+async def fails(
+    worker: EvaluationWorker, request: EvaluationRequest = REQUEST, kind: FailureKind = FailureKind.UNDERWAY
+) -> str:
+    """Any failure that may depend on an item is one kind: `underway`."""
     with pytest.raises(EvaluationError) as caught:
-        await worker.evaluate(REQUEST)
-    assert SECRET not in str(caught.value)
+        await worker.evaluate(request)
+    assert SECRET not in str(caught.value) and caught.value.kind is kind
     return str(caught.value)
 
 
+def written(folder: Path) -> Callable[[], object]:
+    """Whether the scorer has said which process it is in."""
+    return lambda: (folder / "once").exists() and (folder / "once").read_text()
+
+
 def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
+    leftover = tmp_path / "scratch" / "stage-old"  # of a guard that was killed
+    leftover.mkdir(parents=True)
+
     async def act(worker: EvaluationWorker) -> EvaluationResult:
-        assert worker.split_items == 4 and len(worker.split_digest or "") == 64
+        assert not leftover.exists()
+        await fails(worker, replace(REQUEST, path=tmp_path), FailureKind.CHECKPOINT)
         return await worker.evaluate(REQUEST)
 
     result = run(settings(), tmp_path / "scratch", act)
@@ -108,9 +121,8 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     async def edit(worker: EvaluationWorker) -> str:
         await worker.evaluate(REQUEST)
         (tmp_path / "own_grader.py").write_text("def right(completion, answer, meta):\n    return 0.5\n")
-        for child in children():  # as by the kernel for its memory
-            os.kill(child, signal.SIGKILL)
-        return await fails(worker) + await fails(worker)
+        os.kill(worker.pid, signal.SIGKILL)  # as by the kernel for its memory
+        return await fails(worker) + await fails(worker, kind=FailureKind.EVALUATOR)
 
     before = run(given, tmp_path / "scratch", look)
     assert before.keys() == {"own_scorer:right", "own_grader:right"}
@@ -121,13 +133,6 @@ def test_the_file_of_a_scorer_is_part_of_what_decides_a_score(
     assert after["own_grader:right"] != before["own_grader:right"]
     with pytest.raises(KeyError):
         run(settings(), tmp_path / "scratch", look)
-
-
-def test_an_items_outcome_is_the_mean_over_its_samples(settings, policy: ModelPolicy, tmp_path: Path) -> None:
-    policy.reply = lambda asked: Reply("3" if len(policy.asked) % 3 else "4")
-    given = settings(evaluator={"samples": 5, "temperature": 1.0})
-    items = run(given, tmp_path / "scratch", lambda w: w.evaluate(REQUEST)).items
-    assert items == (0.0, 0.0, 3 / 5, 1 / 5)
 
 
 def test_the_training_grader_scores_the_same_completions(
@@ -145,38 +150,14 @@ def test_the_training_grader_scores_the_same_completions(
     assert plain.proxy_items is None
 
 
-@pytest.mark.parametrize("grader", ["boastful", "impatient"])
 def test_a_training_grader_that_fails_costs_its_own_outcomes_alone(
-    settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, grader: str
+    settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    odd = settings(proxy_scorer=f"tests.heldout.odd_scorers:{grader}")
+    odd = settings(proxy_scorer="tests.heldout.odd_scorers:impatient")
     result = run(odd, tmp_path / "scratch", lambda w: w.evaluate(REQUEST))
     assert result.items == (0.0, 0.0, 1.0, 0.0) and result.proxy_items == ()
     assert "the proxy_scorer failed; the evaluation goes on without it" in caplog.text
     assert "this evaluation goes on without it" in (tmp_path / "scratch" / "worker.log").read_text()
-
-
-def test_no_score_comes_before_the_split_is_known_to_be_disjoint(settings, tmp_path: Path) -> None:
-    train = tmp_path / "train.jsonl"
-    train.write_text(json.dumps({"id": "t", "prompt": f"{SECRET} 2 + 1 ="}) + "\n")
-
-    async def act() -> str:
-        worker = EvaluationWorker(settings(train_prompts=train), tmp_path / "scratch")
-        try:
-            with pytest.raises(SplitError):
-                await worker.start()
-            return await fails(worker)
-        finally:
-            await worker.close()
-
-    assert "not disjoint" in asyncio.run(act())
-
-
-def test_a_split_whose_own_answers_do_not_score_1_is_refused_at_the_start(settings, tmp_path: Path) -> None:
-    """Answers 1, 2, 3, 4: the scorer gives 2 and 4 half a point, and raises on 3."""
-    told = refused(settings("too_strict"), tmp_path / "scratch")
-    assert told.startswith(f"{tmp_path / 'split.jsonl'}: 3 of 4 items do not score 1")
-    assert "(ids: i1, i2, i3)" in told and "check_answers = False" in told and SECRET not in told
 
 
 def test_the_child_is_nice_knows_no_token_and_is_light(
@@ -194,9 +175,9 @@ def test_the_child_is_nice_knows_no_token_and_is_light(
 @pytest.mark.parametrize(
     ("scorer", "told"),
     [
-        ("killed_once", "was ended by SIGKILL (out of memory?); its last words are in"),
-        ("exits_once", "ended with status 7 before it responded"),
-        ("raises_what_it_should_not", "ended with status 1 before it responded"),
+        ("killed_once", "ended (SIGKILL, out of memory?) before it responded; its last words are in"),
+        ("exits_once", "ended (status 7) before it responded"),
+        ("raises_what_it_should_not", "ended (status 1) before it responded"),
     ],
 )
 def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer: str, told: str) -> None:
@@ -207,67 +188,20 @@ def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer
     assert told in message and result.items == (1.0,) * 4
 
 
-def test_a_scorer_with_a_limit_that_ends_its_process_costs_no_evaluation_process(
-    settings, tmp_path: Path
-) -> None:
+def test_a_time_out_kills_the_child(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
-        before = children()
-        told = await fails(worker), await worker.evaluate(REQUEST)
-        assert children() == before
-        return told
+        return await fails(worker), await worker.evaluate(REQUEST)
 
-    limited = settings("exits_once", scorer_timeout_seconds=600, scorer_concurrency=2)
-    message, result = run(limited, tmp_path / "scratch", act)
-    assert "odd_scorers:exits_once' ended its process (status 7) on item 'i" in message
-    assert result.items == (1.0,) * 4 and result.timed_out == 0.0
-
-
-def test_the_processes_of_scorers_end_with_the_evaluation_process(settings, tmp_path: Path) -> None:
-    """Also one that holds the interpreter's lock, so that nothing of its own could end it."""
-
-    async def act(worker: EvaluationWorker) -> int:
-        task = asyncio.create_task(fails(worker))
-        written = tmp_path / "once"
-        await asyncio.to_thread(eventually, lambda: written.exists() and written.read_text())
-        assert children() and int(written.read_text()) not in children()
-        assert alive(int(written.read_text()))
-        for child in children():
-            os.kill(child, signal.SIGKILL)
-        assert "SIGKILL" in await task
-        return int(written.read_text())
-
-    pid = run(settings("stuck_once", scorer_timeout_seconds=600), tmp_path / "scratch", act)
-    eventually(lambda: not alive(pid))
-
-
-def test_a_time_out_kills_the_child_and_the_event_loop_never_waits(settings, tmp_path: Path) -> None:
-    lags: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            start = time.monotonic()
-            await asyncio.sleep(0.01)
-            lags.append(time.monotonic() - start)
-
-    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
-        ticking = asyncio.create_task(tick())
-        message = await fails(worker)
-        ticking.cancel()
-        return message, await worker.evaluate(REQUEST)
-
-    hasty = settings("stuck_once", evaluator={"timeout_seconds": 10.0})
+    hasty = settings("stuck_once", evaluator={"timeout_seconds": 20.0})
     message, result = run(hasty, tmp_path / "scratch", act)
-    assert "within timeout_seconds=10: raise it" in message and result.items == (1.0,) * 4
-    assert len(lags) > 50 and sorted(lags)[len(lags) // 2] < 0.1
+    assert "within timeout_seconds=20: raise it" in message and result.items == (1.0,) * 4
     assert not alive(int((tmp_path / "once").read_text()))
 
 
 def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> str:
         task = asyncio.create_task(fails(worker))
-        await asyncio.to_thread(
-            eventually, lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text()
-        )
+        await asyncio.to_thread(wait_for, written(tmp_path))
         await worker.close()
         return await task
 
@@ -288,8 +222,7 @@ def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(
     assert len(copies) == 16 and not any(alive(int(copy)) for copy in copies)
 
 
-@pytest.mark.parametrize("limit", [None, 600.0])
-@pytest.mark.parametrize("end", ["close", "dies"])
+@pytest.mark.parametrize(("end", "limit"), [("close", None), ("dies", None), ("dies", 600.0)])
 def test_what_left_the_process_group_ends_with_the_evaluation_process(
     settings, tmp_path: Path, end: str, limit: float | None
 ) -> None:
@@ -297,11 +230,10 @@ def test_what_left_the_process_group_ends_with_the_evaluation_process(
         await worker.evaluate(REQUEST)
         assert alive(int((tmp_path / "once").read_text())) or limit
         if end == "dies":
-            for child in children():
-                os.kill(child, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGTERM)
 
     run(settings("forks_away", scorer_timeout_seconds=limit), tmp_path / "scratch", act)
-    eventually(lambda: not alive(int((tmp_path / "once").read_text())))
+    wait_for(lambda: not alive(int((tmp_path / "once").read_text())))
 
 
 def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
@@ -316,12 +248,25 @@ def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     assert '{"items": [0.0]} 3' in (scratch / "worker.log").read_text()
 
 
+def test_an_error_that_nobody_foresaw_is_told_by_its_type(settings, tmp_path: Path) -> None:
+    """Its text may quote a prompt."""
+
+    async def act(worker: EvaluationWorker) -> str:
+        shutil.rmtree(tmp_path / "scratch")
+        with pytest.raises(EvaluationError) as caught:
+            await worker.pins(REQUEST)
+        return str(caught.value)
+
+    told = run(settings(), tmp_path / "scratch", act)
+    assert told == "the evaluation process failed with FileNotFoundError"
+
+
 def test_a_split_that_changed_is_never_scored(settings, tmp_path: Path) -> None:
     async def act(worker: EvaluationWorker) -> str:
         await fails(worker)
         with (tmp_path / "split.jsonl").open("a") as file:
             file.write(json.dumps({"id": "new", "prompt": "9+9=", "answer": "18"}) + "\n")
-        return await fails(worker)
+        return await fails(worker, kind=FailureKind.EVALUATOR)
 
     assert "changed while the guard ran" in run(settings("killed_once"), tmp_path / "scratch", act)
 
@@ -348,14 +293,6 @@ def test_start_refuses_what_must_be_mended_first(settings, tmp_path: Path) -> No
     assert "line 5: not JSON" in refused(good, tmp_path / "scratch")
 
 
-def test_leftovers_of_a_guard_that_was_killed_are_removed_at_start(settings, tmp_path: Path) -> None:
-    old = tmp_path / "scratch" / "stage-old"
-    old.mkdir(parents=True)
-    (old / "model.safetensors").write_text("weights")
-    run(settings(), tmp_path / "scratch", lambda worker: worker.evaluate(REQUEST))
-    assert not old.exists()
-
-
 def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(settings, tmp_path: Path) -> None:
     code = (
         "import asyncio, sys; from pathlib import Path\n"
@@ -369,60 +306,15 @@ def test_the_child_ends_with_the_guard_even_while_it_holds_the_interpreter(setti
     )
     arguments = [settings("stuck_once").model_dump_json(), str(tmp_path / "scratch"), str(REQUEST.path)]
     with subprocess.Popen([sys.executable, "-c", code, *arguments]) as guard:
-        eventually(lambda: (tmp_path / "once").exists() and (tmp_path / "once").read_text())
+        wait_for(written(tmp_path))
         child = int((tmp_path / "once").read_text())
         assert alive(child)
         guard.send_signal(signal.SIGKILL)
-    eventually(lambda: not alive(child))
+    wait_for(lambda: not alive(child))
 
 
-def children() -> list[int]:
-    """The supervisors of evaluations among the children of this process, which may have others."""
-    tasks = Path("/proc/self/task").iterdir()
-    found = (int(pid) for task in tasks for pid in (task / "children").read_text().split())
-    return sorted(pid for pid in found if alive(pid) and evaluates(pid))
-
-
-def evaluates(pid: int) -> bool:
-    try:
-        return b"guard_service.heldout" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def grandchildren() -> list[int]:
-    """Those that the supervisors have started: the evaluation process."""
-    lists = (Path(f"/proc/{pid}/task/{pid}/children").read_text() for pid in children())
-    return [int(pid) for some in lists for pid in some.split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_the_kind_of_a_failure_crosses_from_the_process(settings, tmp_path: Path) -> None:
-    """A checkpoint that cannot be taken; and a process that breaks off, which may depend on an item."""
-
-    async def kind(worker: EvaluationWorker) -> FailureKind:
-        with pytest.raises(EvaluationError) as caught:
-            await worker.evaluate(
-                REQUEST if not (tmp_path / "empty").exists() else replace(REQUEST, path=tmp_path)
-            )
-        return caught.value.kind
-
-    assert run(settings("killed_once"), tmp_path / "scratch", kind) is FailureKind.UNDERWAY
-    (tmp_path / "empty").mkdir()
-    assert run(settings(), tmp_path / "scratch", kind) is FailureKind.CHECKPOINT
+def children(pid: int | None) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory(
@@ -431,13 +323,12 @@ def test_a_process_that_is_killed_before_any_item_is_looked_at_ran_out_of_memory
     """Which says more than that the checkpoint's files could not be taken, and depends on no item."""
 
     async def kind(worker: EvaluationWorker) -> FailureKind:
-        for pid in grandchildren():
+        for pid in children(worker.pid):
             os.kill(pid, signal.SIGSTOP)
         task = asyncio.create_task(worker.pins(REQUEST))
         await asyncio.sleep(0.1)
-        for child in children():
-            os.kill(child, signal.SIGKILL)
-        with pytest.raises(EvaluationError, match="SIGKILL \\(out of memory") as caught:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(EvaluationError, match="SIGKILL, out of memory") as caught:
             await task
         return caught.value.kind
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shutil
 import signal
@@ -30,7 +29,6 @@ from guard_service.heldout.errors import EngineLostError, EvaluationError, Start
 from guard_service.heldout.evaluators.completions import Completions
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
-from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from tests.heldout.models import make_tokenizer, save_tiny_model
@@ -92,17 +90,6 @@ def in_turns(
     differ = [n for n in range(len(items)) if one[n].split() != other[n].split()]
     differ = [n for n in differ if one[n].strip() and other[n].strip()]
     return [(items[n], (one, other)[place % 2][n]) for place, n in enumerate(differ)]
-
-
-def add_a_tensor(path: Path) -> None:
-    """One that the model does not have, and that vLLM knows by its own name."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path / "model.safetensors")
-    fused = torch.zeros(3 * tensors["model.layers.0.self_attn.q_proj.weight"].shape[0], 128)
-    tensors["model.layers.0.self_attn.qkv_proj.weight"] = fused
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def spoiled(path: Path, target: Path, spoil: Any) -> Path:
@@ -175,33 +162,6 @@ def test_what_the_trainer_says_of_min_p_and_penalties_is_used(
     assert made.texts != by_vllm(evaluator, policies["first"]).texts
 
 
-@pytest.mark.parametrize(
-    ("spoil", "kind", "told"),
-    [
-        (
-            spoil_a_weight(math.nan),
-            FailureKind.WEIGHTS,
-            "infinite or not a number, the first: model.layers.1",
-        ),
-        (spoil_a_weight(-math.inf, "lm_head.weight"), FailureKind.WEIGHTS, "the first: lm_head.weight"),
-    ],
-)
-def test_weights_that_are_not_finite_are_no_score_and_the_next_have_one(
-    evaluator: VllmEvaluator,
-    policies: dict[str, Path],
-    tmp_path: Path,
-    spoil: Any,
-    kind: FailureKind,
-    told: str,
-) -> None:
-    expected = by_vllm(evaluator, policies["first"]).rows
-    bad = spoiled(policies["second"], tmp_path / "bad", spoil)
-    with pytest.raises(EvaluationError, match=told) as caught:
-        by_vllm(evaluator, bad)
-    assert caught.value.kind is kind and not isinstance(caught.value, EngineLostError)
-    assert by_vllm(evaluator, policies["first"]).rows == expected
-
-
 def test_logits_that_are_not_finite_after_a_reload_are_left_to_a_new_engine(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -264,26 +224,6 @@ def test_what_is_not_of_the_frame_is_never_loaded_over_another(
     by_vllm(evaluator, policies["first"])
     with pytest.raises(StartAgainError):
         by_vllm(evaluator, spoiled(policies["first"], tmp_path / "other", spoil))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "kind", "told"),
-    [
-        (drop_a_tensor, FailureKind.WEIGHTS, "1 of the model's weights are missing"),
-        (add_a_tensor, FailureKind.WEIGHTS, "1 of its weights are none of a LlamaForCausalLM"),
-        (change("config.json", speculators_config={"verifier": {}}), FailureKind.CHECKPOINT, "names another"),
-        (change("config.json", model_type="martian"), FailureKind.CHECKPOINT, "cannot be loaded: ValueError"),
-        (lambda p: (p / "model.safetensors").write_bytes(b"x" * 100), FailureKind.WEIGHTS, "SafetensorError"),
-        (lambda p: (p / "tokenizer.json").write_text("{}"), FailureKind.TOKENIZER, "cannot be loaded"),
-    ],
-)
-def test_a_first_checkpoint_that_cannot_be_scored_says_why(
-    policies: dict[str, Path], tmp_path: Path, spoil: Any, kind: FailureKind, told: str
-) -> None:
-    one = VllmEvaluator(VllmEvaluatorSettings(**VLLM), tmp_path)
-    with pytest.raises(EvaluationError, match=told) as caught:
-        by_vllm(one, spoiled(policies["first"], tmp_path / "bad", spoil))
-    assert caught.value.kind is kind
 
 
 def test_without_a_device_that_is_said_and_no_fault_of_the_checkpoint(
@@ -353,8 +293,8 @@ def test_policies_with_tied_embeddings_share_an_engine(
             items, pids = [], set()
             for step, path in enumerate((one, other, one, other)):
                 items.append((await worker.evaluate(EvaluationRequest(0, step, path))).items)
-                assert worker._child is not None
-                pids.add(worker._child.pid)
+                assert worker.pid is not None
+                pids.add(worker.pid)
             return items, pids
         finally:
             await worker.close()
@@ -415,39 +355,6 @@ def test_adapters_of_a_model_of_transformers_own_take_an_engine_each(tmp_path: P
     assert len(said) > 20 and set(asyncio.run(act())) == {1.0}
 
 
-def test_a_checkpoint_that_is_swapped_and_a_base_model_that_is_exchanged_score_nothing(
-    evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
-) -> None:
-    expected = by_vllm(evaluator, policies["first"]).rows
-    evaluator._settings = VllmEvaluatorSettings(**VLLM)
-    waiting = shutil.copytree(policies["first"], tmp_path / "checkpoint")
-    asked = EvaluationRequest(0, 1, waiting, expected=Expected(manifest(waiting)))
-    assert evaluator.complete(ITEMS, asked).rows == expected
-    shutil.rmtree(waiting)
-    shutil.copytree(policies["second"], waiting)
-    with pytest.raises(EvaluationError, match="changed after it was announced") as caught:
-        evaluator.complete(ITEMS, asked)
-    assert caught.value.kind is FailureKind.CHANGED
-    save_adapter(policies["first"], tmp_path / "adapter")
-    own = shutil.copytree(policies["first"], tmp_path / "base" / "first")
-    evaluator._base = look_at(own)
-    spoil_a_weight(0.5)(own)
-    with pytest.raises(EvaluationError, match="no longer the one that the guard started with") as caught:
-        evaluator.complete(ITEMS, EvaluationRequest(0, 2, tmp_path / "adapter"))
-    assert caught.value.kind is FailureKind.EVALUATOR
-    evaluator._base = None
-    assert by_vllm(evaluator, policies["first"]).rows == expected, "the engine goes on"
-
-
-def test_an_item_that_is_too_long_is_told_and_the_engine_goes_on(
-    evaluator: VllmEvaluator, policies: dict[str, Path]
-) -> None:
-    expected = by_vllm(evaluator, policies["first"]).rows
-    with pytest.raises(EvaluationError, match="exceed the model's 256 positions"):
-        by_vllm(evaluator, policies["first"], max_new_tokens=250)
-    assert by_vllm(evaluator, policies["first"]).rows == expected
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("says", ["settings", "trainer"])
 def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
@@ -475,16 +382,16 @@ def test_a_text_ends_a_completion_as_with_the_evaluator_checkpoint(
     asyncio.run(act())
 
 
-async def struck(by: signal.Signals, worker: EvaluationWorker, request: EvaluationRequest) -> str:
-    """How an evaluation fails whose process gets a signal once the weights have been loaded."""
-    assert worker._child is not None
+async def struck(worker: EvaluationWorker, request: EvaluationRequest) -> str:
+    """How an evaluation fails whose process is killed once the weights have been loaded."""
+    assert worker.pid is not None
     before = worker.log_path.read_text().count("Reloading and processing weights took")
     underway = asyncio.create_task(worker.evaluate(request))
     end = time.monotonic() + 120
     while worker.log_path.read_text().count("Reloading and processing weights took") == before:
         assert time.monotonic() < end and not underway.done()
         await asyncio.sleep(0.01)
-    os.kill(worker._child.pid, by)
+    os.kill(worker.pid, signal.SIGKILL)
     with pytest.raises(EvaluationError) as caught:
         await underway
     return str(caught.value)
@@ -508,44 +415,17 @@ def test_an_engine_that_dies_and_another_architecture_cost_no_more_than_one_eval
         await worker.start()
         try:
             first, deeper = (EvaluationRequest(0, 1, policies[name]) for name in ("first", "deeper"))
-            scores, pids = [await worker.evaluate(first)], [worker._child.pid]
-            told = await struck(signal.SIGKILL, worker, replace(first, step=2))
+            scores, pids = [await worker.evaluate(first)], [worker.pid]
+            told = await struck(worker, replace(first, step=2))
             for request in (first, deeper):
                 scores.append(await worker.evaluate(request))
-                pids.append(worker._child.pid)
+                pids.append(worker.pid)
             return [told, [score.items for score in scores], pids]
         finally:
             await worker.close()
 
     told, items, pids = asyncio.run(act())
     odd = tuple(float(n % 2) for n in range(len(ITEMS)))
-    assert "was ended by SIGKILL" in told
+    assert "ended (SIGKILL" in told
     assert items == [odd, odd, tuple(1 - outcome for outcome in odd)]
     assert len(set(pids)) == 3, "one process for each engine"
-
-
-@pytest.mark.timeout(900)
-def test_an_engine_that_hangs_costs_one_evaluation(policies: dict[str, Path], tmp_path: Path) -> None:
-    """A real evaluation process is stopped while it generates: it is ended, and the next one is right."""
-    texts = by_transformers(policies["first"], tmp_path, max_new_tokens=200).texts
-    said = ((item, text) for item, (text,) in zip(ITEMS, texts, strict=True))
-    heldout = settings_for(said, tmp_path, max_new_tokens=200, score_truncated=True, timeout_seconds=120)
-
-    async def act() -> None:
-        worker = EvaluationWorker(heldout, tmp_path / "scratch")
-        await worker.start()
-        try:
-            asked = EvaluationRequest(0, 1, policies["first"])
-            right = await worker.evaluate(asked)
-            assert worker._child is not None
-            pid = worker._child.pid
-            told = await struck(signal.SIGSTOP, worker, replace(asked, step=2))
-            assert "within timeout_seconds=120" in told
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-            again = await worker.evaluate(replace(asked, step=3))
-            assert list(again.items) == list(right.items) == [1.0] * len(ITEMS)
-        finally:
-            await worker.close()
-
-    asyncio.run(act())

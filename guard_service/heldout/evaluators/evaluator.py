@@ -15,15 +15,18 @@ from guard_core.evaluation import LocalEvaluation
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
-from guard_service.heldout.evaluators.completions import Completion, Completions
-from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
-from guard_service.heldout.identity import pinned, refuse_others
-from guard_service.heldout.named_files import drop_named_files
-from guard_service.heldout.prompts import Stops, refuse_without_template
+from guard_service.heldout.evaluators.completions import (
+    Completion,
+    CompletionJob,
+    Completions,
+    Stops,
+    Tokenization,
+    refuse_without_template,
+)
 from guard_service.heldout.scorable import without_tokenizer
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
-from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest
+from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest, clear_stages
 
 
 class BrokenGenerationError(Exception):
@@ -109,9 +112,13 @@ class Evaluator(ABC):
         if request.pass_index and copied and copied[0] == request.checkpoint and copied[1].path.is_dir():
             staged = copied[1]
         else:
-            staged = stage_as_expected(request, self._scratch, self._base)
+            clear_stages(self._scratch)
+            target = self._scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
+            with failing_as(FailureKind.CHECKPOINT):
+                base = None if self._base is None else self._base.path
+                staged = stage(request.path, target, base, request.expected)
         if staged.adapter is not None and self._base is not None:
-            self._base = self._base.refreshed()
+            self._base.refuse_changed()
         self._copy = request.checkpoint, staged
         return staged
 
@@ -145,22 +152,6 @@ class Evaluator(ABC):
                 "tokens were generated, and no completion has a text: the tokenizer is not of this model"
             )
         return [[completions[i, k] for k in range(sampling.samples)] for i in range(len(items))]
-
-
-def stage_as_expected(request: EvaluationRequest, scratch: Path, base: BaseModel | None) -> Staged:
-    """Copy and hash a checkpoint that is what was announced and one that the run may be judged by.
-
-    Raises:
-        CheckpointGoneError: it is no longer there.
-        EvaluationError: it cannot be scored.
-    """
-    with failing_as(FailureKind.CHECKPOINT):
-        target = scratch / f"{STAGE_PREFIX}{uuid.uuid4().hex}"
-        staged = stage(request.path, target, None if base is None else base.path, request.expected.manifest)
-        refuse_others(request.path, pinned(staged.path), staged.sha256, request.expected)
-        # Not before: the pins are of what the trainer has saved.
-        drop_named_files(staged.path, f"checkpoint {request.path}")
-    return staged
 
 
 @contextmanager

@@ -1,16 +1,9 @@
-"""Evaluator of local Hugging Face checkpoints: load, generate in batches with transformers.
-
-Sampling is by the Gumbel-max trick with a random stream of its own for each completion: a draw from
-softmax(logits) is argmax(logits + Gumbel noise), where the logits were divided by the temperature and cut by
-top_k, top_p and min_p. So a completion depends on weights, seed, pass and item, and not on what shares its
-batch; and two checkpoints meet the same noise, which takes noise out of their difference (common random
-numbers).
-"""
+"""Evaluator of local Hugging Face checkpoints: load, generate in batches with transformers."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +13,7 @@ from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.evaluators.completions import CompletionJob, Tokenization
 from guard_service.heldout.evaluators.evaluator import BrokenGenerationError, Evaluator
 from guard_service.heldout.evaluators.loading import (
     loading,
@@ -30,11 +24,7 @@ from guard_service.heldout.evaluators.loading import (
     whole_model,
 )
 from guard_service.heldout.evaluators.lora import apply_adapter
-from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
 from guard_service.heldout.staging import Staged
-
-#: Below this, logits divided by the temperature leave the range of float32.
-LEAST_TEMPERATURE = 0.01
 
 
 class HfEvaluator(Evaluator):
@@ -110,14 +100,15 @@ class Loaded:
         import torch
         from transformers import LogitsProcessorList, StoppingCriteriaList
 
+        from guard_service.heldout.evaluators.sampling import LogitsWatch, StopTexts, sampler
+
         width = max(len(job.tokens) for job in batch)
         padding = [width - len(job.tokens) for job in batch]
         ids = [[self.tokenization.pad] * pad + job.tokens for job, pad in zip(batch, padding, strict=True)]
         mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         device = self.model.device
-        watch = _logits_watch(device)
-        seeds = [job.seed for job in batch]
-        processors = [watch, *_sampler(sampling, padding, seeds, device)]
+        watch = LogitsWatch(device)
+        processors = [watch, *sampler(sampling, padding, [job.seed for job in batch], device)]
         try:
             with torch.inference_mode():
                 out = self.model.generate(
@@ -126,7 +117,7 @@ class Loaded:
                     generation_config=self.model.generation_config,
                     logits_processor=LogitsProcessorList(processors),
                     stopping_criteria=StoppingCriteriaList(
-                        [_stopping(self.tokenization, width)] if self.tokenization.stops.texts else []
+                        [StopTexts(self.tokenization, width)] if self.tokenization.stops.texts else []
                     ),
                 )
         except torch.OutOfMemoryError as error:
@@ -149,116 +140,3 @@ class Loaded:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _logits_watch(device: Any) -> Any:
-    """A logits processor that changes nothing and remembers in `broken` whether a row had no finite maximum.
-
-    Single logits may well be -inf. It stays on the device, so that no step waits for it.
-    """
-    import torch
-    from transformers import LogitsProcessor
-
-    class LogitsWatch(LogitsProcessor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.broken = torch.zeros((), dtype=torch.bool, device=device)
-
-        def __call__(self, input_ids: Any, scores: Any) -> Any:  # noqa: ARG002
-            self.broken |= ~scores.amax(dim=-1).isfinite().all()
-            return scores
-
-    return LogitsWatch()
-
-
-def _stopping(tokenization: Tokenization, width: int) -> Any:
-    """End a row whose completion, after `width` tokens of prompt, has a stop text."""
-    import torch
-    from transformers import StoppingCriteria
-
-    class Stops(StoppingCriteria):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._ended: set[int] = set()
-
-        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:  # noqa: ARG002
-            made = input_ids[:, width:].tolist()
-            self._ended |= {
-                row
-                for row, written in enumerate(made)
-                if row not in self._ended and tokenization.stopped(written)
-            }
-            return torch.tensor([row in self._ended for row in range(len(made))], device=input_ids.device)
-
-    return Stops()
-
-
-def _sampler(
-    sampling: EvaluationSampling, padding: Sequence[int], seeds: Sequence[int], device: Any
-) -> Iterator[Any]:
-    """Logits processors after which greedy decoding is sampling as wanted, in the order of `generate`.
-
-    Args:
-        sampling: how the completions are wanted.
-        padding: how many tokens of each row's prompt are padding, on the left.
-        seeds: of the stream of each row.
-        device: of the logits.
-    """
-    from transformers import (
-        MinPLogitsWarper,
-        RepetitionPenaltyLogitsProcessor,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
-    if sampling.repetition_penalty is not None:
-        penalty = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
-        yield _without_padding(penalty, padding, device)
-    if sampling.temperature == 0:
-        return
-    yield TemperatureLogitsWarper(max(float(sampling.temperature), LEAST_TEMPERATURE))
-    if sampling.top_k is not None:
-        yield TopKLogitsWarper(sampling.top_k)
-    if sampling.top_p is not None:
-        yield TopPLogitsWarper(float(sampling.top_p))
-    if sampling.min_p is not None:
-        yield MinPLogitsWarper(float(sampling.min_p))
-    yield _gumbel_noise(seeds, device)
-
-
-def _without_padding(processor: Any, padding: Sequence[int], device: Any) -> Any:
-    """The processor with each row's first token in the place of its padding.
-
-    What pads a row is the batch's business: without this a completion would depend on what shares its batch.
-    """
-    import torch
-    from transformers import LogitsProcessor
-
-    class WithoutPadding(LogitsProcessor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._padding = torch.tensor(padding, device=device)[:, None]
-
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            places = torch.arange(input_ids.shape[1], device=device)[None, :]
-            first = input_ids.gather(1, self._padding)
-            return processor(torch.where(places < self._padding, first, input_ids), scores)
-
-    return WithoutPadding()
-
-
-def _gumbel_noise(seeds: Sequence[int], device: Any) -> Any:
-    """A logits processor after which greedy decoding is sampling, from a stream of its own for each row."""
-    import torch
-    from transformers import LogitsProcessor
-
-    class GumbelNoise(LogitsProcessor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self._streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-        def __call__(self, input_ids: Any, scores: Any) -> Any:  # noqa: ARG002
-            noise = torch.empty_like(scores, dtype=torch.float32)
-            for row, stream in zip(noise, self._streams, strict=True):
-                row.exponential_(generator=stream)
-            # -log of an exponential variate is a Gumbel variate; the clamp keeps log away from 0.
-            return scores.float() - noise.clamp_min_(torch.finfo(torch.float32).tiny).log_()
-
-    return GumbelNoise()

@@ -13,7 +13,7 @@ from typing import Any
 
 from guard_core.adapter import AdapterError
 from guard_core.wire import FailureKind
-from guard_service.heldout.errors import EvaluationError
+from guard_service.heldout.errors import EvaluationError, one_line
 
 #: No code and no file but those of the directory.
 SAFELY = {"local_files_only": True, "trust_remote_code": False}
@@ -84,11 +84,6 @@ def out_of_memory(error: Exception) -> bool:
     """Whether the machine or the device has no room left; torch's error is known by its name."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or _NO_ROOM.search(str(error)) is not None
-
-
-def one_line(error: Exception) -> str:
-    """What a library says, short enough for a verdict."""
-    return " ".join(str(error).split())[:500]
 
 
 def not_finite(weights: Iterable[tuple[str, Any]]) -> list[str]:

@@ -18,14 +18,14 @@ from guard_core.extras import missing_vllm
 from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
-from guard_service.heldout.errors import EngineLostError, StartAgainError
+from guard_service.heldout.errors import EngineLostError, StartAgainError, one_line
+from guard_service.heldout.evaluators.completions import CompletionJob, Tokenization
 from guard_service.heldout.evaluators.evaluator import BrokenGenerationError, Evaluator
 from guard_service.heldout.evaluators.loading import (
     layout,
     loading,
     not_finite,
     on_cuda,
-    one_line,
     out_of_memory,
     precision,
     refuse_not_finite,
@@ -33,7 +33,6 @@ from guard_service.heldout.evaluators.loading import (
     whole_model,
 )
 from guard_service.heldout.evaluators.lora import merged
-from guard_service.heldout.evaluators.tokenization import CompletionJob, Tokenization
 from guard_service.heldout.staging import Staged
 
 if TYPE_CHECKING:

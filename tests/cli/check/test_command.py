@@ -174,7 +174,7 @@ def test_a_log_that_is_to_be_followed_is_looked_at(check: Invoke, tmp_path: Path
 def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
     done = check("--scorer", "tests.heldout.odd_scorers:ends_the_process")
     assert done.returncode == 2 and levels(done)["scorer and answers"] == "refuse"
-    assert "ended with status 7 before it responded" in done.stdout
+    assert "ended (status 7) before it responded" in done.stdout
 
 
 def test_answers_that_are_no_completions_are_not_said_to_score_1(check: Invoke) -> None:

@@ -1,4 +1,4 @@
-"""The logs that the frameworks' own writers made (`tests/data/record_logs.py`), and what they hold.
+"""The logs that the frameworks' own writers made (`tests/data/README.md`), and what they hold.
 
 Each is of a trainer that started twice; the second start went on from step RESUMED with other values. What
 that does to the log differs: it appends to the file, cuts it to nothing, writes it anew without the steps

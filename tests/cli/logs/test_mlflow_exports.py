@@ -1,6 +1,6 @@
 """What MLflow exports of a run: the CSV of its charts, the JSON of `metrics/get-history`.
 
-The files in `tests/data/mlflow` were made by MLflow itself, see `tests/data/record_mlflow.py`.
+The files in `tests/data/mlflow` were made by MLflow itself, see `tests/data/README.md`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ import urllib.request
 from collections.abc import Sequence
 
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.evaluators.completions import Completion, Completions
+from guard_service.heldout.evaluators.completions import Completion, Completions, answer_after, answer_in
 from guard_service.heldout.evaluators.evaluator import Evaluator, timed
-from guard_service.heldout.prompts import answer_after, answer_in
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
 
