@@ -44,7 +44,7 @@ class PodTemplate:
     guards know to keep quiet. `between` leads to the templates of what stands between the workload and these
     pods, if that is made of templates, too: by the operator's labels it is found. `limit` leads to how many
     restarts of their containers, whichever they are, fail the workload; (): restarts do not. `elastic` leads
-    to what lets any of the pods be rank 0; (): the first one is.
+    to what lets any of the pods be rank 0; (): the first one is. `pods`: how many there are from the start.
     """
 
     path: tuple[str | int, ...]
@@ -54,6 +54,7 @@ class PodTemplate:
     between: tuple[tuple[str | int, ...], ...] = ()
     limit: tuple[str | int, ...] = ()
     elastic: tuple[str | int, ...] = ()
+    pods: int = 1
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -117,10 +118,6 @@ class WorkloadAdapter(ABC):
     @abstractmethod
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The labels of the pod of rank 0 of a workload with this spec. An index that it lacks is 0."""
-
-    @abstractmethod
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """How many pods a workload with this spec has while it runs."""
 
     def is_ready(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether a pod of it is ready, by its status."""

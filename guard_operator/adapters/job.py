@@ -16,7 +16,6 @@ from guard_operator.adapters.base import (
     WorkloadAdapter,
     WorkloadState,
     at,
-    count,
     dotted,
     objects,
 )
@@ -51,10 +50,6 @@ class JobAdapter(WorkloadAdapter):
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """By the number of pods that are."""
         return bool(at(workload, "status", "ready"))
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """All ranks at once."""
-        return count(spec.get("parallelism"))
 
     def prepared(self, spec: Json) -> Json:
         """podReplacementPolicy explicit: by default, a new rank 0 starts while the old one still ends."""
@@ -104,4 +99,5 @@ def rank0_template(spec: Mapping[str, Any], *where: str | int) -> PodTemplate:
         guarded=True,
         index_field=INDEX_FIELD if indexed else None,
         limit=(*where, "backoffLimit") if counts_restarts else (),
+        pods=ranks,
     )

@@ -20,7 +20,6 @@ from guard_operator.adapters.base import (
     at,
     count,
     dotted,
-    objects,
 )
 from guard_operator.adapters.job import CONTAINER, INDEX_LABEL, JobAdapter, rank0_template
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
@@ -67,14 +66,6 @@ class JobSetAdapter(WorkloadAdapter):
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """By its Jobs."""
         return any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
-        return sum(
-            count(job.get("replicas")) * count(at(job, "template", "spec", "parallelism"))
-            for job in objects(spec.get("replicatedJobs"))
-            if not job.get("dependsOn")
-        )
 
     def prepared(self, spec: Json) -> Json:
         """Defaults made explicit that would hurt."""
@@ -134,13 +125,16 @@ def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
 
 def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
     place = ("replicatedJobs", number, "template")
+    replicas, at_once = count(job.get("replicas")), count(at(job, "template", "spec", "parallelism"))
+    # One that waits for others comes later.
+    pods = 0 if job.get("dependsOn") else replicas * at_once
     if not guarded:
-        return PodTemplate((*place, "spec", "template"), "", False, between=(place,))
+        return PodTemplate((*place, "spec", "template"), "", False, between=(place,), pods=pods)
     spec = {"completionMode": "Indexed"} | job["template"]["spec"]
-    found = replace(rank0_template(spec, *place, "spec"), between=(place,))
-    if count(job.get("replicas")) <= 1:
+    found = replace(rank0_template(spec, *place, "spec"), between=(place,), pods=pods)
+    if replicas <= 1:
         return found
-    if count(spec.get("parallelism")) > 1:
+    if at_once > 1:
         raise TemplateError(
             f"replicatedJobs[{number}].replicas",
             "must be 1 where each Job has several pods: no field tells a guard whether it is beside rank 0. "

@@ -59,6 +59,7 @@ class PyTorchJobAdapter(WorkloadAdapter):
                 index_field=INDEX_FIELD if role == rank0 == "Worker" else None,
                 limit=_LIMIT if _counts_restarts(spec, role) else (),
                 elastic=("elasticPolicy",) if spec.get("elasticPolicy") is not None else (),
+                pods=count(at(replicas[role], "replicas")),
             )
             for role in ("Master", "Worker")
             if role in replicas
@@ -69,10 +70,6 @@ class PyTorchJobAdapter(WorkloadAdapter):
         replicas = _replicas(spec)
         rank0 = "worker" if "Worker" in replicas and "Master" not in replicas else "master"
         return {TYPE_LABEL: rank0, INDEX_LABEL: "0"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """The replicas of Master and Worker."""
-        return sum(count(at(replica, "replicas")) for replica in _replicas(spec).values())
 
     def prepared(self, spec: Json) -> Json:
         """cleanPodPolicy explicit: by default, workers go on running behind a finished Master."""

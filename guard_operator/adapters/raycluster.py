@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import WorkloadAdapter, at
-from guard_operator.adapters.rayjob import RAY_CLUSTERS, TYPE_LABEL, first_container, ray_pods
+from guard_operator.adapters.rayjob import RAY_CLUSTERS, TYPE_LABEL, first_container
 
 
 class RayClusterAdapter(WorkloadAdapter):
@@ -24,10 +24,6 @@ class RayClusterAdapter(WorkloadAdapter):
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """The head."""
         return {TYPE_LABEL: "head"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """Head and workers."""
-        return ray_pods(spec)
 
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """As KubeRay says; also while no job is submitted."""

@@ -17,8 +17,8 @@ from guard_operator.adapters.base import (
     WorkloadAdapter,
     WorkloadState,
     at,
+    count,
     dotted,
-    objects,
 )
 from guard_operator.api.names import GROUP
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
@@ -77,15 +77,15 @@ class RayJobAdapter(WorkloadAdapter):
             raise TemplateError("submissionMode", f"{why}that nobody has checked is put beside the guard")
         templates = tuple(_template(spec, place) for place in _groups(spec))
         submitter = spec.get("submitterPodTemplate") is not None
-        return (*templates, *((PodTemplate(("submitterPodTemplate",), "", False),) if submitter else ()))
+        # It comes once the others are ready, and goes before they do.
+        return (
+            *templates,
+            *((PodTemplate(("submitterPodTemplate",), "", False, pods=0),) if submitter else ()),
+        )
 
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """The head."""
         return {TYPE_LABEL: "head"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """Head and workers. The submitter comes when they are ready, and goes before they do."""
-        return ray_pods(at(spec, CLUSTER))
 
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The cluster of this try, which is written down before it is made, and the submitter."""
@@ -152,27 +152,6 @@ def first_container(spec: Mapping[str, Any], *group: str | int) -> str:
     return name
 
 
-def ray_pods(cluster: Any) -> int:
-    """The head and the workers of a Ray cluster; where they are scaled by need, nobody knows how many."""
-    if at(cluster, "enableInTreeAutoscaling"):
-        return 1
-    return 1 + sum(_workers(group) for group in objects(at(cluster, "workerGroupSpecs")))
-
-
-def _workers(group: Mapping[str, Any]) -> int:
-    """Pods of a group of workers: as many as it wants, within its own limits."""
-    if group.get("suspend") is True:
-        return 0
-    least, wanted = _number(group, "minReplicas", 0), _number(group, "replicas", 0)
-    wanted = min(max(least, wanted), _number(group, "maxReplicas", max(least, wanted)))
-    return wanted * _number(group, "numOfHosts", 1)
-
-
-def _number(group: Mapping[str, Any], field: str, default: int) -> int:
-    value = group.get(field)
-    return value if isinstance(value, int) else default
-
-
 def _groups(spec: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
     """Where the head and the groups of workers are.
 
@@ -192,7 +171,11 @@ def _template(spec: Mapping[str, Any], group: tuple[str | int, ...]) -> PodTempl
     if any(str(label).startswith(f"{GROUP}/") for label in (labels if isinstance(labels, dict) else ())):
         why = f"must not have labels of {GROUP}: by them the operator finds the pods that it must stop"
         raise TemplateError(dotted((*group, "labels")), why)
-    return PodTemplate((*group, "template"), first_container(spec, *group), group == HEAD)
+    place, container = (*group, "template"), first_container(spec, *group)
+    if group == HEAD:
+        return PodTemplate(place, container, guarded=True)
+    pods = count(at(spec, *group, "replicas") or 0) * count(at(spec, *group, "numOfHosts"))
+    return PodTemplate(place, container, guarded=False, pods=pods)
 
 
 def _submitter(spec: Mapping[str, Any]) -> Json:

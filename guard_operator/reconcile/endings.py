@@ -204,7 +204,7 @@ def _when(pod: Pod) -> datetime:
 
 def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStatus:
     """A plain success only where all was judged: what was not has not passed."""
-    last, apart = guard_of(snapshot.job), snapshot.own_guard is not None
+    last, apart = guard_of(snapshot.job), snapshot.job.has_guard_pod
     longer = _LONGER_APART.format(minutes=judged_seconds(snapshot.job) / 60) if apart else _LONGER
     missing = not_judged(last, wait_longer=longer)
     silent = ""
@@ -242,7 +242,7 @@ def _disrupted_pod(snapshot: Snapshot) -> tuple[str, str] | None:
 
 def _first_pods(snapshot: Snapshot) -> list[Pod]:
     """The pods of rank 0, the oldest first; with a sidecar, those that have it."""
-    return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.own_guard else pod.guarded)]
+    return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.job.has_guard_pod else pod.guarded)]
 
 
 def noted_disruption(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:

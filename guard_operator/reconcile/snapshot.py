@@ -62,6 +62,11 @@ class Job:
     unsaid: Unsaid = Unsaid.NOTHING
 
     @property
+    def has_guard_pod(self) -> bool:
+        """Whether the guard has a pod of its own, and is no sidecar of rank 0."""
+        return self.spec.guard.own_pod is not None
+
+    @property
     def workload_name(self) -> str:
         """What the workload is called: as its job, unless the job names one that exists."""
         target = self.spec.target_ref
@@ -104,17 +109,6 @@ class Between:
     uid: str
     terminating: bool = False
     created: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnGuard:
-    """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none.
-
-    `taken`: the name of that StatefulSet, if one has it that is not the job's.
-    """
-
-    made: Between | None = None
-    taken: str = ""
 
 
 class Disruption(StrEnum):
@@ -219,12 +213,13 @@ class Snapshot:
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
-    `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
-    Events say of that.
+    `late_for`: seconds for which pods have not come or not started, and no status says why; None: they have.
+    `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
-    `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
+    `guard_maker`: the StatefulSet that makes the guard's own pod; None: there is none.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
+    `unread`: kinds by which the run is decided and that cannot be read: nothing but a latch is acted on.
     """
 
     job: Job
@@ -237,15 +232,15 @@ class Snapshot:
     unreached: str = ""
     most_silent: bool = False
     live: bool = False
-    late: bool = False
-    overdue: bool = False
+    late_for: float | None = None
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
-    own_guard: OwnGuard | None = None
+    guard_maker: Between | None = None
     trainer: str = ""
     pods_unread: str = ""
     known: Remembered = NOTHING_REMEMBERED
     all_pods_read: bool = False
+    unread: tuple[str, ...] = ()
 
     @property
     def not_admitted(self) -> tuple[str, ...]:

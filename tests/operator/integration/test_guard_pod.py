@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.api.names import WAITING_CONTAINER, guard_name
+from guard_operator.api.names import WAITING_CONTAINER
 from guard_operator.reconcile.layout import GAVE_UP
 from guard_operator.runtime.client import (
     CLAIMS,
@@ -184,22 +184,6 @@ def test_a_trainer_that_waited_in_vain_is_stopped_and_told(
     assert words in apart.expect("Halted", "True", "GuardNotReady")
     apart.ends()
     assert apart.set_() is None and not apart.pods()
-
-
-def test_a_stateful_set_of_somebody_else_is_told(apart: PodWorld, make_job: Callable[..., Json]) -> None:
-    apart.submit_with(make_job)
-    name = guard_name("run", apart.job()["metadata"]["uid"])
-    pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-    selector = {"matchLabels": {"a": "b"}}
-    spec = {"serviceName": name, "selector": selector, "template": pod}
-    foreign = apart.put(STATEFUL_SETS, {"metadata": {"name": name}, "spec": spec})
-    apart.operator()
-    assert name in apart.expect("Guarded", "False", "NameTaken")
-    after = apart.client.get(STATEFUL_SETS, apart.namespace, name)
-    assert after is not None and after["metadata"]["uid"] == foreign["metadata"]["uid"]
-    apart.client.request("DELETE", STATEFUL_SETS.path(apart.namespace, name))
-    apart.expect("Guarded", "True", "WorkloadCreated", within=60)
-    assert apart.set_() is not None
 
 
 def test_the_last_word_of_a_guard_that_could_not_report_counts(guarded: PodWorld) -> None:
