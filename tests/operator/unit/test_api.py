@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel, to_pascal
 from guard_core.codes import Code
 from guard_core.policy import Policy
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
-from guard_operator.api.schema import crd, root_schema, structural
+from guard_operator.api.schema import root_schema
 from guard_operator.api.types import (
     GuardSpec,
     Heldout,
@@ -78,45 +78,20 @@ def test_no_default_sets_a_null_that_an_api_server_refuses() -> None:
     assert len(found) > 50 and not any(found.values()), found
 
 
-def test_a_union_has_no_structural_schema() -> None:
-    with pytest.raises(ValueError, match="union of 2 types"):
-        structural({"anyOf": [{"type": "string"}, {"type": "integer"}]}, {})
-
-
-def test_every_threshold_has_the_range_of_the_policy() -> None:
-    policy = root_schema()["properties"]["spec"]["properties"]["guard"]["properties"]["policy"]
-    guard = policy["properties"]["heldoutGuard"]["properties"]
-    kl = policy["properties"]["kl"]["properties"]
-    assert kl["warnAbove"] == kl["warnAbove"] | {"minimum": 0, "exclusiveMinimum": True, "default": 0.08}
-    assert kl["warnAbove"]["nullable"], "null switches it off: it must not be replaced by the default"
-    assert guard["emaAlpha"] == guard["emaAlpha"] | {"minimum": 0, "maximum": 1, "exclusiveMaximum": True}
-    assert guard["declinePatience"] == guard["declinePatience"] | {"minimum": 1, "type": "integer"}
-
-
-COLUMNS = ("Phase", "Step", "Reward", "Held-out", "KL", "Gap", "Fired", "Age")
-
-
-def test_printer_columns() -> None:
-    columns = crd()["spec"]["versions"][0]["additionalPrinterColumns"]
-    names = [column["name"] for column in columns]
-    assert names == [*COLUMNS, "Level", "Reason", "Read"]
-    assert [column.get("priority", 0) for column in columns] == [0] * len(COLUMNS) + [1] * 3
-
-
 def test_the_reference_names_everything() -> None:
     page = references.guarded_training_job()
     for name in (*ConditionType, *Reason):
         assert f"| `{name}` | {name.meaning} |" in page
 
 
-def test_reasons_are_camel_case_and_unique() -> None:
-    for reason in (*Reason, *ConditionType):
-        assert reason.value.isalnum() and reason.value[0].isupper()
-
-
 def test_every_rule_of_the_guard_has_a_reason() -> None:
     assert {code for code in Code if code.finding is not None} == set(FIRE_REASONS)
     assert all(reason == to_pascal(code) for code, reason in FIRE_REASONS.items())
+
+
+def nodes_of_policy() -> dict[str, Any]:
+    found: dict[str, Any] = dict(nodes(root_schema()))[".spec.guard.policy"]["properties"]
+    return found
 
 
 GUARD = {
@@ -133,6 +108,8 @@ def test_the_policy_is_read_from_camel_case() -> None:
         "silent": {"action": "Stop", "afterSeconds": 5},
     }
     spec = GuardSpec.model_validate({**GUARD, "policy": policy})
+    kl = nodes_of_policy()["kl"]["properties"]["warnAbove"]
+    assert kl["nullable"], "null switches it off: it must not be replaced by the default"
     assert spec.policy == Policy.model_validate(
         {
             "detector": "heldout_guard",
@@ -147,12 +124,6 @@ def test_the_policy_is_read_from_camel_case() -> None:
 def test_a_number_that_came_as_text_is_not_made_another_one(text: str) -> None:
     spec = GuardSpec.model_validate({**GUARD, "policy": {"heldoutGuard": {"riseEps": text}}})
     assert spec.policy.heldout_guard.rise_eps == 1e-5
-
-
-@pytest.mark.parametrize("policy", [{"kl": {"hardStop": 0}}, {"nope": {}}, {"silent": []}, 3])
-def test_a_bad_policy_names_the_field(policy: Any) -> None:
-    with pytest.raises(ValidationError, match="policy"):
-        GuardSpec.model_validate({**GUARD, "policy": policy})
 
 
 #: A section of the CRD under spec.guard.heldout, its type here, its type in the guard, what a value needs
@@ -241,11 +212,6 @@ def test_crd_and_guard_accept_and_refuse_the_same(section: str, name: str) -> No
     assert any(taken) and (not all(taken) or field["type"] == "boolean")
 
 
-def test_no_setting_of_the_guard_is_missing_in_the_crd() -> None:
-    for _, api, guard, _, elsewhere in SECTIONS.values():
-        assert set(api.model_fields) - elsewhere == set(guard.model_fields) - elsewhere
-
-
 @pytest.mark.parametrize("kind", ["hf", "vllm"])
 @pytest.mark.parametrize(
     ("path", "inside"),
@@ -273,14 +239,6 @@ def accepted(model: type[BaseModel], values: Any) -> bool:
     return True
 
 
-def nullable(schema: dict[str, Any], path: str) -> Iterator[str]:
-    """Paths of the fields that may be null."""
-    for name, inner in (schema.get("properties") or {}).items():
-        if inner.get("nullable"):
-            yield f"{path}.{name}"
-        yield from nullable(inner, f"{path}.{name}")
-
-
 def compared_by_itself(spec: dict[str, Any]) -> set[str]:
     """Paths that the rule compares by which `spec.guard` cannot be changed."""
     (rule,) = (
@@ -289,16 +247,8 @@ def compared_by_itself(spec: dict[str, Any]) -> set[str]:
     return set(re.findall(r" self\.([\w.]+) == oldSelf\.", rule))
 
 
-def test_each_field_of_the_guard_that_may_be_null_is_compared_by_itself() -> None:
-    """Within an object an API server of 1.32 finds null different from null: no status could be written."""
-    spec = root_schema()["properties"]["spec"]
-    compared = compared_by_itself(spec)
-    assert "guard.heldout.scorer" in compared and "guard.image" in compared
-    assert set(nullable(spec["properties"]["guard"], "guard")) <= compared
-
-
-def test_nothing_of_the_guard_can_be_changed() -> None:
-    """Each of its fields is compared, or all that is in it."""
+def test_each_field_of_the_guard_is_compared_by_itself_or_all_that_is_in_it() -> None:
+    """So nothing can be changed. Within an object an API server of 1.32 finds null different from null."""
     spec = root_schema()["properties"]["spec"]
     compared = compared_by_itself(spec)
 
@@ -306,8 +256,10 @@ def test_nothing_of_the_guard_can_be_changed() -> None:
         for name, inner in (schema.get("properties") or {}).items():
             where = f"{path}.{name}"
             if where in compared:
-                continue
-            if "properties" in inner:
+                yield from (
+                    field for field, one in nodes(inner, where) if field != where and one.get("nullable")
+                )
+            elif "properties" in inner:
                 yield from missed(inner, where)
             else:
                 yield where

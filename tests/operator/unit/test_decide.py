@@ -55,6 +55,7 @@ EVIDENCE, FINAL = CaptureEvidence(final=False), CaptureEvidence(final=True)
 PENDING, RUNNING, SUSPENDED = WorkloadState.PENDING, WorkloadState.RUNNING, WorkloadState.SUSPENDED
 SUCCEEDED, FAILED = WorkloadState.SUCCEEDED, WorkloadState.FAILED
 FULL, NO_IMAGE = Waiting(Reason.UNSCHEDULABLE, "no node"), Waiting(Reason.CONTAINER_WAITING, "image")
+STUCK_WORKER = pod("run-worker-0", rank0=False, guarded=False, waiting=NO_IMAGE)
 
 
 def of(*status: Json, **spec: Any) -> Any:
@@ -97,259 +98,192 @@ class Case:
 
 CASES: dict[str, Case] = {
     "nothing there: create": Case(
-        seen(job(), preparation=Preparation()),
-        Phase.PENDING,
+        seen(job(), preparation=Preparation()), Phase.PENDING,
         "Guarded False WorkloadPending, Isolated True StrictIsolation, Fired Unknown NoVerdictYet",
-        (CreateWorkload(),),
-        "Stopped Halted Succeeded Failed Disrupted",
+        (CreateWorkload(),), "Stopped Halted Succeeded Failed Disrupted",
     ),
     "template refused": Case(
-        seen(job(), preparation=Preparation(Reason.TEMPLATE_REFUSED, "field x")),
-        Phase.REFUSED,
-        "Guarded False TemplateRefused",
-        unsaid="Isolated",
+        seen(job(), preparation=Preparation(Reason.TEMPLATE_REFUSED, "field x")), Phase.REFUSED,
+        "Guarded False TemplateRefused", unsaid="Isolated",
     ),
     "someone else's workload has the name": Case(
-        seen(job(), workload(ours=False)), Phase.REFUSED, "Guarded False NameTaken"
+        seen(job(), workload(ours=False)), Phase.REFUSED, "Guarded False NameTaken",
     ),
     "relaxed isolation lists what is broken": Case(
-        seen(job(), preparation=Preparation(), broken=("hostNetwork: x",)),
-        Phase.PENDING,
-        "Isolated False RelaxedIsolation",
-        (CreateWorkload(),),
+        seen(job(), preparation=Preparation(), broken=("hostNetwork: x",)), Phase.PENDING,
+        "Isolated False RelaxedIsolation", (CreateWorkload(),),
     ),
     "what was created stays as isolated as it was": Case(
-        runs(guard() | condition("Isolated", "False")), Phase.RUNNING, "Isolated False Before"
+        runs(guard() | condition("Isolated", "False")), Phase.RUNNING, "Isolated False Before",
     ),
     "the guarded pod that cannot start is named first": Case(
-        seen(
-            of(),
-            workload(PENDING),
-            (pod("run-worker-0", rank0=False, guarded=False, waiting=NO_IMAGE), pod(waiting=FULL)),
-        ),
-        Phase.PENDING,
-        "Waiting True Unschedulable",
+        seen(of(), workload(PENDING), (STUCK_WORKER, pod(waiting=FULL))),
+        Phase.PENDING, "Waiting True Unschedulable",
     ),
     "a pod that goes waits for nothing": Case(
-        seen(of(), workload(PENDING), (pod(terminating=True, waiting=FULL),)), Phase.PENDING, unsaid="Waiting"
+        seen(of(), workload(PENDING), (pod(terminating=True, waiting=FULL),)), Phase.PENDING,
+        unsaid="Waiting",
     ),
     "created, pods not running yet": Case(
-        seen(job(), workload(PENDING)),
-        Phase.PENDING,
+        seen(job(), workload(PENDING)), Phase.PENDING,
         "Guarded True WorkloadCreated, GuardSilent Unknown GuardNotRunning",
     ),
     "suspended by its author": Case(
-        seen(of(), workload(SUSPENDED)), Phase.SUSPENDED, "Guarded True WorkloadCreated", unsaid="Waiting"
+        seen(of(), workload(SUSPENDED)), Phase.SUSPENDED, "Guarded True WorkloadCreated",
+        unsaid="Waiting",
     ),
     "suspended by a queue": Case(
-        seen(replace(of(), labels=IN_A_QUEUE), workload(SUSPENDED)),
-        Phase.SUSPENDED,
-        "Waiting True Queued, GuardSilent Unknown GuardNotRunning",
-        unsaid="Halted Failed",
+        seen(replace(of(), labels=IN_A_QUEUE), workload(SUSPENDED)), Phase.SUSPENDED,
+        "Waiting True Queued, GuardSilent Unknown GuardNotRunning", unsaid="Halted Failed",
     ),
     "admitted by a queue": Case(
-        seen(replace(of(), labels=IN_A_QUEUE), workload(PENDING)), Phase.PENDING, unsaid="Waiting"
+        seen(replace(of(), labels=IN_A_QUEUE), workload(PENDING)), Phase.PENDING, unsaid="Waiting",
     ),
     "running, but no step of the trainer was reported yet": Case(
-        runs(guard(step=None)), Phase.STARTING, "Fired False NotFired"
+        runs(guard(step=None)), Phase.STARTING, "Fired False NotFired",
     ),
     "running, guard reports": Case(
-        runs(), Phase.RUNNING, "Fired False NotFired, GuardSilent False GuardReports"
+        runs(), Phase.RUNNING, "Fired False NotFired, GuardSilent False GuardReports",
     ),
     "said to run, but its only pod goes, and another may not be made": Case(
-        runs(pods=(GOING,)), Phase.PENDING, "Fired False NotFired"
+        runs(pods=(GOING,)), Phase.PENDING, "Fired False NotFired",
     ),
     "running, no verdict yet": Case(
-        runs({}), Phase.STARTING, "Fired Unknown NoVerdictYet, GuardSilent Unknown NoVerdictYet"
+        runs({}), Phase.STARTING, "Fired Unknown NoVerdictYet, GuardSilent Unknown NoVerdictYet",
     ),
     "what it is made of cannot be read: nothing else is said, and nothing done": Case(
         runs(guard() | {"phase": "Running"} | condition("Fired", "False"), unread=("RayCluster",)),
-        Phase.RUNNING,
-        "GuardSilent Unknown KindUnread, Fired Unknown KindUnread",
-        unsaid="Halted",
+        Phase.RUNNING, "GuardSilent Unknown KindUnread, Fired Unknown KindUnread", unsaid="Halted",
     ),
     "cannot be read, and over": Case(
-        seen(of(condition("Failed"), {"phase": "Failed"}), unread=("Pod",)),
-        Phase.FAILED,
+        seen(of(condition("Failed"), {"phase": "Failed"}), unread=("Pod",)), Phase.FAILED,
         "Failed True Before",
     ),
     "cannot be read, and its guard left a fire": Case(
-        seen(of(guard(fire=FIRE)), workload(), unread=("Pod",)), Phase.STOPPING, "Fired True HackingGap"
+        seen(of(guard(fire=FIRE)), workload(), unread=("Pod",)), Phase.STOPPING, "Fired True HackingGap",
     ),
     "guard silent, policy Warn": Case(
-        runs(silent_for=301.0), Phase.RUNNING, "GuardSilent True GuardSilent", unsaid="Halted Stopped"
+        runs(silent_for=301.0), Phase.RUNNING, "GuardSilent True GuardSilent", unsaid="Halted Stopped",
     ),
     "guard silent, policy Stop: written down before anything is done": Case(
-        silent(live=True),
-        Phase.RUNNING,
+        silent(live=True), Phase.RUNNING,
         "GuardSilent True GuardSilent, Halted True GuardSilent, Fired Unknown GuardSilent",
         unsaid="Stopped",
     ),
     "guard silent, policy Stop, from a cache: nothing": Case(
-        silent(), Phase.PENDING, unsaid="Halted Stopped GuardSilent"
+        silent(), Phase.PENDING, unsaid="Halted Stopped GuardSilent",
     ),
     "guard silent, policy Stop, most others too: nothing is stopped": Case(
-        silent(live=True, most_silent=True),
-        Phase.RUNNING,
-        "GuardSilent True MostGuardsSilent",
+        silent(live=True, most_silent=True), Phase.RUNNING, "GuardSilent True MostGuardsSilent",
         unsaid="Halted Stopped",
     ),
     "guard silent, policy Stop, on a node that does not respond: nothing is stopped": Case(
-        silent(live=True, pods=(pod(cut_off=True, node="gpu-1"),)),
-        Phase.RUNNING,
-        "GuardSilent True GuardSilent",
-        unsaid="Halted Stopped",
+        silent(live=True, pods=(pod(cut_off=True, node="gpu-1"),)), Phase.RUNNING,
+        "GuardSilent True GuardSilent", unsaid="Halted Stopped",
     ),
     "rank 0 without its guard, on such a node, and most guards silent": Case(
-        silent(live=True, most_silent=True, pods=(pod(cut_off=True, guarded=False),)),
-        Phase.RUNNING,
+        silent(live=True, most_silent=True, pods=(pod(cut_off=True, guarded=False),)), Phase.RUNNING,
         "Halted True GuardSilent, GuardSilent True GuardSilent",
     ),
     "halted by the guard: written down before anything is done": Case(
-        runs(guard(halt={**FIRE, "code": "stale"}), live=True),
-        Phase.RUNNING,
-        "Halted True GuardHalt, Fired False NotFired",
-        unsaid="Stopped",
+        runs(guard(halt={**FIRE, "code": "stale"}), live=True), Phase.RUNNING,
+        "Halted True GuardHalt, Fired False NotFired", unsaid="Stopped",
     ),
     "nobody knows how the run was judged before this guard, policy Stop": Case(
         silent(0.0, live=True, reading=replace(HEARD, lost="it ended without a last word")),
-        Phase.RUNNING,
-        "Halted True PastUnknown",
-        unsaid="Stopped",
+        Phase.RUNNING, "Halted True PastUnknown", unsaid="Stopped",
     ),
     "the kubelet calls the guard ready, and the operator cannot reach it: nothing is stopped": Case(
-        silent(0.0, live=True, unreached="the operator cannot reach the guard"),
-        Phase.RUNNING,
-        "Guarded Unknown GuardUnreachable, GuardSilent Unknown GuardUnreachable",
-        unsaid="Halted Stopped",
+        silent(0.0, live=True, unreached="the operator cannot reach the guard"), Phase.RUNNING,
+        "Guarded Unknown GuardUnreachable, GuardSilent Unknown GuardUnreachable", unsaid="Halted Stopped",
     ),
     "the guard's container has ended: there is no verdict now": Case(
         runs(guard(**JUDGED), pods=(pod(guard_since=None), pod("w", rank0=False, guarded=False))),
-        Phase.RUNNING,
-        "Fired Unknown GuardNotRunning",
+        Phase.RUNNING, "Fired Unknown GuardNotRunning",
     ),
     "another guard runs than that which was heard: there is no verdict now": Case(
-        runs(guard(**JUDGED), pods=(pod(uid="another"),)), Phase.RUNNING, "Fired Unknown GuardNotRunning"
+        runs(guard(**JUDGED), pods=(pod(uid="another"),)), Phase.RUNNING, "Fired Unknown GuardNotRunning",
     ),
     "rank 0 runs without its guard": Case(
-        runs(pods=(pod(guarded=False),)),
-        Phase.RUNNING,
+        runs(pods=(pod(guarded=False),)), Phase.RUNNING,
         "Guarded False GuardMissing, Fired Unknown GuardNotRunning",
     ),
     "over, and a pod that outlives it is silent": Case(
         silent(31.0, condition("Succeeded", at=NOW - timedelta(seconds=EVIDENCE_SECONDS + 1)), live=True),
-        Phase.SUCCEEDED,
-        unsaid="Halted Stopped",
+        Phase.SUCCEEDED, unsaid="Halted Stopped",
     ),
     "over, with evidence": Case(seen(of(condition("Disrupted", at=NOW), {"evidence": "e"})), Phase.DISRUPTED),
     "over, and cleaned up": Case(
-        ended(None, condition("Succeeded")), Phase.SUCCEEDED, "Succeeded True Before", unsaid="Disrupted"
+        ended(None, condition("Succeeded")), Phase.SUCCEEDED, "Succeeded True Before", unsaid="Disrupted",
     ),
     "being deleted, and its workload is gone already: no more is said": Case(
-        seen(replace(of({"phase": "Running"}, condition("Guarded")), deleting=True)),
-        Phase.RUNNING,
-        "Guarded True Before",
-        unsaid="Disrupted Stopped",
+        seen(replace(of({"phase": "Running"}, condition("Guarded")), deleting=True)), Phase.RUNNING,
+        "Guarded True Before", unsaid="Disrupted Stopped",
     ),
     "succeeded": Case(
-        ended(SUCCEEDED, guard(**JUDGED)),
-        Phase.SUCCEEDED,
-        "Succeeded True WorkloadSucceeded, Fired False NotFired",
-        (EVIDENCE,),
-        "Stopped",
+        ended(SUCCEEDED, guard(**JUDGED)), Phase.SUCCEEDED,
+        "Succeeded True WorkloadSucceeded, Fired False NotFired", (EVIDENCE,), "Stopped",
     ),
     "succeeded, and cleaned up at once": Case(
-        ended(SUCCEEDED, guard(**JUDGED), deleted=NOW),
-        Phase.SUCCEEDED,
-        "Succeeded True WorkloadSucceeded",
-        (EVIDENCE,),
+        ended(SUCCEEDED, guard(**JUDGED), deleted=NOW), Phase.SUCCEEDED,
+        "Succeeded True WorkloadSucceeded", (EVIDENCE,),
     ),
     "succeeded while its guard was silent": Case(
-        ended(SUCCEEDED, guard(**JUDGED), condition("GuardSilent")),
-        Phase.SUCCEEDED,
-        "Succeeded True NotJudged",
-        (EVIDENCE,),
+        ended(SUCCEEDED, guard(**JUDGED), condition("GuardSilent")), Phase.SUCCEEDED,
+        "Succeeded True NotJudged", (EVIDENCE,),
     ),
     "failed by itself": Case(
-        ended(FAILED, guard(), pods=(pod(phase="Failed"),)),
-        Phase.FAILED,
-        "Failed True WorkloadFailed, Fired False NotFired",
-        (EVIDENCE,),
-        "Disrupted",
+        ended(FAILED, guard(), pods=(pod(phase="Failed"),)), Phase.FAILED,
+        "Failed True WorkloadFailed, Fired False NotFired", (EVIDENCE,), "Disrupted",
     ),
     "evicted": Case(
-        ended(FAILED, pods=(pod(disruption=Disruption.EVICTED),)),
-        Phase.DISRUPTED,
-        "Disrupted True Evicted, Fired Unknown NoVerdictYet",
-        (EVIDENCE,),
-        "Failed",
+        ended(FAILED, pods=(pod(disruption=Disruption.EVICTED),)), Phase.DISRUPTED,
+        "Disrupted True Evicted, Fired Unknown NoVerdictYet", (EVIDENCE,), "Failed",
     ),
     "evicted, noted before the pod went": Case(
-        ended(FAILED, condition("Disrupted", "False", "NodeLost")),
-        Phase.DISRUPTED,
-        "Disrupted True NodeLost",
-        (EVIDENCE,),
+        ended(FAILED, condition("Disrupted", "False", "NodeLost")), Phase.DISRUPTED,
+        "Disrupted True NodeLost", (EVIDENCE,),
     ),
     "evicted, still running elsewhere: noted": Case(
-        ended(RUNNING, pods=(pod(disruption=Disruption.EVICTED),)), Phase.STARTING, "Disrupted False Evicted"
+        ended(RUNNING, pods=(pod(disruption=Disruption.EVICTED),)), Phase.STARTING,
+        "Disrupted False Evicted",
     ),
     "evicted, not yet recovered: still noted": Case(
         ended(RUNNING, condition("Disrupted", "False", "Evicted"), pods=(pod(phase="Pending"),)),
-        Phase.STARTING,
-        "Disrupted False Evicted",
+        Phase.STARTING, "Disrupted False Evicted",
     ),
     "evicted and recovered: forgotten": Case(
-        ended(RUNNING, condition("Disrupted", "False", "Evicted"), pods=(pod(),)),
-        Phase.STARTING,
+        ended(RUNNING, condition("Disrupted", "False", "Evicted"), pods=(pod(),)), Phase.STARTING,
         unsaid="Disrupted",
     ),
     "evicted once, and failed later in another pod: failed": Case(
-        ended(
-            FAILED, pods=(pod("a", phase="Failed", disruption=Disruption.EVICTED), pod("b", phase="Failed"))
-        ),
-        Phase.FAILED,
-        "Failed True WorkloadFailed",
-        (EVIDENCE,),
-        "Disrupted",
+        ended(FAILED, pods=(pod("a", disruption=Disruption.EVICTED), pod("b", phase="Failed"))),
+        Phase.FAILED, "Failed True WorkloadFailed", (EVIDENCE,), "Disrupted",
     ),
     "cleaned up while the operator was down, and the trainer had finished": Case(
-        ended(None, guard(**JUDGED, **FINISHED)),
-        Phase.SUCCEEDED,
-        "Succeeded True WorkloadSucceeded, Fired False NotFired",
-        (EVIDENCE,),
-        "Disrupted",
+        ended(None, guard(**JUDGED, **FINISHED)), Phase.SUCCEEDED,
+        "Succeeded True WorkloadSucceeded, Fired False NotFired", (EVIDENCE,), "Disrupted",
     ),
     "cleaned up while the operator was down, and the guard had fired": Case(
-        ended(None, guard(**JUDGED, **FINISHED, fire=FIRE)),
-        Phase.STOPPED,
-        "Fired True HackingGap",
-        (FINAL,),
-        "Succeeded Disrupted",
+        ended(None, guard(**JUDGED, **FINISHED, fire=FIRE)), Phase.STOPPED, "Fired True HackingGap",
+        (FINAL,), "Succeeded Disrupted",
     ),
     "deleted while its trainer, which says that it has finished, still runs": Case(
-        ended(None, guard(**JUDGED, **FINISHED), pods=(pod(),)),
-        Phase.DISRUPTED,
-        "Disrupted True WorkloadDeleted",
-        (EVIDENCE,),
-        "Succeeded",
+        ended(None, guard(**JUDGED, **FINISHED), pods=(pod(),)), Phase.DISRUPTED,
+        "Disrupted True WorkloadDeleted", (EVIDENCE,), "Succeeded",
     ),
     "an attempt had finished, and another one trained when the workload was deleted": Case(
-        ended(None, guard(**JUDGED, **FINISHED | {"attempt": 1})),
-        Phase.DISRUPTED,
-        "Disrupted True WorkloadDeleted",
-        (EVIDENCE,),
+        ended(None, guard(**JUDGED, **FINISHED | {"attempt": 1})), Phase.DISRUPTED,
+        "Disrupted True WorkloadDeleted", (EVIDENCE,),
     ),
     "being deleted by someone": Case(
-        ended(RUNNING, guard(), pods=(GOING,), deleted=NOW),
-        Phase.DISRUPTED,
-        "Disrupted True WorkloadDeleted",
-        (EVIDENCE,),
-        "Stopped Failed",
+        ended(RUNNING, guard(), pods=(GOING,), deleted=NOW), Phase.DISRUPTED,
+        "Disrupted True WorkloadDeleted", (EVIDENCE,), "Stopped Failed",
     ),
     "a namesake took the workload's place": Case(
-        ended(RUNNING, uid="other"), Phase.DISRUPTED, "Disrupted True WorkloadDeleted", (EVIDENCE,)
+        ended(RUNNING, uid="other"), Phase.DISRUPTED, "Disrupted True WorkloadDeleted", (EVIDENCE,),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -489,18 +423,16 @@ def _ago(seconds: float) -> datetime:
 FAILURES: dict[str, tuple[tuple[Pod, ...], list[str]]] = {
     "a worker alone": ((pod("m"), worker("w", 9)), ["w"]),
     "the first of several, and rank 0 for it": (
-        (master("m", 5), worker("w0", 8), worker("w1", 9)),
-        ["w1", "m"],
+        (master("m", 5), worker("w0", 8), worker("w1", 9)), ["w1", "m"],
     ),
     "rank 0, and a worker that was ended for it": ((master("m", 9), worker("w", 5)), ["m"]),
     "a worker of an earlier try": ((worker("w", 400), master("m", 9)), ["m"]),
     "rank 0 of an earlier try": ((master("a", 400, made=500), pod("m")), ["a"]),
     "a worker of this try, and rank 0 of an earlier one": (
-        (master("a", 400, made=500), pod("m", created=_ago(300)), worker("w", 9)),
-        ["w"],
+        (master("a", 400, made=500), pod("m", created=_ago(300)), worker("w", 9)), ["w"],
     ),
     "nobody, as far as is known": ((pod("m"),), []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("pods", "named"), FAILURES.values(), ids=FAILURES.keys())

@@ -83,7 +83,7 @@ DISRUPTIONS: dict[str, tuple[Json, Disruption | None]] = {
     "another condition": ({"conditions": [{"type": "Ready", "status": "True"}]}, None),
     "target withdrawn": ({"conditions": [{"type": "DisruptionTarget", "status": "False"}]}, None),
     "out of memory": ({"phase": "Failed", "reason": "OOMKilled"}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "expected"), DISRUPTIONS.values(), ids=DISRUPTIONS.keys())
@@ -140,7 +140,7 @@ WAITING: dict[str, tuple[Json, str]] = {
     "the guard has done its work": (guard(state=AT_ONCE), ""),
     "on the way": (container(state=waits("PodInitializing")), ""),
     "over": ({"phase": "Failed", **guard(state=CRASH)}, ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "expected"), WAITING.values(), ids=WAITING.keys())

@@ -228,31 +228,24 @@ LABELLED = {"template": template()["template"] | {"metadata": {"labels": {"rlgua
 REFUSED: dict[str, tuple[Job, str, str]] = {
     "its account": (job(template(**ACCOUNT), pod=ACCOUNT), f"{POD}.serviceAccountName", "cloud role"),
     "the account of whoever names none": (
-        job(pod={"serviceAccountName": "default"}),
-        "spec.guard.pod.serviceAccountName",
+        job(pod={"serviceAccountName": "default"}), "spec.guard.pod.serviceAccountName",
         "must not be default",
     ),
     "its label": (
-        job(LABELLED),
-        "spec.template.spec.template.metadata.labels['rlguard.dev/part']",
+        job(LABELLED), "spec.template.spec.template.metadata.labels['rlguard.dev/part']",
         "whose pod it is",
     ),
     "no name in the cluster": (
-        job(template(dnsPolicy="Default")),
-        f"{POD}.dnsPolicy",
-        "must be ClusterFirst",
+        job(template(dnsPolicy="Default")), f"{POD}.dnsPolicy", "must be ClusterFirst",
     ),
     "no name in the cluster, on the node's network": (
-        job(template(hostNetwork=True)),
-        f"{POD}.dnsPolicy",
-        "must be ClusterFirstWithHostNet",
+        job(template(hostNetwork=True)), f"{POD}.dnsPolicy", "must be ClusterFirstWithHostNet",
     ),
     "no claim": (
-        job(template(volumes=[{"name": "ckpt", "emptyDir": {}}])),
-        f"{POD}.volumes (ckpt)",
+        job(template(volumes=[{"name": "ckpt", "emptyDir": {}}])), f"{POD}.volumes (ckpt)",
         "must be a persistentVolumeClaim",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
