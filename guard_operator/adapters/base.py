@@ -104,6 +104,8 @@ class WorkloadAdapter(ABC):
     #: What a template may not have, each with the reason: paths in its spec, and annotations.
     refused: Mapping[tuple[str | int, ...], str] = {}
     refused_annotations: Mapping[str, str] = {}
+    #: What is written into a template where its author says nothing, by paths in its spec.
+    defaults: Mapping[tuple[str, ...], Any] = {}
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
     only_attached: bool = False
 
@@ -125,7 +127,14 @@ class WorkloadAdapter(ABC):
 
     def prepared(self, spec: Json) -> Json:
         """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
-        return deepcopy(spec)
+        prepared = deepcopy(spec)
+        for (*place, name), value in self.defaults.items():
+            node: Any = prepared
+            for key in place:
+                node = node.setdefault(key, {}) if isinstance(node, dict) else None
+            if isinstance(node, dict):
+                node.setdefault(name, value)
+        return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
         """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""

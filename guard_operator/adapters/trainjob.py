@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import TemplateError, WorkloadAdapter, WorkloadState, at
-from guard_operator.adapters.job import INDEX_LABEL
+from guard_operator.adapters.batch import INDEX_LABEL
 from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL
 from guard_operator.runtime.client import Resource
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from guard_operator.adapters.job import JobAdapter
 from guard_operator.adapters.jobset import JobSetAdapter
-from guard_operator.adapters.rayjob import RAY_CLUSTERS, RayJobAdapter
+from guard_operator.adapters.ray import RAY_CLUSTERS
+from guard_operator.adapters.rayjob import RayJobAdapter
 from guard_operator.adapters.trainjob import NODE, TrainJobAdapter
 from guard_operator.api.names import guard_name
 from guard_operator.runtime.client import PODS, Resource

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.ray import RAY_CLUSTERS
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.runtime.client import (
     BATCH_JOBS,

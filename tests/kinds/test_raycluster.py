@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.ray import RAY_CLUSTERS
 from guard_operator.runtime.client import STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually

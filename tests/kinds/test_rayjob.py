@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.ray import RAY_CLUSTERS
 from guard_operator.runtime.client import (
     BATCH_JOBS,
     MERGE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.ray import RAY_CLUSTERS
 from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Json, Namespace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import WorkloadState
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
+from guard_operator.adapters.ray import RAY_CLUSTERS
 from guard_operator.api.types import Phase
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
