@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -58,12 +58,16 @@ FLUSH_SECONDS = 3.0
 FIGURES_TIME = timedelta(seconds=10.0)
 
 
-class Unwritten(ClusterError):
-    """The status was refused; what there was to delete was tried all the same. `refusal`: see `actuate`."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a decision that was carried out.
 
-    def __init__(self, refusal: str) -> None:
-        super().__init__("the status was refused")
-        self.refusal = refusal
+    `refusal`: why a delete was refused, in the API server's words; "": none was. `trouble`: why the whole
+    reconcile is to be repeated; None: it is not.
+    """
+
+    refusal: str = ""
+    trouble: ClusterError | None = None
 
 
 class Actuator:
@@ -86,17 +90,11 @@ class Actuator:
         self._keeper = keeper
         self._clock = clock
 
-    def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> Outcome:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
 
         One without an answer does: if the operator ended then, the run would be gone and nobody would know
         why.
-
-        Returns:
-            Why a delete was refused, in the API server's words; "": none was.
-
-        Raises:
-            ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
         deletes = [one for one in decision.actions if isinstance(one, Delete)]
         trouble: ClusterError | None = None
@@ -104,14 +102,11 @@ class Actuator:
             self._create_and_write(snapshot, decision)
         except ClusterError as error:
             if not deletes or not error.decided:
-                raise
+                return Outcome(trouble=error)
             trouble = error
         refusals = [refusal for one in deletes if (refusal := self._delete(snapshot.job, one)) is not None]
-        if trouble is not None:
-            raise Unwritten(_words(refusals)) from trouble
-        if (busy := next((one for one in refusals if one.status == 429), None)) is not None:
-            raise busy
-        return _words(refusals)
+        busy = next((one for one in refusals if one.status == 429), None)
+        return Outcome(_words(refusals), trouble or busy)
 
     def flush(self) -> None:
         """Wait a moment for the Events that are not written yet."""

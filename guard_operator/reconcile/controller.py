@@ -15,7 +15,7 @@ from guard_operator.api.types import MAX_NOTED_PODS, Phase
 from guard_operator.api.wording import invalid_spec
 from guard_operator.guards.adoption import latches_of
 from guard_operator.guards.polls import GuardPolls, PolledGuard
-from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator, Unwritten
+from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator
 from guard_operator.reconcile.conditions import (
     as_it_is,
     new_condition,
@@ -125,14 +125,10 @@ class Controller:
             pods = {uid: name for name, uid in snapshot.known.pods} | pods
         seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
         stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
-        refusal = ""
-        try:
-            refusal = self._actuator.actuate(snapshot, decision)
-        except Unwritten as error:
-            refusal = error.refusal
-            raise
-        finally:
-            self._runs[snapshot.job.uid] = Remembered(seen, stop, refusal)
+        outcome = self._actuator.actuate(snapshot, decision)
+        self._runs[snapshot.job.uid] = Remembered(seen, stop, outcome.refusal)
+        if outcome.trouble is not None:
+            raise outcome.trouble
 
     def _refuse(self, raw: Json, reason: Reason, message: str) -> None:
         """Say why this operator does nothing for a job. What runs stays running."""

@@ -188,8 +188,7 @@ def _who_failed(pods: Sequence[Pod]) -> list[Pod]:
     What failed after rank 0 was ended for that.
     """
     rank0 = [pod for pod in pods if pod.rank0]
-    newest = rank0[-1] if rank0 else None
-    began = _NEVER if newest is None or newest.created is None else newest.created
+    began = next((pod.created for pod in rank0[-1:] if pod.created is not None), _NEVER)
     own = [pod for pod in rank0[-1:] if pod.failure]
     until = _when(own[0]) if own else _LATER
     others = [pod for pod in pods if pod.failure and not pod.rank0 and began <= _when(pod) <= until]
