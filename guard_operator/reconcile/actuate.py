@@ -16,8 +16,9 @@ from typing import Any
 
 from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api import names
+from guard_operator.api.models import ApiModel
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ApiModel, Status
+from guard_operator.api.status import Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.keeper import Keeper
 from guard_operator.reconcile.conditions import Conditions, as_it_is, with_conditions
@@ -59,7 +60,7 @@ FIGURES_TIME = timedelta(seconds=10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActuationResult:
     """What became of a decision that was carried out.
 
     `refusal`: why a delete was refused, in the API server's words; "": none was. `trouble`: why the whole
@@ -90,7 +91,7 @@ class Actuator:
         self._keeper = keeper
         self._clock = clock
 
-    def actuate(self, snapshot: Snapshot, decision: Decision) -> Outcome:
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> ActuationResult:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
 
         One without an answer does: if the operator ended then, the run would be gone and nobody would know
@@ -102,11 +103,11 @@ class Actuator:
             self._create_and_write(snapshot, decision)
         except ClusterError as error:
             if not deletes or not error.decided:
-                return Outcome(trouble=error)
+                return ActuationResult(trouble=error)
             trouble = error
         refusals = [refusal for one in deletes if (refusal := self._delete(snapshot.job, one)) is not None]
         busy = next((one for one in refusals if one.status == 429), None)
-        return Outcome(_words(refusals), trouble or busy)
+        return ActuationResult(_words(refusals), trouble or busy)
 
     def flush(self) -> None:
         """Wait a moment for the Events that are not written yet."""

@@ -7,14 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
-from guard_operator.api.types import (
-    ConditionStatus,
-    GuardStatus,
-    Latched,
-    Phase,
-    Status,
-    WorkloadRef,
-)
+from guard_operator.api.status import ConditionStatus, GuardStatus, Latched, Phase, Status, WorkloadRef
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,

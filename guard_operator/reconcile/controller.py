@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import MAX_NOTED_PODS, Phase
+from guard_operator.api.status import MAX_NOTED_PODS, Phase
 from guard_operator.api.wording import invalid_spec
 from guard_operator.guards.adoption import latches_of
 from guard_operator.guards.polls import GuardPolls, PolledGuard

@@ -16,7 +16,7 @@ from datetime import datetime
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.status import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
     Conditions,
     as_it_is,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from guard_core.ending import not_judged, steps_after, warned
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.status import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
     Conditions,
     as_it_is,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from guard_operator.adapters import TemplateError, WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
-from guard_operator.api.types import Isolation
+from guard_operator.api.guard import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
@@ -28,7 +28,7 @@ from guard_operator.reconcile.isolation import guard_objects_of, sentences
 from guard_operator.reconcile.obstacles import SOON_SECONDS, Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.prepare import prepare
+from guard_operator.reconcile.prepare import find_preparation
 from guard_operator.reconcile.refusals import isolation_findings
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
@@ -302,7 +302,7 @@ class Gatherer:
         taken = workload is not None and job.spec.target_ref is None
         if taken or job.status.workload_ref is not None or job.deleting or _is_stopping(job):
             return None
-        return prepare(self._client, self._config, adapter, job, objects.workload, objects.target)
+        return find_preparation(self._client, self._config, adapter, job, objects.workload, objects.target)
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
         """The job with what its guards left when they ended, where nobody had heard it."""

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from guard_core.codes import Level
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from guard_operator.guards.reading import Reading
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and

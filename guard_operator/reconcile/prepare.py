@@ -32,7 +32,7 @@ WEBHOOK_SECONDS = 10.0
 REFUSED_SECONDS = 300.0
 
 
-def prepare(
+def find_preparation(
     client: Client,
     config: OperatorConfig,
     adapter: WorkloadAdapter,

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from guard_core.wording import quoted
 from guard_operator.adapters import WorkloadAdapter, find_adapter
+from guard_operator.api.guard import Isolation
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import CLAIM_OF_TARGET, Isolation, Spec
+from guard_operator.api.types import CLAIM_OF_TARGET, Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload

@@ -12,18 +12,10 @@ from enum import Enum, StrEnum, auto
 from typing import Any
 
 from guard_operator.adapters import WorkloadState
+from guard_operator.api.guard import Isolation
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import (
-    ConditionStatus,
-    GuardStatus,
-    Isolation,
-    OnFire,
-    Phase,
-    Spec,
-    Status,
-    StopStatus,
-    WorkloadRef,
-)
+from guard_operator.api.status import ConditionStatus, GuardStatus, Phase, Status, StopStatus, WorkloadRef
+from guard_operator.api.types import OnFire, Spec
 from guard_operator.guards.reading import LastWord, Reading
 from guard_operator.runtime.client import Resource
 

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
+from guard_operator.api.status import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from guard_operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
 from guard_operator.reconcile.snapshot import (
     Action,

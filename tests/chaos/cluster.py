@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_operator.api import names
-from guard_operator.api.types import GuardSpec
+from guard_operator.api.guard import GuardSpec
 from guard_operator.runtime.client import EVENTS, PODS, SECRETS
 from guard_operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from guard_core import __version__
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter
+from guard_operator.api.guard import GuardPod
 from guard_operator.api.names import KIND, guard_name, support_name
-from guard_operator.api.types import GuardPod
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.guard_pod import guard_objects

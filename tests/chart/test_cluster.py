@@ -20,7 +20,8 @@ from guard_core import __version__
 from guard_operator.adapters import ADAPTERS, find_adapter
 from guard_operator.api.names import KIND
 from guard_operator.api.schema import crd
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.status import Status
+from guard_operator.api.types import Spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_pod import guard_objects
 from guard_operator.reconcile.inject import build_workload

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from tests.docs.blocks import blocks
 
 from . import timeouts

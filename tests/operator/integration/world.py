@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from guard_operator import rbac
 from guard_operator.api import names
+from guard_operator.api.guard import GuardSpec
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.api.types import GuardSpec
 from guard_operator.runtime.client import (
     CLAIMS,
     CONFIG_MAPS,

@@ -109,7 +109,6 @@ def test_what_was_read_of_a_guard_is_measured_and_what_is_unknown_is_absent() ->
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--gaurd-image=g", "--gaurd-image is not a flag: did you mean --guard-image?"),
         ("--guard-resources=", "it is not JSON"),
         ('--guard-resources={"limit": {"memory": "4Gi"}}', "limit: Extra inputs are not permitted"),
         (

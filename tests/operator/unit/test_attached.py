@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from guard_operator.rbac import workload_rules
 from guard_operator.reconcile.controller import guard_to_ask
 from guard_operator.reconcile.decide import decide

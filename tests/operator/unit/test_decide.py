@@ -13,7 +13,7 @@ import pytest
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import Phase, Status
+from guard_operator.api.status import Phase, Status
 from guard_operator.reconcile.decide import HELD_BACK_SECONDS, decide
 from guard_operator.reconcile.endings import EVIDENCE_SECONDS
 from guard_operator.reconcile.halts import must_be_live
@@ -231,6 +231,10 @@ CASES: dict[str, Case] = {
     "succeeded while its guard was silent": Case(
         ended(SUCCEEDED, guard(**JUDGED), condition("GuardSilent")), Phase.SUCCEEDED,
         "Succeeded True NotJudged", (EVIDENCE,),
+    ),
+    "succeeded with a warning while its guard was silent": Case(
+        ended(SUCCEEDED, guard(**JUDGED | {"level": "warning", "code": "x"}), condition("GuardSilent")),
+        Phase.SUCCEEDED, "Succeeded True NotJudged", (EVIDENCE,),
     ),
     "failed by itself": Case(
         ended(FAILED, guard(), pods=(pod(phase="Failed"),)), Phase.FAILED,

@@ -13,7 +13,7 @@ import yaml
 from guard_core.apply_body import apply_body
 from guard_core.policy import Policy
 from guard_operator.api.reasons import ConditionType
-from guard_operator.api.types import ConditionStatus
+from guard_operator.api.status import ConditionStatus
 from guard_operator.reconcile.events import transitions
 from guard_operator.reconcile.evidence import (
     CONDITION_BYTES,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import WorkloadState
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.slim import slim_pod
 from guard_operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from guard_core.wire import Verdict
-from guard_operator.api.types import Latched
+from guard_operator.api.status import Latched
 from guard_operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
 from guard_operator.guards.reading import (
     MAX_TEXT,

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_operator.api.types import policy_to_api
+from guard_operator.api.guard import policy_to_api
 from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.review import Review, review_manifest
 from guard_operator.reconcile.snapshot import guard_of

@@ -10,7 +10,7 @@ import pytest
 
 from guard_operator.adapters import WorkloadState
 from guard_operator.adapters.ray import RAY_CLUSTERS
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
 from guard_operator.reconcile.teardown import (
