@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 from pydantic.alias_generators import to_camel, to_pascal, to_snake
 
 from guard_core.evaluation import HfEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import Policy
-from guard_operator.api.models import CAMEL_CHOICES, ApiModel, InVolume, ObjectName, Quantity, cel
+from guard_operator.api.models import CAMEL_CHOICES, ApiModel, InVolume, ModelRule, ObjectName, Quantity
 
 
 def _policy_from_api(value: Any) -> Any:
@@ -42,13 +42,12 @@ def _camel(value: Any) -> Any:
 class HeldoutVolume(ApiModel):
     """Where the held-out split lies. Mounted read-only, in the guard alone."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "[has(self.claimName), has(self.secretName), has(self.configMapName)].exists_one(x, x)",
-                "exactly one of claimName, secretName and configMapName must be set",
-            )
-        )
+    rules = (
+        ModelRule(
+            "[has(self.claimName), has(self.secretName), has(self.configMapName)].exists_one(x, x)",
+            "exactly one of claimName, secretName and configMapName must be set",
+            lambda of: [of.claim_name, of.secret_name, of.config_map_name].count(None) == 2,
+        ),
     )
 
     claim_name: ObjectName | None = Field(None, description="A PersistentVolumeClaim in the job's namespace.")
@@ -59,13 +58,11 @@ class HeldoutVolume(ApiModel):
 class EvaluatorModel(ApiModel):
     """What all evaluators have beside the settings of `guard_core.evaluation`: their rule, for CEL."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "self.samples == 1 || !has(self.temperature) || self.temperature > 0.0",
-                "samples above 1 need a temperature above 0: greedy completions are all the same",
-            )
-        )
+    rules = (
+        ModelRule(  # in Python that of `guard_core.evaluation`
+            "self.samples == 1 || !has(self.temperature) || self.temperature > 0.0",
+            "samples above 1 need a temperature above 0: greedy completions are all the same",
+        ),
     )
 
 
@@ -92,10 +89,12 @@ class VllmEvaluatorSpec(LocalEvaluatorModel, VllmEvaluation):
 class EvaluatorSpec(ApiModel):
     """What turns a checkpoint into completions. Exactly one."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            ("has(self.hf) != has(self.vllm)", "exactly one evaluator must be set: hf or vllm")
-        )
+    rules = (
+        ModelRule(
+            "has(self.hf) != has(self.vllm)",
+            "exactly one evaluator must be set: hf or vllm",
+            lambda of: (of.hf is None) != (of.vllm is None),
+        ),
     )
 
     hf: HfEvaluatorSpec | None = Field(
@@ -108,20 +107,17 @@ class EvaluatorSpec(ApiModel):
     @property
     def timeout_seconds(self) -> float:
         """The limit of one evaluation."""
-        chosen = (one for one in (self.hf, self.vllm) if one is not None)
-        return max((one.timeout_seconds for one in chosen), default=0.0)
+        return next(one.timeout_seconds for one in (self.hf, self.vllm) if one is not None)
 
 
 class Heldout(ApiModel, Scoring):
     """The held-out split and how it is scored."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "self.onScorerTimeout != 'wrong' || has(self.scorerTimeoutSeconds)",
-                "onScorerTimeout: wrong without a limit means nothing: set scorerTimeoutSeconds, too",
-            )
-        )
+    rules = (
+        ModelRule(
+            "self.onScorerTimeout != 'wrong' || has(self.scorerTimeoutSeconds)",
+            "onScorerTimeout: wrong without a limit means nothing: set scorerTimeoutSeconds, too",
+        ),
     )
 
     volume: HeldoutVolume = Field(description="Where the split lies; the trainer must not mount it.")
@@ -138,13 +134,12 @@ class Heldout(ApiModel, Scoring):
 class Checkpoints(ApiModel):
     """Where the checkpoints are: in a volume of the template, or in a claim that a target mounts."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "has(self.volume) != has(self.claimName)",
-                "exactly one of volume and claimName must be set",
-            )
-        )
+    rules = (
+        ModelRule(
+            "has(self.volume) != has(self.claimName)",
+            "exactly one of volume and claimName must be set",
+            lambda of: (of.volume is None) != (of.claim_name is None),
+        ),
     )
 
     volume: str | None = Field(
@@ -159,12 +154,6 @@ class Checkpoints(ApiModel):
         description="With targetRef: the PersistentVolumeClaim that its trainer saves in. The guard mounts "
         "all of it read-only at /checkpoints.",
     )
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if (self.volume is None) == (self.claim_name is None):
-            raise ValueError("exactly one of volume and claimName must be set")
-        return self
 
 
 class GuardState(ApiModel):
@@ -234,30 +223,32 @@ class Isolation(StrEnum):
     RELAXED = "Relaxed"
 
 
-#: Containers of a pod share the loopback interface.
-VLLM_NEEDS_POD = (
-    "the evaluator vllm needs placement: Pod: it opens local sockets, which other containers of the guard's "
-    "pod could reach"
-)
-
-
 class GuardSpec(ApiModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
-                "self.state.claimName != self.heldout.volume.claimName",
-                "state.claimName must not be the claim of the held-out split, which is mounted read-only",
-            ),
-            (
-                "!has(self.state) || !self.state.keepBest || has(self.state.claimName)",
-                "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
-            ),
-            ("self.placement == 'Pod' || !has(self.pod)", "pod means nothing without placement: Pod"),
-            ("self.placement == 'Pod' || !has(self.heldout.evaluator.vllm)", VLLM_NEEDS_POD),
-        )
+    rules = (
+        ModelRule(
+            "!has(self.state) || !has(self.state.claimName) || !has(self.heldout.volume.claimName) || "
+            "self.state.claimName != self.heldout.volume.claimName",
+            "state.claimName must not be the claim of the held-out split, which is mounted read-only",
+            lambda of: of.state.claim_name is None or of.state.claim_name != of.heldout.volume.claim_name,
+        ),
+        ModelRule(
+            "!has(self.state) || !self.state.keepBest || has(self.state.claimName)",
+            "state.keepBest needs state.claimName: without a claim the copy would go with the pod",
+            lambda of: not of.state.keep_best or of.state.claim_name is not None,
+        ),
+        ModelRule(
+            "self.placement == 'Pod' || !has(self.pod)",
+            "pod means nothing without placement: Pod",
+            lambda of: of.placement == "Pod" or of.pod is None,
+        ),
+        ModelRule(  # containers of a pod share the loopback interface
+            "self.placement == 'Pod' || !has(self.heldout.evaluator.vllm)",
+            "the evaluator vllm needs placement: Pod: it opens local sockets, which other containers of the "
+            "guard's pod could reach",
+            lambda of: of.placement == "Pod" or of.heldout.evaluator.vllm is None,
+        ),
     )
 
     image: str | None = Field(
@@ -316,19 +307,11 @@ class GuardSpec(ApiModel):
         json_schema_extra={CAMEL_CHOICES: True},
     )
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.state.claim_name is not None and self.state.claim_name == self.heldout.volume.claim_name:
-            raise ValueError(
-                "state.claimName must not be the claim of the held-out split, which is mounted read-only"
-            )
-        if self.state.keep_best and self.state.claim_name is None:
-            raise ValueError(
-                "state.keepBest needs state.claimName: without a claim the copy would go with the pod"
-            )
-        if self.placement != "Pod" and self.heldout.evaluator.vllm is not None:
-            raise ValueError(VLLM_NEEDS_POD)
-        return self
+    @property
+    def follows_from_a_pod(self) -> bool:
+        """Whether it needs nothing in the pods of its trainer."""
+        feed, claim = self.metrics, self.checkpoints.claim_name
+        return self.placement == "Pod" and feed is not None and claim is not None
 
     @property
     def own_pod(self) -> GuardPod | None:

@@ -1,16 +1,24 @@
 """The bases of the API's models, and types of fields that several of them have.
 
-Python names are snake_case, the API is camelCase. CEL rules sit in `json_schema_extra` of the model they are
-of, next to the fields they are about.
+Python names are snake_case, the API is camelCase.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 
@@ -25,12 +33,41 @@ UNDECLARED = "rlguard-undeclared"
 CAMEL_CHOICES = "rlguard-camel-choices"
 
 
+class ModelRule(NamedTuple):
+    """A rule of a model: in CEL for the API server, and in Python for who reads an object elsewhere.
+
+    A rule about a change has nothing to say in Python.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool] = lambda _model: True
+
+
+def _add_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
+    if model.rules:
+        schema |= cel(*((rule.cel, rule.message) for rule in model.rules))
+
+
 class ApiModel(BaseModel):
-    """Base of everything below: camelCase outside, frozen, closed to unknown fields."""
+    """Base of all of the API's models: camelCase outside, frozen, closed to unknown fields."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        json_schema_extra=_add_rules,
     )
+    rules: ClassVar[tuple[ModelRule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        for rule in self.rules:
+            if not rule.holds(self):
+                raise ValueError(rule.message)
+        return self
 
 
 class StatusModel(ApiModel):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from guard_core.policy import KlPolicy, Policy
 from guard_operator.api.guard import GuardSpec, Heldout
-from guard_operator.api.models import UNDECLARED, ApiModel, ObjectName, cel
+from guard_operator.api.models import UNDECLARED, ApiModel, ModelRule, ObjectName
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.status import Status
 from guard_operator.runtime.decoding import depth_of
@@ -79,15 +79,6 @@ class TargetRef(ApiModel):
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
         description="Its name, by which its pods are found: as long as a label may be.",
     )
-
-
-#: What a guard needs that stands beside a workload which nobody prepared for it.
-NEEDED_BY_TARGET = (
-    "targetRef needs guard.placement: Pod, guard.metrics (the log that the guard follows) and "
-    "guard.checkpoints.claimName: nothing is put into the pods of a workload that exists"
-)
-CLAIM_OF_TARGET = "guard.checkpoints.claimName is for targetRef: name a volume of the template"
-RESUMED_BY_TEMPLATE = "resumedFrom needs a template: nobody tells a workload that exists where to start"
 
 
 class OnFire(StrEnum):
@@ -166,38 +157,47 @@ GraceSeconds = Annotated[int, Field(ge=1, le=3600)]
 class Spec(ApiModel):
     """What is wanted: a workload, and a guard over it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (
-                "has(self.template) != has(self.targetRef)",
-                "exactly one of template and targetRef must be set",
-            ),
-            (
-                "!has(self.targetRef) || (self.guard.placement == 'Pod' && has(self.guard.metrics) && "
-                "has(self.guard.checkpoints.claimName))",
-                NEEDED_BY_TARGET,
-            ),
-            ("has(self.targetRef) || !has(self.guard.checkpoints.claimName)", CLAIM_OF_TARGET),
-            ("!has(self.targetRef) || !has(self.resumedFrom)", RESUMED_BY_TEMPLATE),
-            (
-                _same("targetRef"),
-                "spec.targetRef is immutable: another workload is guarded by a new GuardedTrainingJob",
-            ),
-            (
-                _same("template"),
-                "spec.template is immutable: a changed workload is a new GuardedTrainingJob. Delete this one "
-                "first, or give the new one another name",
-            ),
-            (
-                _same_guard(),
-                "spec.guard is immutable: a changed guard is a new GuardedTrainingJob. Delete this one "
-                "first, or give the new one another name",
-            ),
-            (
-                _same("resumedFrom"),
-                "spec.resumedFrom is immutable: a run begins once. Give a new job another name",
-            ),
-        )
+    rules = (
+        ModelRule(
+            "has(self.template) != has(self.targetRef)",
+            "exactly one of template and targetRef must be set",
+            lambda of: (of.template is None) != (of.target_ref is None),
+        ),
+        ModelRule(
+            "!has(self.targetRef) || (self.guard.placement == 'Pod' && has(self.guard.metrics) && "
+            "has(self.guard.checkpoints.claimName))",
+            "targetRef needs guard.placement: Pod, guard.metrics (the log that the guard follows) and "
+            "guard.checkpoints.claimName: nothing is put into the pods of a workload that exists",
+            lambda of: of.target_ref is None or of.guard.follows_from_a_pod,
+        ),
+        ModelRule(
+            "has(self.targetRef) || !has(self.guard.checkpoints.claimName)",
+            "guard.checkpoints.claimName is for targetRef: name a volume of the template",
+            lambda of: of.target_ref is not None or of.guard.checkpoints.claim_name is None,
+        ),
+        ModelRule(
+            "!has(self.targetRef) || !has(self.resumedFrom)",
+            "resumedFrom needs a template: nobody tells a workload that exists where to start",
+            lambda of: of.target_ref is None or of.resumed_from is None,
+        ),
+        ModelRule(
+            _same("targetRef"),
+            "spec.targetRef is immutable: another workload is guarded by a new GuardedTrainingJob",
+        ),
+        ModelRule(
+            _same("template"),
+            "spec.template is immutable: a changed workload is a new GuardedTrainingJob. Delete this one "
+            "first, or give the new one another name",
+        ),
+        ModelRule(
+            _same_guard(),
+            "spec.guard is immutable: a changed guard is a new GuardedTrainingJob. Delete this one first, or "
+            "give the new one another name",
+        ),
+        ModelRule(
+            _same("resumedFrom"),
+            "spec.resumedFrom is immutable: a run begins once. Give a new job another name",
+        ),
     )
 
     template: WorkloadTemplate | None = Field(
@@ -251,12 +251,6 @@ class Spec(ApiModel):
             )
         return given
 
-    @model_validator(mode="after")
-    def _one_workload(self) -> Self:
-        if (self.template is None) == (self.target_ref is None):
-            raise ValueError("exactly one of template and targetRef must be set")
-        return self
-
     @property
     def workload(self) -> WorkloadTemplate | TargetRef:
         """What says of which kind the workload is."""
@@ -280,15 +274,13 @@ LATCH_RULE = (
 class GuardedTrainingJob(ApiModel):
     """A training job under guard: it is stopped when its policy hacks the reward."""
 
-    model_config = ConfigDict(
-        json_schema_extra=cel(
-            (LATCH_RULE, "status.guard.fire is latched: it can be neither changed nor removed"),
-            (
-                f"self.metadata.name.size() <= {MAX_JOB_NAME} && "
-                f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
-                JOB_NAME_RULE,
-            ),
-        )
+    rules = (
+        ModelRule(LATCH_RULE, "status.guard.fire is latched: it can be neither changed nor removed"),
+        ModelRule(
+            f"self.metadata.name.size() <= {MAX_JOB_NAME} && "
+            f"self.metadata.name.matches('{JOB_NAME_PATTERN}')",
+            JOB_NAME_RULE,
+        ),
     )
 
     spec: Spec = Field(description="The workload to run, and the guard over it.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from guard_operator.adapters import TemplateError, WorkloadAdapter, WorkloadState, at, makers
 from guard_operator.api import names
-from guard_operator.api.types import NEEDED_BY_TARGET, RESUMED_BY_TEMPLATE, Spec
+from guard_operator.api.types import Spec
 from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
 from guard_operator.reconcile.refusals import evaluator_findings
 from guard_operator.reconcile.snapshot import Between, Job
@@ -51,10 +51,6 @@ NO_BELONGINGS = Belongings()
 def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     """What is refused of a job with a target."""
     guard = spec.guard
-    if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
-        yield Violation("spec", NEEDED_BY_TARGET)
-    if spec.resumed_from is not None:
-        yield Violation("spec", RESUMED_BY_TEMPLATE)
     if guard.checkpoints.claim_name in {guard.heldout.volume.claim_name, guard.state.claim_name} - {None}:
         why = "must not be a claim of the guard's: the trainer writes there"
         yield Violation("spec.guard.checkpoints.claimName", why)

@@ -167,18 +167,18 @@ def test_what_exists_is_guarded_by_a_pod_that_follows(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("guard", "words"),
+    ("guard", "reason", "words"),
     [
-        ({"placement": None}, "guard.placement: Pod, guard.metrics"),
-        ({"metrics": None}, "guard.placement: Pod, guard.metrics"),
-        ({"checkpoints": {"volume": "ckpt"}}, "checkpoints.claimName"),
-        ({"checkpoints": {"claimName": "heldout"}}, "spec.guard.checkpoints.claimName: must not be"),
-        ({"checkpoints": {"claimName": "state"}}, "spec.guard.checkpoints.claimName: must not be"),
+        ({"placement": None}, "InvalidSpec", "guard.placement: Pod, guard.metrics"),
+        ({"metrics": None}, "InvalidSpec", "guard.placement: Pod, guard.metrics"),
+        ({"checkpoints": {"volume": "ckpt"}}, "InvalidSpec", "checkpoints.claimName"),
+        ({"checkpoints": {"claimName": "heldout"}}, "TargetRefused", "checkpoints.claimName: must not be"),
+        ({"checkpoints": {"claimName": "state"}}, "TargetRefused", "checkpoints.claimName: must not be"),
     ],
 )
-def test_what_a_guard_beside_it_needs_is_said(guard: Json, words: str) -> None:
+def test_what_a_guard_beside_it_needs_is_said(guard: Json, reason: str, words: str) -> None:
     said = review_manifest(raw_job(**guard), CONFIG)
-    assert said.reason == "TargetRefused" and words in " ".join(said.findings)
+    assert said.reason == reason and words in " ".join(said.findings)
 
 
 def test_what_only_one_of_template_and_target_can_have() -> None:

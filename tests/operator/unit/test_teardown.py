@@ -215,7 +215,9 @@ def test_what_takes_its_time_is_not_blocked(snapshot: Snapshot) -> None:
 
 
 def attached(status: Json) -> Any:
-    raw = manifest(status=status, guard={"checkpoints": {"claimName": "c"}})
+    feed = {"follow": {"path": "log", "format": "verl"}}
+    own = {"checkpoints": {"claimName": "c"}, "placement": "Pod", "metrics": feed}
+    raw = manifest(status=status, guard=own)
     del raw["spec"]["template"]
     target = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run"}
     return parse_job(raw | {"spec": raw["spec"] | {"targetRef": target}})
