@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel, to_pascal
 
 from guard_core.codes import Code
 from guard_core.policy import Policy
-from guard_operator.api.guard import GuardSpec, Heldout, HfEvaluatorSpec, VllmEvaluatorSpec
+from guard_operator.api.guard import GuardSpec
 from guard_operator.api.reasons import FIRE_REASONS
 from guard_operator.api.schema import root_schema
 from guard_service.heldout.config import (
@@ -25,6 +25,8 @@ from guard_service.heldout.config import (
     HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
+
+Json = dict[str, Any]
 
 
 def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -90,38 +92,26 @@ def test_a_number_that_came_as_text_is_not_made_another_one(text: str) -> None:
     assert spec.policy.heldout_guard.rise_eps == 1e-5
 
 
-#: A section of the CRD under spec.guard.heldout, its type here, its type in the guard, what a value needs
-#: beside itself, and what is there by nature on one side only.
-SECTIONS = {
-    "hf": (
-        "evaluator.hf",
-        HfEvaluatorSpec,
-        HfEvaluatorSettings,
-        {},
-        {"kind", "base_model"},
-    ),
-    "vllm": ("evaluator.vllm", VllmEvaluatorSpec, VllmEvaluatorSettings, {}, {"kind", "base_model"}),
-    "heldout": (
-        "",
-        Heldout,
+#: A section of the CRD under spec.guard.heldout, its type in the guard, what a value needs beside itself, and
+#: what is not the same by nature.
+SECTIONS: dict[str, tuple[type[BaseModel], Json, set[str]]] = {
+    ".evaluator.hf": (HfEvaluatorSettings, {}, {"kind", "base_model"}),
+    ".evaluator.vllm": (VllmEvaluatorSettings, {}, {"kind", "base_model"}),
+    "": (
         HeldoutSettings,
-        {"scorer_timeout_seconds": 1.0},
-        {"volume", "split", "train_prompts", "evaluator"},
+        {"split": "s", "scorer_timeout_seconds": 1.0},
+        {"split", "train_prompts", "evaluator"},
     ),
 }
 FIELDS = [
     (section, name)
-    for section, (_, _, guard, _, elsewhere) in SECTIONS.items()
+    for section, (guard, _, elsewhere) in SECTIONS.items()
     for name in guard.model_fields
     if name not in elsewhere
 ]
 #: What is tried where the schema has no bound to try.
 TRIED: dict[str, list[Any]] = {
-    "string": [
-        *("", "x", "math", "auto", "mps", "cuda:1", "cuda:x", "cuda:\u0661", "tpu"),
-        *("http://a/v1", "http://a b", "http://\u00fc/", "ftp://a", "http://" + "x" * 2100),
-        *("p-{step}", "p-{setp}", "p-{", "x" * 254),
-    ],
+    "string": ["", "x", "math", "auto", "mps", "cuda:1", "cuda:x", "cuda:\u0661", "tpu"],
     "integer": [-1, 0, 1, 2**31 - 1, 2**31],
     "number": [-1.0, 0.0, 0.5, 1.0],
     "boolean": [True, False],
@@ -130,7 +120,7 @@ TRIED: dict[str, list[Any]] = {
 }
 
 
-def admits(schema: dict[str, Any], value: Any) -> bool:
+def admits(schema: Json, value: Any) -> bool:
     """Whether an API server with this schema takes the value, which is no null."""
     bounds = {
         key: limit for key, limit in schema.items() if not key.startswith(("x-kubernetes", "exclusive"))
@@ -143,7 +133,7 @@ def admits(schema: dict[str, Any], value: Any) -> bool:
     return bool(jsonschema_rs.is_valid(bounds, value))
 
 
-def around(schema: dict[str, Any]) -> list[Any]:
+def around(schema: Json) -> list[Any]:
     """Values on, below and above each bound of a field, and some of its kind."""
     near = 1 if schema["type"] == "integer" else 1e-6
     bounds = [schema[key] for key in ("minimum", "maximum") if key in schema]
@@ -153,46 +143,15 @@ def around(schema: dict[str, Any]) -> list[Any]:
     return values + schema.get("enum", []) + TRIED[schema["type"]]
 
 
-@pytest.mark.parametrize(("section", "name"), FIELDS, ids=map(".".join, FIELDS))
+@pytest.mark.parametrize(("section", "name"), FIELDS)
 def test_crd_and_guard_accept_and_refuse_the_same(section: str, name: str) -> None:
-    path, api, guard, needed, _ = SECTIONS[section]
-    schema = root_schema()
-    for part in ["spec", "guard", "heldout", *filter(None, path.split("."))]:
-        schema = schema["properties"][part]
-    field = schema["properties"][to_camel(name)]
-    theirs = guard.model_fields[name]
-    assert field["description"] == theirs.description
-    default = None if theirs.is_required() else theirs.default
-    assert field.get("default") == (list(default) if isinstance(default, tuple) else default)
-    needed = {"split": "s", **needed} if section == "heldout" else needed
+    guard, needed, _ = SECTIONS[section]
+    field = dict(nodes(root_schema()))[f".spec.guard.heldout{section}.{to_camel(name)}"]
     taken = []
     for value in around(field):
-        on_the_server = admits(field, value)
-        assert accepted(guard, needed | {name: value}) == on_the_server, (name, value)
-        if section != "heldout":  # the rest of which differs by nature
-            spoken = {to_camel(key): inner for key, inner in (needed | {name: value}).items()}
-            assert accepted(api, spoken) == on_the_server, (name, value)
-        taken.append(on_the_server)
+        taken.append(admits(field, value))
+        assert accepted(guard, needed | {name: value}) is taken[-1], (name, value)
     assert any(taken) and (not all(taken) or field["type"] == "boolean")
-
-
-@pytest.mark.parametrize("kind", ["hf", "vllm"])
-@pytest.mark.parametrize(
-    ("path", "inside"),
-    [
-        *(("base", True), ("models/Qwen2.5-7B", True), ("..base", True)),
-        *(("/checkpoints/base", False), ("../../../../checkpoints/base", False), ("a/../../base", False)),
-        *(("..", False), ("", False)),
-    ],
-)
-def test_a_base_model_lies_in_the_volume_of_the_split(kind: str, path: str, inside: bool) -> None:
-    """The only one that the guard mounts and the trainer does not."""
-    assert accepted(SECTIONS[kind][1], {"baseModel": path}) is inside
-    declared = dict(nodes(root_schema()))
-    field = declared[f".spec.guard.heldout.evaluator.{kind}.baseModel"]
-    split = declared[".spec.guard.heldout.split"]
-    same = ("x-kubernetes-validations", "minLength", "maxLength", "type")
-    assert [field[key] for key in same] == [split[key] for key in same] and "default" not in field
 
 
 def accepted(model: type[BaseModel], values: Any) -> bool:
@@ -201,6 +160,16 @@ def accepted(model: type[BaseModel], values: Any) -> bool:
     except ValidationError:
         return False
     return True
+
+
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
+def test_a_base_model_lies_in_the_volume_of_the_split(kind: str) -> None:
+    """The only one that the guard mounts and the trainer does not. `test_review.py` has such paths."""
+    declared = dict(nodes(root_schema()))
+    field = declared[f".spec.guard.heldout.evaluator.{kind}.baseModel"]
+    split = declared[".spec.guard.heldout.split"]
+    same = ("x-kubernetes-validations", "minLength", "maxLength", "type")
+    assert [field[key] for key in same] == [split[key] for key in same] and "default" not in field
 
 
 def compared_by_itself(spec: dict[str, Any]) -> set[str]:
