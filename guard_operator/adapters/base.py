@@ -166,15 +166,6 @@ class WorkloadAdapter(ABC):
         """Fields of the workload's spec that `state` reads."""
         return (*self.policy, "suspend")[:1]
 
-    @property
-    def selects_by_uid(self) -> bool:
-        """Whether `selector` names the workload's UID, so that a pod without an owner is known by it, too."""
-        return "{uid}" in self.selector
-
-    def pod_selector(self, name: str, uid: str) -> str:
-        """Label selector of the pods of a workload that nobody prepared."""
-        return self.selector.format(name=name, uid=uid)
-
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """The state and the workload's own message: from its conditions, `suspend`, and ready pods."""
         conditions = at(workload, "status", "conditions") or []

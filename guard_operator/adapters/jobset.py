@@ -36,7 +36,7 @@ class JobSetAdapter(WorkloadAdapter):
     resource = JOB_SETS
     conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}  # noqa: RUF012
     manager = "jobset.sigs.k8s.io/jobset-controller"
-    selector = "jobset.sigs.k8s.io/jobset-uid={uid}"
+    selector = "jobset.sigs.k8s.io/jobset-name={name}"
     between = (BATCH_JOBS,)
     refused = {  # noqa: RUF012
         ("volumeClaimPolicies",): "JobSet adds volumes after the check",

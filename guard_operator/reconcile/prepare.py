@@ -168,7 +168,7 @@ def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongi
     if raw is None:
         message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
         return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
-    if why := why_not_attached(adapter, raw, found.labelled, found.made):
+    if why := why_not_attached(adapter, raw, found.made):
         return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
     if has_made_nothing(adapter, raw, found.made):
         message = f"{named} has made nothing yet that has pods"

@@ -62,7 +62,11 @@ def ray_pods(cluster: str, by: str) -> list[Json]:
 
 def job_set(name: str, uid: str) -> list[Json]:
     """The Job of a JobSet of this UID, and its pods, of which the first one holds rank 0."""
-    labels = {"jobset.sigs.k8s.io/jobset-uid": uid, "jobset.sigs.k8s.io/replicatedjob-name": name}
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": "run-7",
+        "jobset.sigs.k8s.io/jobset-uid": uid,
+        "jobset.sigs.k8s.io/replicatedjob-name": name,
+    }
     index = "batch.kubernetes.io/job-completion-index"
     made = [raw_pod(f"node-{number}", "n", labels | {index: str(number)}) for number in range(2)]
     return [thing("Job", f"run-7-{name}-0", "n", uid, labels=labels), *made]
@@ -307,16 +311,11 @@ def test_what_no_stop_would_end_is_refused(kind: str, change: Callable[[Json], N
     assert found.message.startswith(f"spec.targetRef: {kind} run-7: {why}")
 
 
-def test_one_whose_pods_or_rank_0_cannot_be_known_is_refused() -> None:
-    """JobSet before v0.9 gives pods no label with its UID: "no pod is left" would be said of none."""
-    for kind in ("JobSet", "TrainJob"):
-        theirs = [one for one in belongings(kind) if one["kind"] == "JobSet"]
-        found = found_before(Cluster(target(kind), *theirs), kind)
-        assert found.reason == "TargetRefused"
-        assert "nothing of it has the label jobset.sigs.k8s.io/jobset-uid" in found.message
+def test_a_train_job_of_which_nothing_tells_rank_0_is_refused() -> None:
     theirs = belongings("TrainJob")
     theirs[0]["spec"]["replicatedJobs"][0]["name"] = "launcher"
     found = found_before(Cluster(target("TrainJob"), *theirs), "TrainJob")
+    assert found.reason == "TargetRefused"
     assert "has no replicatedJob node: nothing tells which pod is rank 0" in found.message
 
 
