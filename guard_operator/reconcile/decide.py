@@ -113,7 +113,7 @@ def _unread(snapshot: Snapshot, says: Conditions) -> Decision | None:
     status = snapshot.job.status
     if snapshot.job.deleting or ended_before(snapshot.job):
         return Decision(as_it_is(status), look_again=UNREAD_SECONDS)
-    unread = f"{', '.join(snapshot.unread)} cannot be listed or watched"
+    unread = snapshot.unread
     silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
     new = [says.make(ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, silent)]
     if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status == "False":

@@ -187,7 +187,8 @@ class Gatherer:
         if unread:
             seen = _Seen.of(adapter, job, cached)
             job = self._with_last_words(job, seen.pods)
-            return Snapshot(job, seen.workload, seen.pods, known=known, unread=tuple(unread))
+            why = f"{', '.join(unread)} cannot be listed or watched"
+            return Snapshot(job, seen.workload, seen.pods, known=known, unread=why)
         if (first and stops) or not _is_stopping(job):
             objects = cached if complete or stops else self._uncached(adapter, job, cached)
             snapshot = self._snapshot(adapter, job, known, objects)
@@ -267,7 +268,7 @@ class Gatherer:
             between=seen.between,
             guard_maker=seen.guard_maker,
             pods=pods,
-            pods_unread=objects.unread,
+            unread=objects.unread,
             known=known,
             all_pods_read=stopping and objects.live,
             preparation=self._preparation(adapter, job, seen.workload, objects),

@@ -196,8 +196,9 @@ NOTHING_REMEMBERED = Remembered()
 class Snapshot:
     """Everything that `decide` looks at.
 
-    `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
-    read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
+    `workload` None: there is none. `pods`: the oldest first. `unread`: why something cannot be read, so that
+    it is here as it was seen last, and nothing but a latch is acted on; "": all of it can be.
+    `preparation` is only there while a workload might have to be created.
     `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
     of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
@@ -211,7 +212,6 @@ class Snapshot:
     `guard_maker`: the StatefulSet that makes the guard's own pod; None: there is none.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
-    `unread`: kinds by which the run is decided and that cannot be read: nothing but a latch is acted on.
     """
 
     job: Job
@@ -229,10 +229,9 @@ class Snapshot:
     between: tuple[Between, ...] = ()
     guard_maker: Between | None = None
     trainer: str = ""
-    pods_unread: str = ""
     known: Remembered = NOTHING_REMEMBERED
     all_pods_read: bool = False
-    unread: tuple[str, ...] = ()
+    unread: str = ""
 
     @property
     def not_admitted(self) -> tuple[str, ...]:

@@ -152,15 +152,15 @@ CASES: dict[str, Case] = {
         runs({}), Phase.STARTING, "Fired Unknown NoVerdictYet, GuardSilent Unknown NoVerdictYet",
     ),
     "what it is made of cannot be read: nothing else is said, and nothing done": Case(
-        runs(guard() | {"phase": "Running"} | condition("Fired", "False"), unread=("RayCluster",)),
+        runs(guard() | {"phase": "Running"} | condition("Fired", "False"), unread="no RayCluster is listed"),
         Phase.RUNNING, "GuardSilent Unknown KindUnread, Fired Unknown KindUnread", unsaid="Halted",
     ),
     "cannot be read, and over": Case(
-        seen(of(condition("Failed"), {"phase": "Failed"}), unread=("Pod",)), Phase.FAILED,
+        seen(of(condition("Failed"), {"phase": "Failed"}), unread="no Pod is"), Phase.FAILED,
         "Failed True Before",
     ),
     "cannot be read, and its guard left a fire": Case(
-        seen(of(guard(fire=FIRE)), workload(), unread=("Pod",)), Phase.STOPPING, "Fired True HackingGap",
+        seen(of(guard(fire=FIRE)), workload(), unread="no Pod is"), Phase.STOPPING, "Fired True HackingGap",
     ),
     "guard silent, policy Warn": Case(
         runs(silent_for=301.0), Phase.RUNNING, "GuardSilent True GuardSilent", unsaid="Halted Stopped",

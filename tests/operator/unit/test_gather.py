@@ -348,7 +348,7 @@ def test_nothing_is_called_stopped_while_a_pod_without_the_operators_label_is_th
     stopping = manifest(status=FIRED | {"stop": STOP})
     assert [one.name for one in world.gather(stopping).pods] == ["p"]
     world.refused = ("hidden",)
-    assert world.gather(stopping).pods_unread == "403 Forbidden: list hidden"
+    assert world.gather(stopping).unread == "403 Forbidden: list hidden"
 
 
 # -- before there is a workload --------------------------------------------------------------------------
