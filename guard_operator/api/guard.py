@@ -11,7 +11,15 @@ from pydantic.alias_generators import to_camel, to_pascal, to_snake
 from guard_core.evaluation import HfEvaluation, Scoring, VllmEvaluation
 from guard_core.feed import Feed
 from guard_core.policy import Policy
-from guard_operator.api.models import CAMEL_CHOICES, ApiModel, InVolume, ModelRule, ObjectName, Quantity
+from guard_operator.api.models import (
+    CAMEL_CHOICES,
+    ApiModel,
+    InVolume,
+    ModelRule,
+    ObjectName,
+    Quantity,
+    RuledModel,
+)
 
 
 def _policy_from_api(value: Any) -> Any:
@@ -39,7 +47,7 @@ def _camel(value: Any) -> Any:
     return to_pascal(value) if isinstance(value, str) else value
 
 
-class HeldoutVolume(ApiModel):
+class HeldoutVolume(RuledModel):
     """Where the held-out split lies. Mounted read-only, in the guard alone."""
 
     rules = (
@@ -55,7 +63,7 @@ class HeldoutVolume(ApiModel):
     config_map_name: ObjectName | None = Field(None, description="A ConfigMap in the job's namespace.")
 
 
-class EvaluatorModel(ApiModel):
+class EvaluatorModel(RuledModel):
     """What all evaluators have beside the settings of `guard_core.evaluation`: their rule, for CEL."""
 
     rules = (
@@ -86,7 +94,7 @@ class VllmEvaluatorSpec(LocalEvaluatorModel, VllmEvaluation):
     """Loads each checkpoint in the guard and generates with vLLM. Needs the `guard-vllm` image."""
 
 
-class EvaluatorSpec(ApiModel):
+class EvaluatorSpec(RuledModel):
     """What turns a checkpoint into completions. Exactly one."""
 
     rules = (
@@ -110,7 +118,7 @@ class EvaluatorSpec(ApiModel):
         return next(one.timeout_seconds for one in (self.hf, self.vllm) if one is not None)
 
 
-class Heldout(ApiModel, Scoring):
+class Heldout(RuledModel, Scoring):
     """The held-out split and how it is scored."""
 
     rules = (
@@ -131,7 +139,7 @@ class Heldout(ApiModel, Scoring):
     evaluator: EvaluatorSpec = Field(description="What turns a checkpoint into completions. Exactly one.")
 
 
-class Checkpoints(ApiModel):
+class Checkpoints(RuledModel):
     """Where the checkpoints are: in a volume of the template, or in a claim that a target mounts."""
 
     rules = (
@@ -223,7 +231,7 @@ class Isolation(StrEnum):
     RELAXED = "Relaxed"
 
 
-class GuardSpec(ApiModel):
+class GuardSpec(RuledModel):
     """The guard: image, held-out split, thresholds. Immutable: a changed guard is a new run."""
 
     rules = (

@@ -44,23 +44,23 @@ class ModelRule(NamedTuple):
     holds: Callable[[Any], bool] = lambda _model: True
 
 
-def _add_rules(schema: dict[str, Any], model: type[ApiModel]) -> None:
-    if model.rules:
-        schema |= cel(*((rule.cel, rule.message) for rule in model.rules))
-
-
 class ApiModel(BaseModel):
     """Base of all of the API's models: camelCase outside, frozen, closed to unknown fields."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        json_schema_extra=_add_rules,
+        frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
     )
-    rules: ClassVar[tuple[ModelRule, ...]] = ()
+
+
+def _add_rules(schema: dict[str, Any], model: type[RuledModel]) -> None:
+    schema |= cel(*((rule.cel, rule.message) for rule in model.rules))
+
+
+class RuledModel(ApiModel):
+    """Base of the models that have rules beside those of their fields."""
+
+    model_config = ConfigDict(json_schema_extra=_add_rules)
+    rules: ClassVar[tuple[ModelRule, ...]]
 
     @model_validator(mode="after")
     def _keeps_its_rules(self) -> Self:

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from guard_core.policy import KlPolicy, Policy
 from guard_operator.api.guard import GuardSpec, Heldout
-from guard_operator.api.models import UNDECLARED, ApiModel, ModelRule, ObjectName
+from guard_operator.api.models import UNDECLARED, ApiModel, ModelRule, ObjectName, RuledModel
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.status import Status
 from guard_operator.runtime.decoding import depth_of
@@ -154,7 +154,7 @@ def _same_guard() -> str:
 GraceSeconds = Annotated[int, Field(ge=1, le=3600)]
 
 
-class Spec(ApiModel):
+class Spec(RuledModel):
     """What is wanted: a workload, and a guard over it."""
 
     rules = (
@@ -271,7 +271,7 @@ LATCH_RULE = (
 )
 
 
-class GuardedTrainingJob(ApiModel):
+class GuardedTrainingJob(RuledModel):
     """A training job under guard: it is stopped when its policy hacks the reward."""
 
     rules = (
