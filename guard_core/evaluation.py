@@ -1,7 +1,7 @@
 """How held-out evaluation is set up, typed once: for the guard's settings, the CRD and the command line.
 
 What differs by nature is added where it belongs: paths, and files or variables that hold a key, in
-`guard_service.heldout.config`; volumes and Secrets in `guard_operator.api.types`. Patterns are written so
+`guard_service.heldout.config`; volumes and Secrets in `guard_operator.api.guard`. Patterns are written so
 that pydantic and an API server understand the same by them. Pure.
 """
 

@@ -17,14 +17,14 @@ import socket
 import sys
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from guard_core import log_lines
 from guard_core.extras import missing_extra
-from guard_core.wording import excerpt, format_errors, meant
-from guard_operator.api.types import Resources
+from guard_core.wording import format_errors
+from guard_operator.api.guard import Resources
 from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, OperatorConfig, default_guard_resources
 
 if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is loaded
@@ -37,21 +37,9 @@ KINDS = ("PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
-class _Flags(argparse.ArgumentParser):
-    """Says which flag may be meant by one that does not exist, before it says what is missing without it."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = sys.argv[1:] if args is None else list(args)
-        known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        for flag in (one.partition("=")[0] for one in given if one.startswith("--")):
-            if flag not in known:
-                self.error(f"{excerpt(flag)} is not a flag: {meant(flag, known)}")
-        return super().parse_known_args(given, namespace)
-
-
 def parser() -> argparse.ArgumentParser:
     """The flags of the operator."""
-    flags = _Flags(
+    flags = argparse.ArgumentParser(
         prog="python -m guard_operator",
         description="Runs GuardedTrainingJobs and tears them down when their guard fires.",
         allow_abbrev=False,

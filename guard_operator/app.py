@@ -41,10 +41,8 @@ log = logging.getLogger(__name__)
 
 Slim = Callable[[Json], Json]
 
-#: How often a job is looked at of which something has not been listed yet, and how often once that is waited
-#: for no longer: what is listed then has its job looked at by itself.
+#: How often a job is looked at of which something has not been listed yet.
 UNSYNCED_SECONDS = 1.0
-UNREAD_SECONDS = 30.0
 #: A watch that works shows something every minute; one that has shown nothing for longer than this does not.
 DEAF_SECONDS = 90.0
 #: After how long the process is called ready although a namespace has never been read.
@@ -147,13 +145,10 @@ class Operator:
         if raw is None or self._caches.is_done(raw):
             return None
         latched = is_latched(raw) or self._has_latched(raw)
-        if latched or not (unread := self._caches.unread(raw)):
-            return self._controller.reconcile(raw)
-        if not self._caches.is_late():
+        unread = [] if latched else self._caches.unread(raw)
+        if unread and not self._caches.is_late():
             return UNSYNCED_SECONDS
-        # Nothing is read of each run instead: where the watch of all fails, that fails, too, or hangs.
-        self._controller.say_unread(raw, unread)
-        return UNREAD_SECONDS
+        return self._controller.reconcile(raw, unread)
 
     def _has_latched(self, raw: Json) -> bool:
         """Whether its guard says so, and the status does not yet."""

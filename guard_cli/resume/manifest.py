@@ -15,7 +15,7 @@ from typing import Any
 from guard_cli.errors import CliError
 from guard_core.terminal import plain
 from guard_operator.api.names import API_VERSION, KIND, MAX_JOB_NAME
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 
 Json = dict[str, Any]
 

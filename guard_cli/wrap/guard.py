@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import given
 from guard_core.wording import meant
-from guard_operator.api.types import policy_to_api
+from guard_operator.api.guard import policy_to_api
 from guard_service.errors import SettingsError
 from guard_service.heldout.scorers import BUILT_IN
 from guard_service.policy_file import load_policy

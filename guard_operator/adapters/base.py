@@ -44,7 +44,7 @@ class PodTemplate:
     guards know to keep quiet. `between` leads to the templates of what stands between the workload and these
     pods, if that is made of templates, too: by the operator's labels it is found. `limit` leads to how many
     restarts of their containers, whichever they are, fail the workload; (): restarts do not. `elastic` leads
-    to what lets any of the pods be rank 0; (): the first one is.
+    to what lets any of the pods be rank 0; (): the first one is. `pods`: how many there are from the start.
     """
 
     path: tuple[str | int, ...]
@@ -54,6 +54,7 @@ class PodTemplate:
     between: tuple[tuple[str | int, ...], ...] = ()
     limit: tuple[str | int, ...] = ()
     elastic: tuple[str | int, ...] = ()
+    pods: int = 1
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -103,6 +104,8 @@ class WorkloadAdapter(ABC):
     #: What a template may not have, each with the reason: paths in its spec, and annotations.
     refused: Mapping[tuple[str | int, ...], str] = {}
     refused_annotations: Mapping[str, str] = {}
+    #: What is written into a template where its author says nothing, by paths in its spec.
+    defaults: Mapping[tuple[str, ...], Any] = {}
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
     only_attached: bool = False
 
@@ -118,17 +121,20 @@ class WorkloadAdapter(ABC):
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The labels of the pod of rank 0 of a workload with this spec. An index that it lacks is 0."""
 
-    @abstractmethod
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """How many pods a workload with this spec has while it runs."""
-
     def is_ready(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether a pod of it is ready, by its status."""
         return False
 
     def prepared(self, spec: Json) -> Json:
         """The spec with defaults made explicit that would otherwise hurt. The argument is left as it is."""
-        return deepcopy(spec)
+        prepared = deepcopy(spec)
+        for (*place, name), value in self.defaults.items():
+            node: Any = prepared
+            for key in place:
+                node = node.setdefault(key, {}) if isinstance(node, dict) else None
+            if isinstance(node, dict):
+                node.setdefault(name, value)
+        return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
         """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
@@ -159,15 +165,6 @@ class WorkloadAdapter(ABC):
     def state_fields(self) -> tuple[str, ...]:
         """Fields of the workload's spec that `state` reads."""
         return (*self.policy, "suspend")[:1]
-
-    @property
-    def selects_by_uid(self) -> bool:
-        """Whether `selector` names the workload's UID, so that a pod without an owner is known by it, too."""
-        return "{uid}" in self.selector
-
-    def pod_selector(self, name: str, uid: str) -> str:
-        """Label selector of the pods of a workload that nobody prepared."""
-        return self.selector.format(name=name, uid=uid)
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
         """The state and the workload's own message: from its conditions, `suspend`, and ready pods."""

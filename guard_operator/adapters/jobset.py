@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,18 +19,15 @@ from guard_operator.adapters.base import (
     at,
     count,
     dotted,
-    objects,
 )
-from guard_operator.adapters.job import CONTAINER, INDEX_LABEL, JobAdapter, rank0_template
+from guard_operator.adapters.batch import CONTAINER, INDEX_LABEL, rank0_template
+from guard_operator.adapters.job import JobAdapter
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
 JOB_SETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
-NAME_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
-JOB_LABEL = "jobset.sigs.k8s.io/job-index"
-JOB_FIELD = f"metadata.labels['{JOB_LABEL}']"
+NAME_LABEL, JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name", "jobset.sigs.k8s.io/job-index"
 _FIRST = "the guard sits beside the first pod of a first Job"
-_RESTARTS = ("template", "spec", "template", "spec", "restartPolicy")
-_JOB = JobAdapter()
+_POD = ("template", "spec", "template", "spec")
 
 
 class JobSetAdapter(WorkloadAdapter):
@@ -40,7 +36,7 @@ class JobSetAdapter(WorkloadAdapter):
     resource = JOB_SETS
     conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}  # noqa: RUF012
     manager = "jobset.sigs.k8s.io/jobset-controller"
-    selector = "jobset.sigs.k8s.io/jobset-uid={uid}"
+    selector = "jobset.sigs.k8s.io/jobset-name={name}"
     between = (BATCH_JOBS,)
     refused = {  # noqa: RUF012
         ("volumeClaimPolicies",): "JobSet adds volumes after the check",
@@ -51,13 +47,13 @@ class JobSetAdapter(WorkloadAdapter):
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
         self.check(spec)
-        name = _name_of_rank0(spec)
-        found = tuple(_template(number, job, job["name"] == name) for number, job in enumerate(_jobs(spec)))
+        jobs, name = spec.get("replicatedJobs"), _name_of_rank0(spec)
+        if not isinstance(jobs, list) or not jobs:
+            raise TemplateError("replicatedJobs", "must have a replicatedJob")
+        found = tuple(_template(number, job, at(job, "name") == name) for number, job in enumerate(jobs))
         if not any(one.guarded for one in found):
-            raise TemplateError(
-                "coordinator",
-                f"must name the replicatedJob with rank 0, or one of them must be named {CONTAINER}",
-            )
+            why = f"must name the replicatedJob with rank 0, or one of them must be named {CONTAINER}"
+            raise TemplateError("coordinator", why)
         return found
 
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
@@ -68,18 +64,10 @@ class JobSetAdapter(WorkloadAdapter):
         """By its Jobs."""
         return any(at(job, "ready") for job in at(workload, "status", "replicatedJobsStatus") or [])
 
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """All ranks at once. Jobs that wait for others come later, so only what need not wait is counted."""
-        return sum(
-            count(job.get("replicas")) * count(at(job, "template", "spec", "parallelism"))
-            for job in objects(spec.get("replicatedJobs"))
-            if not job.get("dependsOn")
-        )
-
     def prepared(self, spec: Json) -> Json:
         """Defaults made explicit that would hurt."""
-        prepared = copy.deepcopy(spec)
-        for job in _jobs(prepared):
+        prepared = super().prepared(spec)
+        for job in prepared["replicatedJobs"]:
             own = job["template"]["spec"]
             own.setdefault("completionMode", "Indexed")
             # With it JobSet refuses the names that are too long for a pod; the Job controller cuts them.
@@ -88,40 +76,20 @@ class JobSetAdapter(WorkloadAdapter):
                 # By default a new rank 0 starts while the old one still ends,
                 own.setdefault("podReplacementPolicy", "Failed")
                 # and a restart of the guard counts as a failure of the Job.
-                if isinstance(pod := at(own, "template", "spec"), dict):
+                if isinstance(pod := at(job, *_POD), dict):
                     pod.setdefault("restartPolicy", "Never")
         return prepared
 
     def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-        """A default that hurts: JobSet's webhook writes `restartPolicy: OnFailure` where a pod says nothing.
-
-        Of one that has been in a cluster nobody can tell whether its author wanted it, so `prepared` decides.
-        """
+        """Rank 0's `restartPolicy: OnFailure`, which its webhook writes: nobody may have wanted it."""
         if at(workload, "metadata", "uid") is None:
             return ()
         jobs, rank0 = at(workload, "spec", "replicatedJobs"), _name_of_rank0(workload.get("spec") or {})
         return tuple(
-            ("spec", "replicatedJobs", str(number), *_RESTARTS)
+            ("spec", "replicatedJobs", str(number), *_POD, "restartPolicy")
             for number, job in enumerate(jobs if isinstance(jobs, list) else [])
-            if at(job, "name") == rank0 and at(job, *_RESTARTS) == "OnFailure"
+            if at(job, "name") == rank0 and at(job, *_POD, "restartPolicy") == "OnFailure"
         )
-
-
-def _jobs(spec: Mapping[str, Any]) -> list[Json]:
-    """The replicatedJobs.
-
-    Raises:
-        TemplateError: there is none, or one has not the shape that is relied on.
-    """
-    jobs = spec.get("replicatedJobs")
-    if not isinstance(jobs, list) or not jobs:
-        raise TemplateError("replicatedJobs", "must have a replicatedJob")
-    for number, job in enumerate(jobs):
-        place = ("replicatedJobs", number)
-        if not isinstance(at(job, "name"), str) or not isinstance(at(job, "template", "spec"), dict):
-            raise TemplateError(dotted(place), "must have a name and a template with a spec")
-        _JOB.check_manager(job["template"]["spec"], *place, "template", "spec")
-    return jobs
 
 
 def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
@@ -132,18 +100,27 @@ def _name_of_rank0(spec: Mapping[str, Any]) -> Any:
     return at(jobs, 0, "name") if isinstance(jobs, list) and len(jobs) == 1 else CONTAINER
 
 
-def _template(number: int, job: Json, guarded: bool) -> PodTemplate:
+def _template(number: int, job: Any, guarded: bool) -> PodTemplate:
+    """That of a replicatedJob.
+
+    Raises:
+        TemplateError: it has not the shape that is relied on.
+    """
     place = ("replicatedJobs", number, "template")
+    spec = at(job, "template", "spec")
+    if not isinstance(at(job, "name"), str) or not isinstance(spec, dict):
+        raise TemplateError(dotted(place[:2]), "must have a name and a template with a spec")
+    JobAdapter().check_manager(spec, *place, "spec")
+    replicas, at_once = count(job.get("replicas")), count(spec.get("parallelism"))
+    pods = 0 if job.get("dependsOn") else replicas * at_once  # one that waits for others comes later
     if not guarded:
-        return PodTemplate((*place, "spec", "template"), "", False, between=(place,))
-    spec = {"completionMode": "Indexed"} | job["template"]["spec"]
-    found = replace(rank0_template(spec, *place, "spec"), between=(place,))
-    if count(job.get("replicas")) <= 1:
-        return found
-    if count(spec.get("parallelism")) > 1:
+        return PodTemplate((*place, "spec", "template"), "", False, between=(place,), pods=pods)
+    found = rank0_template({"completionMode": "Indexed"} | spec, *place, "spec")
+    if replicas > 1 and at_once > 1:
         raise TemplateError(
             f"replicatedJobs[{number}].replicas",
             "must be 1 where each Job has several pods: no field tells a guard whether it is beside rank 0. "
             "Give rank 0 a replicatedJob of its own, and name it in coordinator",
         )
-    return replace(found, index_field=JOB_FIELD)
+    index = f"metadata.labels['{JOB_LABEL}']" if replicas > 1 else found.index_field
+    return replace(found, between=(place,), pods=pods, index_field=index)

@@ -6,26 +6,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-from guard_operator.adapters.base import (
-    PodTemplate,
-    TemplateError,
-    WorkloadAdapter,
-    WorkloadState,
-    at,
-    count,
-)
-from guard_operator.runtime.client import Json, Resource
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadAdapter, WorkloadState, at, count
+from guard_operator.runtime.client import Resource
 
 #: The controller reads the exit code of this container only.
 CONTAINER = "pytorch"
-INDEX_LABEL = "training.kubeflow.org/replica-index"
-TYPE_LABEL = "training.kubeflow.org/replica-type"
-INDEX_FIELD = f"metadata.labels['{INDEX_LABEL}']"
-_LIMIT = ("runPolicy", "backoffLimit")
+INDEX_LABEL, TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+REPLICAS, LIMIT = "pytorchReplicaSpecs", ("runPolicy", "backoffLimit")
 
 
 class PyTorchJobAdapter(WorkloadAdapter):
@@ -41,54 +31,39 @@ class PyTorchJobAdapter(WorkloadAdapter):
     }
     policy = ("runPolicy",)
     selector = "training.kubeflow.org/job-name={name}"
+    # By default, workers go on running behind a finished Master.
+    defaults = {("runPolicy", "cleanPodPolicy"): "Running"}  # noqa: RUF012
 
     def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
         self.check(spec)
-        replicas = spec.get("pytorchReplicaSpecs")
+        replicas = spec.get(REPLICAS)
         if not isinstance(replicas, dict) or not replicas:
-            raise TemplateError("pytorchReplicaSpecs", "must have a Master or a Worker")
+            raise TemplateError(REPLICAS, "must have a Master or a Worker")
         if unknown := replicas.keys() - {"Master", "Worker"}:
-            raise TemplateError(f"pytorchReplicaSpecs.{min(unknown)}", "must be Master or Worker")
-        rank0 = "Master" if "Master" in replicas else "Worker"
-        return tuple(
-            PodTemplate(
-                path=("pytorchReplicaSpecs", role, "template"),
-                container=CONTAINER,
-                guarded=role == rank0,
-                index_field=INDEX_FIELD if role == rank0 == "Worker" else None,
-                limit=_LIMIT if _counts_restarts(spec, role) else (),
-                elastic=("elasticPolicy",) if spec.get("elasticPolicy") is not None else (),
-            )
-            for role in ("Master", "Worker")
-            if role in replicas
-        )
+            raise TemplateError(f"{REPLICAS}.{min(unknown)}", "must be Master or Worker")
+        return tuple(_template(spec, role) for role in ("Master", "Worker") if role in replicas)
 
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """Index 0 of the Master, or of the Worker where there is no Master."""
-        replicas = _replicas(spec)
-        rank0 = "worker" if "Worker" in replicas and "Master" not in replicas else "master"
-        return {TYPE_LABEL: rank0, INDEX_LABEL: "0"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """The replicas of Master and Worker."""
-        return sum(count(at(replica, "replicas")) for replica in _replicas(spec).values())
-
-    def prepared(self, spec: Json) -> Json:
-        """cleanPodPolicy explicit: by default, workers go on running behind a finished Master."""
-        prepared = copy.deepcopy(spec)
-        if isinstance(policy := prepared.setdefault("runPolicy", {}), dict):
-            policy.setdefault("cleanPodPolicy", "Running")
-        return prepared
+        return {TYPE_LABEL: _rank0(spec).lower(), INDEX_LABEL: "0"}
 
 
-def _counts_restarts(spec: Mapping[str, Any], role: str) -> bool:
-    """Whether restarts of this replica's containers count: by default they are made anew (OnFailure)."""
-    limited = at(spec, *_LIMIT) is not None
-    return limited and at(spec, "pytorchReplicaSpecs", role, "restartPolicy") != "Never"
+def _rank0(spec: Mapping[str, Any]) -> str:
+    alone = at(spec, REPLICAS, "Worker") is not None and at(spec, REPLICAS, "Master") is None
+    return "Worker" if alone else "Master"
 
 
-def _replicas(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Master and Worker, as far as there are any: a template may have any shape until it is refused."""
-    replicas = spec.get("pytorchReplicaSpecs")
-    return replicas if isinstance(replicas, dict) else {}
+def _template(spec: Mapping[str, Any], role: str) -> PodTemplate:
+    rank0, replica = _rank0(spec), at(spec, REPLICAS, role)
+    # Unless a replica says Never, its containers are started again in their pods, and that is counted.
+    counts = at(spec, *LIMIT) is not None and at(replica, "restartPolicy") != "Never"
+    return PodTemplate(
+        path=(REPLICAS, role, "template"),
+        container=CONTAINER,
+        guarded=role == rank0,
+        index_field=f"metadata.labels['{INDEX_LABEL}']" if role == rank0 == "Worker" else None,
+        limit=LIMIT if counts else (),
+        elastic=("elasticPolicy",) if spec.get("elasticPolicy") is not None else (),
+        pods=count(at(replica, "replicas")),
+    )

@@ -1,7 +1,6 @@
 """RayCluster of KubeRay (ray.io/v1, seen with v1.5.1), to which jobs are submitted. Only one that exists.
 
-The program may run on any node of it; its head counts as rank 0, because without it nothing runs. A
-RayCluster has no end: when its jobs have ended it stays.
+The program may run on any node of it. A RayCluster has no end: when its jobs have ended it stays.
 """
 
 from __future__ import annotations
@@ -10,24 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard_operator.adapters.base import WorkloadAdapter, at
-from guard_operator.adapters.rayjob import RAY_CLUSTERS, TYPE_LABEL, first_container, ray_pods
+from guard_operator.adapters.ray import HEAD, HEAD_LABELS, MANAGER, RAY_CLUSTERS, first_container
 
 
 class RayClusterAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = RAY_CLUSTERS
-    manager = "ray.io/kuberay-operator"
+    manager = MANAGER
     selector = "ray.io/cluster={name}"
     only_attached = True
 
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """The head."""
-        return {TYPE_LABEL: "head"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """Head and workers."""
-        return ray_pods(spec)
+        return HEAD_LABELS
 
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """As KubeRay says; also while no job is submitted."""
@@ -36,4 +31,4 @@ class RayClusterAdapter(WorkloadAdapter):
     def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
         """The container of the head that runs Ray."""
         self.check_manager(spec)
-        return first_container(spec, "headGroupSpec")
+        return first_container(spec, HEAD)

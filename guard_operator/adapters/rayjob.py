@@ -8,36 +8,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guard_operator.adapters.base import (
-    PodTemplate,
-    TemplateError,
-    WorkloadAdapter,
-    WorkloadState,
-    at,
-    dotted,
-    objects,
+from guard_operator.adapters.base import PodTemplate, TemplateError, WorkloadAdapter, WorkloadState, at
+from guard_operator.adapters.ray import (
+    HEAD,
+    HEAD_LABELS,
+    MANAGER,
+    RAY_CLUSTERS,
+    first_container,
+    group_template,
+    groups,
 )
 from guard_operator.api.names import GROUP
 from guard_operator.runtime.client import BATCH_JOBS, Json, Resource
 
-RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
-TYPE_LABEL = "ray.io/node-type"
 #: By this label a pod of a Job is known as one that holds no rank.
 SUBMITTER_LABEL = f"{GROUP}/submitter"
 CLUSTER = "rayClusterSpec"
-HEAD, WORKERS = (CLUSTER, "headGroupSpec"), (CLUSTER, "workerGroupSpecs")
-#: With it Ray may run the driver on any node.
-DRIVER_ANYWHERE = "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES"
-#: A node of Ray that is asked to end waits so long, seconds, for what runs on it to end by itself, and does
-#: not ask it to: by default 30, for the sake of Ray Serve. Ray gives a program that is asked to stop 3 s.
-DRAIN, DRAIN_SECONDS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "3"
+#: Variables of every node, which win over `envFrom`. The driver stays in the head. And a node that is told to
+#: end waits for what runs on it, by default 30 s, for the sake of Ray Serve; Ray gives a program 3 s to stop.
+DRIVER = {"name": "RAY_JOB_ALLOW_DRIVER_ON_WORKER_NODES", "value": "0"}
+DRAIN = {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "3"}
 
 _NOT_ITS_OWN = "the run would be in a Ray cluster that is not its own: no stop deletes it"
 _CLEAN_UP = "after the run KubeRay would start a pod like the head, guard and all, to clean Redis up"
-_DRIVER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
+_ON_A_WORKER = "Ray may then run the program on a worker, which no guard is beside. Leave it out"
+_TOKEN = (
+    "the autoscaler needs a service-account token in the pod of the head, with which the trainer could "
+    "change pods. Give the worker groups their replicas"
+)
 _MODES = ("K8sJobMode", "HTTPMode")
 
 
@@ -45,23 +46,19 @@ class RayJobAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = Resource("ray.io", "v1", "rayjobs", "RayJob")
-    manager = "ray.io/kuberay-operator"
+    manager = MANAGER
     between = (RAY_CLUSTERS,)
     makes = (RAY_CLUSTERS, BATCH_JOBS)
     max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
     refused = {  # noqa: RUF012
         ("clusterSelector",): _NOT_ITS_OWN,
-        (
-            CLUSTER,
-            "enableInTreeAutoscaling",
-        ): "the autoscaler needs a service-account token in the pod of the "
-        "head, with which the trainer could change pods. Give the worker groups their replicas",
+        (CLUSTER, "enableInTreeAutoscaling"): _TOKEN,
         (CLUSTER, "gcsFaultToleranceOptions"): _CLEAN_UP,
-        ("entrypointNumCpus",): _DRIVER,
-        ("entrypointNumGpus",): _DRIVER,
-        ("entrypointResources",): _DRIVER,
-        ("submitterPodTemplate", "spec", "containers", 0, "command"): _DRIVER,
-        ("submitterPodTemplate", "spec", "containers", 0, "args"): _DRIVER,
+        ("entrypointNumCpus",): _ON_A_WORKER,
+        ("entrypointNumGpus",): _ON_A_WORKER,
+        ("entrypointResources",): _ON_A_WORKER,
+        ("submitterPodTemplate", "spec", "containers", 0, "command"): _ON_A_WORKER,
+        ("submitterPodTemplate", "spec", "containers", 0, "args"): _ON_A_WORKER,
     }
     #: KubeRay gives the cluster the annotations of the RayJob; this one is `gcsFaultToleranceOptions` of old.
     refused_annotations = {"ray.io/ft-enabled": _CLEAN_UP}  # noqa: RUF012
@@ -75,17 +72,14 @@ class RayJobAdapter(WorkloadAdapter):
                 "must be K8sJobMode or HTTPMode: in others somebody else starts the program, or a container "
             )
             raise TemplateError("submissionMode", f"{why}that nobody has checked is put beside the guard")
-        templates = tuple(_template(spec, place) for place in _groups(spec))
-        submitter = spec.get("submitterPodTemplate") is not None
-        return (*templates, *((PodTemplate(("submitterPodTemplate",), "", False),) if submitter else ()))
+        found = [group_template(spec, group) for group in groups(spec, CLUSTER)]
+        if spec.get("submitterPodTemplate") is not None:  # it goes before the others do
+            found.append(PodTemplate(("submitterPodTemplate",), "", False, pods=0))
+        return tuple(found)
 
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """The head."""
-        return {TYPE_LABEL: "head"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """Head and workers. The submitter comes when they are ready, and goes before they do."""
-        return ray_pods(at(spec, CLUSTER))
+        return HEAD_LABELS
 
     def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The cluster of this try, which is written down before it is made, and the submitter."""
@@ -98,30 +92,23 @@ class RayJobAdapter(WorkloadAdapter):
             raise TemplateError("clusterSelector", f"must not be set: {_NOT_ITS_OWN}. Name the RayCluster")
         self.check_manager(spec)
         self.check_manager(at(spec, CLUSTER) or {}, CLUSTER)
-        return first_container(spec, *HEAD)
+        return first_container(spec, CLUSTER, HEAD)
 
     def prepared(self, spec: Json) -> Json:
-        """By default the cluster outlives the program, and the submitter's pod has no label of the job's.
-
-        Where the driver may run is said in the head's own environment, which wins over `envFrom`. How long a
-        node waits for its program is said in that of every node, unless its author says it there.
-        """
-        prepared = copy.deepcopy(spec)
-        for place in _groups(prepared):
-            ray = at(prepared, *place, "template", "spec", "containers", 0)
-            own = [one for one in ray.get("env") or [] if place != HEAD or at(one, "name") != DRIVER_ANYWHERE]
-            if all(at(one, "name") != DRAIN for one in own):
-                own.append({"name": DRAIN, "value": DRAIN_SECONDS})
-            driver = [{"name": DRIVER_ANYWHERE, "value": "0"}] if place == HEAD else []
-            ray["env"] = [*own, *driver]
+        """By default the cluster outlives the program, and the submitter's pod has no label of the job's."""
+        prepared = super().prepared(spec)
+        for group in groups(prepared, CLUSTER):
+            ray = at(prepared, *group, "template", "spec", "containers", 0)
+            own = [one for one in ray.get("env") or [] if at(one, "name") != DRIVER["name"]]
+            drains = any(at(one, "name") == DRAIN["name"] for one in own)
+            ray["env"] = [*own, DRIVER, *([] if drains else [DRAIN])]
         if not prepared.get("deletionStrategy"):
             prepared.setdefault("shutdownAfterJobFinishes", True)
         if (prepared.get("submissionMode") or _MODES[0]) == "K8sJobMode":
-            submitter = prepared["submitterPodTemplate"] = prepared.get("submitterPodTemplate") or _submitter(
-                spec
-            )
-            metadata = submitter["metadata"] = dict(submitter.get("metadata") or {})
+            given = prepared.get("submitterPodTemplate") or _submitter(spec)
+            metadata = given["metadata"] = dict(given.get("metadata") or {})
             metadata["labels"] = {**(metadata.get("labels") or {}), SUBMITTER_LABEL: "true"}
+            prepared["submitterPodTemplate"] = given
         return prepared
 
     def state(self, workload: Mapping[str, Any]) -> tuple[WorkloadState, str]:
@@ -139,65 +126,9 @@ class RayJobAdapter(WorkloadAdapter):
         return (WorkloadState.RUNNING if runs else WorkloadState.PENDING), ""
 
 
-def first_container(spec: Mapping[str, Any], *group: str | int) -> str:
-    """The name of the container of a group that runs Ray.
-
-    Raises:
-        TemplateError: there is none.
-    """
-    path = (*group, "template", "spec", "containers")
-    name = at(spec, *path, 0, "name")
-    if not isinstance(name, str):
-        raise TemplateError(dotted(path), "must have a container with a name: the first one runs Ray")
-    return name
-
-
-def ray_pods(cluster: Any) -> int:
-    """The head and the workers of a Ray cluster; where they are scaled by need, nobody knows how many."""
-    if at(cluster, "enableInTreeAutoscaling"):
-        return 1
-    return 1 + sum(_workers(group) for group in objects(at(cluster, "workerGroupSpecs")))
-
-
-def _workers(group: Mapping[str, Any]) -> int:
-    """Pods of a group of workers: as many as it wants, within its own limits."""
-    if group.get("suspend") is True:
-        return 0
-    least, wanted = _number(group, "minReplicas", 0), _number(group, "replicas", 0)
-    wanted = min(max(least, wanted), _number(group, "maxReplicas", max(least, wanted)))
-    return wanted * _number(group, "numOfHosts", 1)
-
-
-def _number(group: Mapping[str, Any], field: str, default: int) -> int:
-    value = group.get(field)
-    return value if isinstance(value, int) else default
-
-
-def _groups(spec: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
-    """Where the head and the groups of workers are.
-
-    Raises:
-        TemplateError: the groups are no list.
-    """
-    groups = at(spec, *WORKERS)
-    if not isinstance(groups, list | None):
-        raise TemplateError(dotted(WORKERS), "must be a list of objects")
-    yield HEAD
-    yield from ((*WORKERS, number) for number in range(len(groups or [])))
-
-
-def _template(spec: Mapping[str, Any], group: tuple[str | int, ...]) -> PodTemplate:
-    """That of a group, whose own labels win over those of its template."""
-    labels = at(spec, *group, "labels")
-    if any(str(label).startswith(f"{GROUP}/") for label in (labels if isinstance(labels, dict) else ())):
-        why = f"must not have labels of {GROUP}: by them the operator finds the pods that it must stop"
-        raise TemplateError(dotted((*group, "labels")), why)
-    return PodTemplate((*group, "template"), first_container(spec, *group), group == HEAD)
-
-
 def _submitter(spec: Mapping[str, Any]) -> Json:
     """What KubeRay makes where there is no template of it, as the user of the head."""
-    pod = at(spec, *HEAD, "template", "spec")
+    pod = at(spec, CLUSTER, HEAD, "template", "spec")
     head = pod["containers"][0]
     container = {"name": "ray-job-submitter", "resources": {
         "limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "200Mi"},

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guard_operator.adapters.base import TemplateError, WorkloadAdapter, WorkloadState, at, count
-from guard_operator.adapters.job import INDEX_LABEL
+from guard_operator.adapters.base import TemplateError, WorkloadAdapter, WorkloadState, at
+from guard_operator.adapters.batch import INDEX_LABEL
 from guard_operator.adapters.jobset import JOB_LABEL, JOB_SETS, NAME_LABEL
 from guard_operator.runtime.client import Resource
 
@@ -30,10 +30,6 @@ class TrainJobAdapter(WorkloadAdapter):
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
         """The first pod of `node`."""
         return {NAME_LABEL: NODE, JOB_LABEL: "0", INDEX_LABEL: "0"}
-
-    def pods_wanted(self, spec: Mapping[str, Any]) -> int:
-        """The nodes, as far as the job says it and not its runtime."""
-        return count(at(spec, "trainer", "numNodes"))
 
     def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """By its Jobs."""

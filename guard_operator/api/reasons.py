@@ -141,8 +141,7 @@ _REASONS = {
     "StatefulSet or a Secret; the message names it and is the server's own.",
     Reason.TARGET_REFUSED: "What `targetRef` names cannot be guarded as it is; the message says why.",
     Reason.CLAIM_MISSING: "A PersistentVolumeClaim that the guard needs does not exist.",
-    Reason.NAME_TAKEN: "A workload, or a StatefulSet for the guard, of this name exists and belongs to "
-    "someone else.",
+    Reason.NAME_TAKEN: "A workload of this name exists and belongs to someone else.",
     Reason.GUARD_MISSING: "Rank 0 runs in a pod without its guard; the message names it. It counts as a "
     "silent guard from its start.",
     Reason.GUARD_UNREACHABLE: "The kubelet calls the guard ready, but the operator cannot reach it: the "

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_pascal
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS, LAYOUTS
+from guard_operator.api.models import CAMEL_CHOICES, UNDECLARED, cel
 from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.api.types import CAMEL_CHOICES, UNDECLARED, GuardedTrainingJob, cel
+from guard_operator.api.types import GuardedTrainingJob
 
 #: (name, JSON path, type, description) in the order of `kubectl get gtj`.
 PRINTER_COLUMNS = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guard_core.wire import Verdict
-from guard_operator.api.types import Latched
+from guard_operator.api.status import Latched
 from guard_operator.guards.reading import LastWord
 
 Json = dict[str, Any]

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from guard_operator.adapters import WorkloadAdapter, find_adapter
 from guard_operator.api import names
+from guard_operator.api.models import ApiModel
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ApiModel, Status
+from guard_operator.api.status import Status
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.keeper import Keeper
 from guard_operator.reconcile.conditions import Conditions, as_it_is, with_conditions
@@ -58,12 +59,16 @@ FLUSH_SECONDS = 3.0
 FIGURES_TIME = timedelta(seconds=10.0)
 
 
-class Unwritten(ClusterError):
-    """The status was refused; what there was to delete was tried all the same. `refusal`: see `actuate`."""
+@dataclass(frozen=True, slots=True)
+class ActuationResult:
+    """What became of a decision that was carried out.
 
-    def __init__(self, refusal: str) -> None:
-        super().__init__("the status was refused")
-        self.refusal = refusal
+    `refusal`: why a delete was refused, in the API server's words; "": none was. `trouble`: why the whole
+    reconcile is to be repeated; None: it is not.
+    """
+
+    refusal: str = ""
+    trouble: ClusterError | None = None
 
 
 class Actuator:
@@ -86,17 +91,11 @@ class Actuator:
         self._keeper = keeper
         self._clock = clock
 
-    def actuate(self, snapshot: Snapshot, decision: Decision) -> str:
+    def actuate(self, snapshot: Snapshot, decision: Decision) -> ActuationResult:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
 
         One without an answer does: if the operator ended then, the run would be gone and nobody would know
         why.
-
-        Returns:
-            Why a delete was refused, in the API server's words; "": none was.
-
-        Raises:
-            ClusterError: something did not work for now; the whole reconcile is to be repeated.
         """
         deletes = [one for one in decision.actions if isinstance(one, Delete)]
         trouble: ClusterError | None = None
@@ -104,14 +103,11 @@ class Actuator:
             self._create_and_write(snapshot, decision)
         except ClusterError as error:
             if not deletes or not error.decided:
-                raise
+                return ActuationResult(trouble=error)
             trouble = error
         refusals = [refusal for one in deletes if (refusal := self._delete(snapshot.job, one)) is not None]
-        if trouble is not None:
-            raise Unwritten(_words(refusals)) from trouble
-        if (busy := next((one for one in refusals if one.status == 429), None)) is not None:
-            raise busy
-        return _words(refusals)
+        busy = next((one for one in refusals if one.status == 429), None)
+        return ActuationResult(_words(refusals), trouble or busy)
 
     def flush(self) -> None:
         """Wait a moment for the Events that are not written yet."""

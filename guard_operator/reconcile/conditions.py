@@ -7,14 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from guard_operator.api.reasons import FIRE_REASONS, ConditionType, Reason
-from guard_operator.api.types import (
-    ConditionStatus,
-    GuardStatus,
-    Latched,
-    Phase,
-    Status,
-    WorkloadRef,
-)
+from guard_operator.api.status import ConditionStatus, GuardStatus, Latched, Phase, Status, WorkloadRef
 from guard_operator.reconcile.halts import (
     halt_due,
     is_at_once,
@@ -202,15 +195,12 @@ def is_attached(job: Job) -> bool:
 
 def guard_maker(snapshot: Snapshot) -> tuple[Between, ...]:
     """What makes the guard's own pod, and is not on its way out."""
-    made = None if snapshot.own_guard is None else snapshot.own_guard.made
+    made = snapshot.guard_maker
     return () if made is None or made.terminating else (made,)
 
 
 def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     """The workload was created with its guard; that its pods have it is seen from the pods."""
-    if snapshot.own_guard is not None and (taken := snapshot.own_guard.taken):
-        message = f"a StatefulSet {taken} exists and is not this job's, so no guard can be made: delete it"
-        return says.make(ConditionType.GUARDED, "False", Reason.NAME_TAKEN, message)
     if (unguarded := unguarded_pod(snapshot)) is not None:
         message = f"{without_guard(unguarded)}: something between operator and kubelet took it"
         return says.make(ConditionType.GUARDED, "False", Reason.GUARD_MISSING, message)

@@ -11,33 +11,28 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, GuardStatus, Phase, Status
+from guard_operator.api.status import MAX_NOTED_PODS, Phase
 from guard_operator.api.wording import invalid_spec
 from guard_operator.guards.adoption import latches_of
 from guard_operator.guards.polls import GuardPolls, PolledGuard
-from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator, Unwritten
+from guard_operator.reconcile.actuate import FIGURES_TIME, Actuator
 from guard_operator.reconcile.conditions import (
-    Conditions,
     as_it_is,
-    last_verdict,
     new_condition,
     with_conditions,
 )
-from guard_operator.reconcile.decide import decide, decide_latched
+from guard_operator.reconcile.decide import decide
 from guard_operator.reconcile.gather import Gatherer, UnsupportedKindError
 from guard_operator.reconcile.owned import host_of
 from guard_operator.reconcile.parse import parse_job, read_status
 from guard_operator.reconcile.snapshot import (
     NOTHING_REMEMBERED,
-    OVER,
     Decision,
     Job,
     Remembered,
     Snapshot,
     Unsaid,
-    condition_of,
     guard_of,
-    is_true,
 )
 from guard_operator.runtime.client import Json
 
@@ -62,8 +57,12 @@ class Controller:
         self._runs: dict[str, Remembered] = {}  # by UID
         self._guards = guards
 
-    def reconcile(self, raw: Json) -> float | None:
+    def reconcile(self, raw: Json, unread: Sequence[str] = ()) -> float | None:
         """Act on the job as it is cached.
+
+        Args:
+            raw: the job.
+            unread: kinds by which it is decided and that cannot be read now.
 
         Returns:
             In how many seconds to look again at the latest; None: on the next event.
@@ -73,8 +72,7 @@ class Controller:
         """
         try:
             job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
-            known = self._remembered(job)
-            snapshot = self._gatherer.gather(job, known)
+            snapshot = self._gatherer.gather(job, self._remembered(job), unread)
         except ValidationError as error:
             self._refuse(raw, Reason.INVALID_SPEC, invalid_spec(error))
             return None
@@ -83,7 +81,8 @@ class Controller:
             return None
         if snapshot is None:
             return None
-        self._follow(snapshot)
+        if not unread:
+            self._follow(snapshot)
         decision = decide(snapshot, self._clock())
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
@@ -126,14 +125,10 @@ class Controller:
             pods = {uid: name for name, uid in snapshot.known.pods} | pods
         seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
         stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
-        refusal = ""
-        try:
-            refusal = self._actuator.actuate(snapshot, decision)
-        except Unwritten as error:
-            refusal = error.refusal
-            raise
-        finally:
-            self._runs[snapshot.job.uid] = Remembered(seen, stop, refusal)
+        outcome = self._actuator.actuate(snapshot, decision)
+        self._runs[snapshot.job.uid] = Remembered(seen, stop, outcome.refusal)
+        if outcome.trouble is not None:
+            raise outcome.trouble
 
     def _refuse(self, raw: Json, reason: Reason, message: str) -> None:
         """Say why this operator does nothing for a job. What runs stays running."""
@@ -141,50 +136,15 @@ class Controller:
         log.warning("%s/%s: %s: %s", metadata["namespace"], metadata["name"], reason, message)
         with suppress(ValidationError):  # of the status: then nothing can be written beside it
             status = read_status(raw)
-            guarded = self._condition(raw, status, ConditionType.GUARDED, "False", reason, message)
+            of = metadata.get("generation")
+            guarded = new_condition(
+                status, of, self._clock(), ConditionType.GUARDED, "False", reason, message
+            )
             report = with_conditions(as_it_is(status), guarded)
             if status.workload_ref is None:
                 report = replace(report, phase=Phase.REFUSED)
             if "deletionTimestamp" not in metadata:
                 self._actuator.write_status(raw, status, report)
-
-    def say_unread(self, raw: Json, kinds: Sequence[str]) -> None:
-        """Say that nothing is known of a run of which these kinds cannot be read. It goes on as it is.
-
-        A latch that its guard left when it ended is taken all the same.
-        """
-        with suppress(ValidationError, UnsupportedKindError):
-            if self._take_last_word(raw):
-                return
-            status = read_status(raw)
-            if "deletionTimestamp" in raw["metadata"] or any(is_true(status, end) for end in OVER):
-                return
-            unread = f"{', '.join(kinds)} cannot be listed or watched"
-            silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
-            said = {ConditionType.GUARD_SILENT: silent}
-            if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status == "False":
-                last = last_verdict(status.guard or GuardStatus())
-                said[ConditionType.FIRED] = f"there is no verdict now: {unread}; {last}"
-            new = (
-                self._condition(raw, status, kind, "Unknown", Reason.KIND_UNREAD, message)
-                for kind, message in said.items()
-            )
-            self._actuator.write_status(raw, status, with_conditions(as_it_is(status), *new))
-
-    def _take_last_word(self, raw: Json) -> bool:
-        """Have a latch written down that a guard left when it ended; whether there is one."""
-        job = parse_job(raw, self._guards.reading(raw["metadata"]["uid"]))
-        snapshot, now = self._gatherer.last_words(job, self._remembered(job)), self._clock()
-        if (decision := decide_latched(snapshot, Conditions(snapshot, now), now)) is None:
-            return False
-        self._act(snapshot, decision)
-        return True
-
-    def _condition(
-        self, raw: Json, status: Status, kind: ConditionType, value: str, reason: Reason, message: str
-    ) -> ConditionStatus:
-        generation = raw["metadata"].get("generation")
-        return new_condition(status, generation, self._clock(), kind, value, reason, message)
 
 
 def guard_to_ask(snapshot: Snapshot) -> PolledGuard | None:

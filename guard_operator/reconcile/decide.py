@@ -16,12 +16,13 @@ from datetime import datetime
 from guard_operator.adapters import WorkloadState
 from guard_operator.api.names import QUEUE_LABEL
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.status import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
     Conditions,
     as_it_is,
     guard_maker,
     is_attached,
+    last_verdict,
     reference_to,
     whether_guarded,
     with_conditions,
@@ -29,6 +30,7 @@ from guard_operator.reconcile.conditions import (
 )
 from guard_operator.reconcile.endings import ended_by_itself, noted_disruption, over_already
 from guard_operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
+from guard_operator.reconcile.obstacles import SOON_SECONDS
 from guard_operator.reconcile.snapshot import (
     Action,
     CreateWorkload,
@@ -55,6 +57,8 @@ LATE_SECONDS = 10.0
 #: How often a workload is looked at that the job is attached to: its labels are not the operator's, by which
 #: events are known.
 ATTACHED_SECONDS = 10.0
+#: How often a run is looked at of which something cannot be read: what is listed has it looked at by itself.
+UNREAD_SECONDS = 30.0
 #: How often a taken name is looked at.
 NAME_TAKEN_SECONDS = 30.0
 
@@ -63,7 +67,10 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
     """The decision for this snapshot at this time (UTC)."""
     says = Conditions(snapshot, now)
     decision = (
-        decide_latched(snapshot, says, now)
+        _halt(snapshot, says)
+        or teardown(snapshot, says, now)
+        or _report_fire(snapshot, says)
+        or _unread(snapshot, says)
         or _deleting(snapshot)
         or over_already(snapshot, now)
         or ended_by_itself(snapshot, says)
@@ -72,11 +79,6 @@ def decide(snapshot: Snapshot, now: datetime) -> Decision:
         or _running(snapshot, says)
     )
     return _noted(snapshot, decision)
-
-
-def decide_latched(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | None:
-    """Decide what a latch asks for, whatever is known of the workload."""
-    return _halt(snapshot, says) or teardown(snapshot, says, now) or _report_fire(snapshot, says)
 
 
 def _noted(snapshot: Snapshot, decision: Decision) -> Decision:
@@ -102,6 +104,22 @@ def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
     if fire is None or is_true(status, ConditionType.FIRED) or not ended_before(snapshot.job):
         return None
     return Decision(with_conditions(as_it_is(status), says.fired_by(fire)), (), STOPPING_SECONDS)
+
+
+def _unread(snapshot: Snapshot, says: Conditions) -> Decision | None:
+    """Nothing is known of a run of which something cannot be read. It goes on as it is, and that is said."""
+    if not snapshot.unread:
+        return None
+    status = snapshot.job.status
+    if snapshot.job.deleting or ended_before(snapshot.job):
+        return Decision(as_it_is(status), look_again=UNREAD_SECONDS)
+    unread = snapshot.unread
+    silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
+    new = [says.make(ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, silent)]
+    if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status == "False":
+        message = f"there is no verdict now: {unread}; {last_verdict(guard_of(snapshot.job))}"
+        new.append(says.make(ConditionType.FIRED, "Unknown", Reason.KIND_UNREAD, message))
+    return Decision(with_conditions(as_it_is(status), *new), look_again=UNREAD_SECONDS)
 
 
 def _deleting(snapshot: Snapshot) -> Decision | None:
@@ -182,10 +200,8 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
         job.status.stop,
     )
     again = _until_silence(snapshot)
-    if snapshot.late:  # no event will tell that it still is
+    if snapshot.late_for is not None:  # no event will tell that it still is
         again = min(again or LATE_SECONDS, LATE_SECONDS)
-    if snapshot.own_guard is not None and snapshot.own_guard.taken:
-        again = min(again or NAME_TAKEN_SECONDS, NAME_TAKEN_SECONDS)
     if is_attached(job):  # no event tells of its pods
         again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
     return Decision(report, _for_the_guard(snapshot, workload.state), again)
@@ -196,11 +212,11 @@ def _for_the_guard(snapshot: Snapshot, state: WorkloadState) -> tuple[Action, ..
 
     What a pod that does not start may lack is made again, if somebody removed it.
     """
-    own, maker = snapshot.own_guard, guard_maker(snapshot)
+    maker = guard_maker(snapshot)
     if state is WorkloadState.SUSPENDED:
         return (delete_makers(maker),) if maker else ()
-    missing = own is not None and own.made is None and not own.taken
-    return (EnsureGuard(),) if missing or snapshot.overdue else ()
+    missing = snapshot.job.has_guard_pod and snapshot.guard_maker is None
+    return (EnsureGuard(),) if missing or (snapshot.late_for or 0.0) > SOON_SECONDS else ()
 
 
 def _waiting(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from guard_core.ending import not_judged, steps_after, warned
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus, Phase
+from guard_operator.api.status import ConditionStatus, Phase
 from guard_operator.reconcile.conditions import (
     Conditions,
     as_it_is,
@@ -188,8 +188,7 @@ def _who_failed(pods: Sequence[Pod]) -> list[Pod]:
     What failed after rank 0 was ended for that.
     """
     rank0 = [pod for pod in pods if pod.rank0]
-    newest = rank0[-1] if rank0 else None
-    began = _NEVER if newest is None or newest.created is None else newest.created
+    began = next((pod.created for pod in rank0[-1:] if pod.created is not None), _NEVER)
     own = [pod for pod in rank0[-1:] if pod.failure]
     until = _when(own[0]) if own else _LATER
     others = [pod for pod in pods if pod.failure and not pod.rank0 and began <= _when(pod) <= until]
@@ -204,7 +203,7 @@ def _when(pod: Pod) -> datetime:
 
 def _succeeded(snapshot: Snapshot, says: Conditions, message: str) -> ConditionStatus:
     """A plain success only where all was judged: what was not has not passed."""
-    last, apart = guard_of(snapshot.job), snapshot.own_guard is not None
+    last, apart = guard_of(snapshot.job), snapshot.job.has_guard_pod
     longer = _LONGER_APART.format(minutes=judged_seconds(snapshot.job) / 60) if apart else _LONGER
     missing = not_judged(last, wait_longer=longer)
     silent = ""
@@ -242,7 +241,7 @@ def _disrupted_pod(snapshot: Snapshot) -> tuple[str, str] | None:
 
 def _first_pods(snapshot: Snapshot) -> list[Pod]:
     """The pods of rank 0, the oldest first; with a sidecar, those that have it."""
-    return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.own_guard else pod.guarded)]
+    return [pod for pod in snapshot.pods if (pod.rank0 if snapshot.job.has_guard_pod else pod.guarded)]
 
 
 def noted_disruption(snapshot: Snapshot, says: Conditions) -> ConditionStatus | None:

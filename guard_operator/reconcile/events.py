@@ -12,7 +12,7 @@ from datetime import datetime
 
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import ConditionStatus
+from guard_operator.api.status import ConditionStatus
 from guard_operator.runtime.client import EVENTS, Json
 
 _WARNINGS = {

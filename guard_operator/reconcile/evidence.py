@@ -20,7 +20,7 @@ from typing import Any
 
 from guard_core.thinning import fewer_lines, size
 from guard_operator.api import names
-from guard_operator.api.types import ApiModel, StatusModel
+from guard_operator.api.models import ApiModel, StatusModel
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.owned import owner_reference
 from guard_operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of

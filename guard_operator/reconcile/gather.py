@@ -12,34 +12,31 @@ that nothing is called stopped for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from guard_operator.adapters import (
-    WorkloadAdapter,
-    WorkloadState,
-    find_adapter,
-)
+from guard_operator.adapters import TemplateError, WorkloadAdapter, WorkloadState, find_adapter
 from guard_operator.api import names
-from guard_operator.api.types import Isolation
+from guard_operator.api.guard import Isolation
 from guard_operator.config import OperatorConfig
 from guard_operator.guards.reading import Reading
 from guard_operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from guard_operator.reconcile.isolation import guard_objects_of, sentences
-from guard_operator.reconcile.obstacles import Late, guard_is_late, reason_for, what_is_late
+from guard_operator.reconcile.obstacles import SOON_SECONDS, Late, reason_for, what_is_late
 from guard_operator.reconcile.parse import JOBS, parse_job, with_last_word
 from guard_operator.reconcile.pods import PodOwner, pod_of, time_of
-from guard_operator.reconcile.prepare import Preparer
+from guard_operator.reconcile.prepare import find_preparation
 from guard_operator.reconcile.refusals import isolation_findings
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import (
     NOTHING_REMEMBERED,
     Between,
     Job,
-    OwnGuard,
     Pod,
+    Preparation,
     Remembered,
     Snapshot,
     Waiting,
@@ -76,9 +73,6 @@ log = logging.getLogger(__name__)
 MAX_EVENTS = 500
 #: For how long a guard that is ready cannot be reached before that is said.
 UNREACHED_SECONDS = 30.0
-
-#: While the workload is in one of these, a guard in a pod of its own is there, too.
-_GUARDED_STATES = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
 
 
 class Caches(Protocol):
@@ -130,7 +124,7 @@ class _Seen:
     workload: Workload | None
     uid: str | None
     between: tuple[Between, ...]
-    own_guard: OwnGuard | None
+    guard_maker: Between | None
     owner: PodOwner
     pods: tuple[Pod, ...]
 
@@ -139,17 +133,17 @@ class _Seen:
         """By the chain of controllers alone: labels are anybody's to give."""
         raw, target = objects.workload, objects.target
         workload = None if raw is None else _workload(adapter, job, raw)
-        uid, between, own_guard = _uid(job, workload), target.between, None
+        uid, between, guard_maker = _uid(job, workload), target.between, None
         if uid is not None and job.spec.target_ref is None:
             between = controlled(adapter, uid, lambda kind: objects.made[kind])
-        if job.spec.guard.own_pod is not None:
-            name = names.guard_name(job.name, job.uid)
-            own_guard = OwnGuard(_named(name, job, objects.made[STATEFUL_SETS]))
+        if job.has_guard_pod:
+            guard_maker = _guard_maker(job, objects.made[STATEFUL_SETS])
         controllers = frozenset(one.uid for one in between) | target.controllers
-        owner = PodOwner(uid, _spec(job, raw, uid), controllers, _uid_of_guard(own_guard))
+        guard_uid = None if guard_maker is None else guard_maker.uid
+        owner = PodOwner(uid, _spec(job, raw, uid), controllers, guard_uid)
         raw_pods = sorted((*objects.pods, *target.pods), key=_age)
         pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
-        return cls(workload, uid, between, own_guard, owner, pods)
+        return cls(workload, uid, between, guard_maker, owner, pods)
 
 
 class UnsupportedKindError(Exception):
@@ -169,24 +163,19 @@ class Gatherer:
     ) -> None:
         self._client = client
         self._config = config
-        self._prepare = Preparer(client, config).prepare
         self._caches = caches
         self._guards = guards
         self._clock = clock
 
-    def last_words(self, job: Job, known: Remembered) -> Snapshot:
-        """The snapshot of a job of which nothing is known but what its guards left when they ended.
-
-        It is of caches alone, so it costs no request where requests fail, or hang.
-        """
-        adapter = self._adapter(job)
-        seen = _Seen.of(adapter, job, self._cached(adapter, job)[0])
-        return Snapshot(self._with_last_words(job, seen.pods), seen.workload, seen.pods, known=known)
-
-    def gather(self, job: Job, known: Remembered = NOTHING_REMEMBERED) -> Snapshot | None:
+    def gather(
+        self, job: Job, known: Remembered = NOTHING_REMEMBERED, unread: Sequence[str] = ()
+    ) -> Snapshot | None:
         """The snapshot of this job; None: it is gone, and the cache does not know yet.
 
-        `known`: what is remembered of the run beside its status.
+        Args:
+            job: as it is cached.
+            known: what is remembered of the run beside its status.
+            unread: kinds that cannot be read. Then it costs no request: those fail, too, or hang.
 
         Raises:
             ClusterError: a live read failed for now.
@@ -195,6 +184,11 @@ class Gatherer:
         adapter = self._adapter(job)
         first = known.stop is None and job.status.stop is None
         stops, (cached, complete) = must_stop(job), self._cached(adapter, job)
+        if unread:
+            seen = _Seen.of(adapter, job, cached)
+            job = self._with_last_words(job, seen.pods)
+            why = f"{', '.join(unread)} cannot be listed or watched"
+            return Snapshot(job, seen.workload, seen.pods, known=known, unread=why)
         if (first and stops) or not _is_stopping(job):
             objects = cached if complete or stops else self._uncached(adapter, job, cached)
             snapshot = self._snapshot(adapter, job, known, objects)
@@ -263,50 +257,53 @@ class Gatherer:
     def _snapshot(self, adapter: WorkloadAdapter, job: Job, known: Remembered, objects: _Objects) -> Snapshot:
         """What these objects say, and what else is needed where the run is not to stop."""
         seen = _Seen.of(adapter, job, objects)
-        job = self._with_last_words(job, seen.pods)
-        stopping, live = _is_stopping(job), objects.live
-        workload, uid, pods, unread = seen.workload, seen.uid, seen.pods, objects.unread
-        asks = live or not stopping  # the first delete waits for no request
-        if asks and uid is not None and _may_hide_pods(job, workload, pods):
-            hidden = read_unlabelled(self._client, adapter, job, objects.workload, uid)
-            owner = replace(seen.owner, between=seen.owner.between | hidden.controllers)
-            pods += tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
-        taken = workload is not None and job.spec.target_ref is None
-        not_now = taken or stopping or job.deleting or _was_created(job)
-        own_guard = seen.own_guard if stopping else self._own_guard(job, workload, seen.own_guard)
-        spec = _spec(job, objects.workload, uid)
-        silent_for, unreached = self._silence(job, pods, workload, own_guard)
-        wanted = adapter.pods_wanted(spec)
-        late = () if stopping or job.deleting else _late(workload, pods, own_guard, wanted)
-        target = objects.target
-        preparation = (
-            None
-            if not_now
-            else Preparer(self._client, self._config).prepare(adapter, job, objects.workload, target)
-        )
+        job, stopping = self._with_last_words(job, seen.pods), _is_stopping(job)
+        pods = self._with_hidden(adapter, job, objects, seen)
+        spec = _spec(job, objects.workload, seen.uid)
+        late_for, obstacle = self._lateness(adapter, job, seen, spec)
+        silent_for, unreached = self._silence(job, pods, seen.workload)
         snapshot = Snapshot(
             job=job,
-            workload=workload,
+            workload=seen.workload,
             between=seen.between,
-            own_guard=own_guard,
+            guard_maker=seen.guard_maker,
             pods=pods,
-            pods_unread=unread,
+            unread=objects.unread,
             known=known,
-            all_pods_read=stopping and live,
-            preparation=preparation,
-            broken=_broken(adapter, job, target.pods, self._config),
+            all_pods_read=stopping and objects.live,
+            preparation=self._preparation(adapter, job, seen.workload, objects),
+            broken=_broken(adapter, job, objects.target.pods, self._config),
             trainer=attached_trainer(adapter, spec),
             reading=self._guards.reading(job.uid),
             silent_for=silent_for,
             unreached=unreached,
             most_silent=bool(silent_for) and self._guards.most_are_unreached(),
-            live=live,
-            late=bool(late),
-            overdue=any(one.is_due(self._clock()) for one in late),
-            obstacle=next(filter(None, (self._obstacle(job, one, pods) for one in late)), None),
+            live=objects.live,
+            late_for=late_for,
+            obstacle=obstacle,
         )
         # Of a guard that is not asked nothing is to be heard.
         return replace(snapshot, silent_for=None, unreached="") if snapshot.not_admitted else snapshot
+
+    def _with_hidden(
+        self, adapter: WorkloadAdapter, job: Job, objects: _Objects, seen: _Seen
+    ) -> tuple[Pod, ...]:
+        """The pods, with those that lost the operator's label; the first delete waits for no request."""
+        asks = objects.live or not _is_stopping(job)
+        if not asks or seen.uid is None or not _may_hide_pods(job, seen.workload, seen.pods):
+            return seen.pods
+        hidden = read_unlabelled(self._client, adapter, job, objects.workload, seen.uid)
+        owner = replace(seen.owner, between=seen.owner.between | hidden.controllers)
+        return seen.pods + tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
+
+    def _preparation(
+        self, adapter: WorkloadAdapter, job: Job, workload: Workload | None, objects: _Objects
+    ) -> Preparation | None:
+        """What can be found out before there is a guarded workload; None: it is not the time for that."""
+        taken = workload is not None and job.spec.target_ref is None
+        if taken or job.status.workload_ref is not None or job.deleting or _is_stopping(job):
+            return None
+        return find_preparation(self._client, self._config, adapter, job, objects.workload, objects.target)
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
         """The job with what its guards left when they ended, where nobody had heard it."""
@@ -321,34 +318,38 @@ class Gatherer:
             raise UnsupportedKindError(*review(None, job, self._config).findings)
         return adapter
 
-    def _obstacle(self, job: Job, late: Late, pods: tuple[Pod, ...]) -> Waiting | None:
-        """What the Events say of it. Words only: without them everything goes on."""
-        if not late.is_due(self._clock()):
-            return None
+    def _lateness(
+        self,
+        adapter: WorkloadAdapter,
+        job: Job,
+        seen: _Seen,
+        spec: Mapping[str, Any],
+    ) -> tuple[float | None, Waiting | None]:
+        """For how long pods have not come or not started (None: they have), and what Events say of it."""
+        if job.deleting or _is_stopping(job):
+            return None, None
+        wanted = 1 if job.spec.target_ref is not None else _pods_wanted(adapter, spec)
+        late = what_is_late(seen.workload, seen.pods, wanted, seen.guard_maker)
+        due = [one for one in late if one.lasts(self._clock()) > SOON_SECONDS]
+        told = ((one, self._events_of(job, one)) for one in due)
+        obstacles = (reason_for(one, events, seen.pods) for one, events in told if events is not None)
+        longest = max((one.lasts(self._clock()) for one in late), default=None)
+        return longest, next(filter(None, obstacles), None)
+
+    def _events_of(self, job: Job, late: Late) -> list[Json] | None:
+        """The Events of what is late. Words only: without them everything goes on."""
         query = {"fieldSelector": f"involvedObject.uid={late.uid}", "limit": str(MAX_EVENTS)}
         try:
-            events = self._client.list(EVENTS, job.namespace, query).get("items") or []
+            return self._client.list(EVENTS, job.namespace, query).get("items") or []
         except ClusterError as error:
             log.info("%s/%s: Events not read: %s", job.namespace, job.name, error)
             return None
-        return reason_for(late, events, pods)
-
-    def _own_guard(self, job: Job, workload: Workload | None, known: OwnGuard | None) -> OwnGuard | None:
-        """The StatefulSet of the guard; or that another one has its name, and would keep it away."""
-        if known is None or known.made is not None or not _has_guard(workload):
-            return known
-        name = names.guard_name(job.name, job.uid)
-        query = {"fieldSelector": f"metadata.name={name}"}
-        there = self._client.list(STATEFUL_SETS, job.namespace, query).get("items") or []
-        made = _named(name, job, there)  # which the cache does not have yet
-        return OwnGuard(made, taken=name if there and made is None else "")
 
     def _silence(
         self,
         job: Job,
         pods: tuple[Pod, ...],
         workload: Workload | None,
-        own_guard: OwnGuard | None,
     ) -> tuple[float | None, str]:
         """For how long the guard could not be heard; and why not, if the kubelet calls it ready.
 
@@ -357,7 +358,7 @@ class Gatherer:
         """
         ours = workload is not None and workload.ours
         succeeded = workload is not None and workload.state is WorkloadState.SUCCEEDED
-        ended = own_guard is not None and (not ours or succeeded)
+        ended = job.has_guard_pod and (not ours or succeeded)
         running = [pod for pod in pods if pod.rank0 and pod.phase == "Running" and not pod.terminating]
         guards = [pod for pod in pods if pod.guarded and pod.address and not pod.terminating]
         if not (running or (ended and guards)):
@@ -376,19 +377,15 @@ class Gatherer:
         )
 
 
-def _named(name: str, job: Job, sets: Iterable[Json]) -> Between | None:
-    """Of these StatefulSets the one that has this name, and that the job controls."""
+def _guard_maker(job: Job, sets: Iterable[Json]) -> Between | None:
+    """Of these StatefulSets the one of the guard, which the job controls."""
+    name = names.guard_name(job.name, job.uid)
     for raw in sets:
         of = raw["metadata"]
         if of["name"] == name and controller_of(raw) == job.uid:
             gone, created = "deletionTimestamp" in of, time_of(of.get("creationTimestamp"))
             return Between(STATEFUL_SETS, name, of["uid"], gone, created)
     return None
-
-
-def _has_guard(workload: Workload | None) -> bool:
-    """Whether a guard in a pod of its own is, or is to be, there."""
-    return workload is not None and workload.ours and workload.state in _GUARDED_STATES
 
 
 def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -> bool:
@@ -407,24 +404,14 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
 def _kinds(adapter: WorkloadAdapter, job: Job) -> tuple[Resource, ...]:
     """The kinds of what carries the job's UID beside its workload and its pods."""
     own = adapter.between if job.spec.target_ref is None else ()
-    return (*own, *((STATEFUL_SETS,) if job.spec.guard.own_pod is not None else ()))
+    return (*own, *((STATEFUL_SETS,) if job.has_guard_pod else ()))
 
 
-def _uid_of_guard(own: OwnGuard | None) -> str | None:
-    """UID of what makes the pods of a guard that has its own; None: there is none."""
-    return None if own is None or own.made is None else own.made.uid
-
-
-def _late(
-    workload: Workload | None, pods: tuple[Pod, ...], own: OwnGuard | None, wanted: int
-) -> tuple[Late, ...]:
-    """What the run waits for; first a guard in a pod of its own, for which its trainer waits."""
-    if own is None:
-        found = [what_is_late(workload, pods, wanted)]
-    else:
-        of_run = [pod for pod in pods if not pod.guarded]
-        found = [guard_is_late(own.made, workload, pods), what_is_late(workload, of_run, wanted)]
-    return tuple(one for one in found if one is not None)
+def _pods_wanted(adapter: WorkloadAdapter, spec: Mapping[str, Any]) -> int:
+    """How many pods a template makes at once; 1 while it is not known to be one."""
+    with suppress(TemplateError):
+        return sum(one.pods for one in adapter.pod_templates(spec))
+    return 1
 
 
 def _is_stopping(job: Job) -> bool:
@@ -436,10 +423,6 @@ def _is_stopping(job: Job) -> bool:
 def _of_job(job: Job) -> str:
     """Label selector of what belongs to the job."""
     return f"{names.UID_LABEL}={job.uid}"
-
-
-def _was_created(job: Job) -> bool:
-    return job.status.workload_ref is not None
 
 
 def _workload(adapter: WorkloadAdapter, job: Job, raw: Json) -> Workload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as TallyOf
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from guard_core.codes import Level
-from guard_operator.api.types import Phase
+from guard_operator.api.status import Phase
 from guard_operator.guards.reading import Reading
 
 #: The jobs as they are cached; (namespace, whether it can be read) of everything that is watched; and
@@ -23,121 +23,117 @@ Kinds = Callable[[], Iterable[tuple[str, str, bool | None]]]
 #: What was read of the guard of a job, by its UID.
 Readings = Callable[[str], Reading | None]
 
+_JOB = ("namespace", "name")
+#: What each gauge says, and its labels.
+_GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "rlguard_jobs": ("Jobs by phase.", ("phase",)),
+    "rlguard_job_condition_seconds": (
+        "For how long a job that is not over has Waiting or GuardSilent True, or Stopped False.",
+        (*_JOB, "type", "reason"),
+    ),
+    "rlguard_evaluation_age_seconds": (
+        "Time since a running job's last held-out evaluation, or since it runs under its guard without one; "
+        "the time in a queue does not count.",
+        _JOB,
+    ),
+    "rlguard_job_level": (
+        "0 healthy, 1 unknown, 2 warning, 3 fired: the level of the guard's verdict.",
+        _JOB,
+    ),
+    "rlguard_job_guard_unreachable_seconds": (
+        "For how long the operator cannot reach the guard; 0 while it can.",
+        _JOB,
+    ),
+    "rlguard_job_checkpoints": ("Checkpoints by what became of them.", (*_JOB, "state")),
+    "rlguard_job_step": ("Newest training step that the guard has seen.", _JOB),
+    "rlguard_job_reward_ema": ("EMA of the in-loop reward, reward units.", _JOB),
+    "rlguard_job_heldout_ema": ("EMA of the held-out score.", _JOB),
+    "rlguard_job_kl_ema": ("EMA of the KL to the reference, nats/token.", _JOB),
+    "rlguard_job_gap": ("The Hacking Gap, reward units.", _JOB),
+    "rlguard_namespace_synced": (
+        "1 while jobs and pods of a watched namespace can be read, else 0; an empty label means all.",
+        ("namespace",),
+    ),
+    "rlguard_kind_synced": (
+        "1 while a kind that runs are made of can be listed, else 0.",
+        ("namespace", "kind"),
+    ),
+}
 #: What is told of the verdict of each guard that is asked: what is unknown is absent.
 _FIGURES = {
-    "rlguard_job_step": ("Newest training step that the guard has seen.", "step"),
-    "rlguard_job_reward_ema": ("EMA of the in-loop reward, reward units.", "in_loop_ema"),
-    "rlguard_job_heldout_ema": ("EMA of the held-out score.", "heldout_ema"),
-    "rlguard_job_kl_ema": ("EMA of the KL to the reference, nats/token.", "kl_ema"),
-    "rlguard_job_gap": ("The Hacking Gap, reward units.", "proxy_real_gap"),
+    "rlguard_job_step": "step",
+    "rlguard_job_reward_ema": "in_loop_ema",
+    "rlguard_job_heldout_ema": "heldout_ema",
+    "rlguard_job_kl_ema": "kl_ema",
+    "rlguard_job_gap": "proxy_real_gap",
 }
 _LEVELS = {Level.HEALTHY: 0.0, Level.UNKNOWN: 1.0, Level.WARNING: 2.0, Level.FIRED: 3.0}
-_CHECKPOINTS = ("announced", "evaluated", "failed", "waiting")
 #: Conditions that need a hand if they last, with the status that they have then.
 _TROUBLE = {"Waiting": "True", "GuardSilent": "True", "Stopped": "False"}
-_OF_A_JOB = ["namespace", "name"]
 
 #: Phases in which a trainer or a guard may run, and those in which a trainer does.
 _ALIVE = {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.JUDGING, Phase.SUSPENDED, Phase.STOPPING}
 _RUNS = {Phase.STARTING, Phase.RUNNING}
+#: Name, values of the labels, and value of a sample.
+Sample = tuple[str, tuple[str, ...], float]
 
 
 class JobGauges(Collector):
     """See the module."""
 
     def __init__(self, jobs: Jobs, namespaces: Namespaces, kinds: Kinds, reading: Readings) -> None:
-        self._jobs = jobs
-        self._reading = reading
-        self._namespaces = namespaces
-        self._kinds = kinds
+        self._jobs, self._namespaces, self._kinds, self._reading = jobs, namespaces, kinds, reading
 
     def collect(self) -> Iterator[Metric]:
         """As they are now."""
-        counts, used, verdicts = TallyOf[str](), set[str](), _Verdicts()
-        trouble = GaugeMetricFamily(
-            "rlguard_job_condition_seconds",
-            "For how long a job that is not over has Waiting or GuardSilent True, or Stopped False.",
-            labels=[*_OF_A_JOB, "type", "reason"],
-        )
-        evaluated = GaugeMetricFamily(
-            "rlguard_evaluation_age_seconds",
-            "Time since a running job's last held-out evaluation, or since it runs under its guard without "
-            "one; the time in a queue does not count.",
-            labels=_OF_A_JOB,
-        )
+        families = {
+            name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _GAUGES.items()
+        }
+        for name, labels, value in self._samples():
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[Sample]:
+        phases, used = TallyOf[str](), set[str]()
         for raw in self._jobs():
-            status, labels = raw.get("status") or {}, [raw["metadata"][name] for name in _OF_A_JOB]
-            if (reading := self._reading(raw["metadata"]["uid"])) is not None:
-                verdicts.add(labels, reading)
+            status, job = raw.get("status") or {}, (raw["metadata"]["namespace"], raw["metadata"]["name"])
             phase = status.get("phase", "Pending")
-            counts[phase] += 1
+            phases[phase] += 1
             if phase in _ALIVE:
                 used.add((status.get("workloadRef") or {}).get("kind", ""))
-                for one in status.get("conditions") or []:
-                    lasted = _seconds_since(one["lastTransitionTime"])
-                    if _TROUBLE.get(one["type"]) == one["status"] and lasted is not None:
-                        trouble.add_metric([*labels, one["type"], one["reason"]], lasted)
+                yield from _trouble(job, status)
             if phase in _RUNS and (age := _evaluation_age(status)) is not None:
-                evaluated.add_metric(labels, age)
-        yield from (_phases(counts), trouble, evaluated, *verdicts.gauges(), *self._synced(used))
-
-    def _synced(self, used: Set[str]) -> Iterator[Metric]:
-        """`used`: the kinds of runs that go on. One of them that is not there at all cannot be listed."""
-        gauge = GaugeMetricFamily(
-            "rlguard_namespace_synced",
-            "1 while jobs and pods of a watched namespace can be read, else 0; an empty label means all.",
-            labels=["namespace"],
-        )
-        for namespace, done in self._namespaces():
-            gauge.add_metric([namespace], float(done))
-        yield gauge
-        gauge = GaugeMetricFamily(
-            "rlguard_kind_synced",
-            "1 while a kind that runs are made of can be listed, else 0.",
-            labels=["namespace", "kind"],
-        )
+                yield "rlguard_evaluation_age_seconds", job, age
+            if (reading := self._reading(raw["metadata"]["uid"])) is not None:
+                yield from _of_guard(job, reading)
+        yield from (("rlguard_jobs", (phase,), float(count)) for phase, count in sorted(phases.items()))
+        for namespace, synced in self._namespaces():
+            yield "rlguard_namespace_synced", (namespace,), float(synced)
         for namespace, kind, listed in self._kinds():
-            gauge.add_metric([namespace, kind], float(kind not in used if listed is None else listed))
-        yield gauge
+            # One that is not there at all is missed by the runs that go on.
+            synced = kind not in used if listed is None else listed
+            yield "rlguard_kind_synced", (namespace, kind), float(synced)
 
 
-class _Verdicts:
-    """Gauges of what the guards say."""
-
-    def __init__(self) -> None:
-        level = "0 healthy, 1 unknown, 2 warning, 3 fired: the level of the guard's verdict."
-        self._level = GaugeMetricFamily("rlguard_job_level", level, labels=_OF_A_JOB)
-        away = "For how long the operator cannot reach the guard; 0 while it can."
-        self._away = GaugeMetricFamily("rlguard_job_guard_unreachable_seconds", away, labels=_OF_A_JOB)
-        counts = "Checkpoints by what became of them."
-        self._counts = GaugeMetricFamily("rlguard_job_checkpoints", counts, labels=[*_OF_A_JOB, "state"])
-        self._figures = {
-            name: GaugeMetricFamily(name, text, labels=_OF_A_JOB) for name, (text, _) in _FIGURES.items()
-        }
-
-    def add(self, job: list[str], reading: Reading) -> None:
-        """Tell what was read of the guard of this job: (namespace, name)."""
-        since, verdict = reading.unreached_since, reading.verdict
-        self._away.add_metric(job, 0.0 if since is None else time.monotonic() - since)
-        if verdict is None:
-            return
-        self._level.add_metric(job, _LEVELS[verdict.level])
-        for state in _CHECKPOINTS:
-            self._counts.add_metric([*job, state], float(getattr(verdict, state)))
-        for name, (_, field) in _FIGURES.items():
-            if (value := getattr(verdict, field)) is not None:
-                self._figures[name].add_metric(job, float(value))
-
-    def gauges(self) -> Iterator[Metric]:
-        """All of them."""
-        yield from (self._level, self._away, self._counts, *self._figures.values())
+def _trouble(job: tuple[str, str], status: Mapping[str, Any]) -> Iterator[Sample]:
+    for one in status.get("conditions") or []:
+        lasted = _seconds_since(one["lastTransitionTime"])
+        if _TROUBLE.get(one["type"]) == one["status"] and lasted is not None:
+            yield "rlguard_job_condition_seconds", (*job, one["type"], one["reason"]), lasted
 
 
-def _phases(counts: TallyOf[str]) -> Metric:
-    gauge = GaugeMetricFamily("rlguard_jobs", "Jobs by phase.", labels=["phase"])
-    for phase, count in sorted(counts.items()):
-        gauge.add_metric([phase], count)
-    return gauge
+def _of_guard(job: tuple[str, str], reading: Reading) -> Iterator[Sample]:
+    since, verdict = reading.unreached_since, reading.verdict
+    away = 0.0 if since is None else time.monotonic() - since
+    yield "rlguard_job_guard_unreachable_seconds", job, away
+    if verdict is None:
+        return
+    yield "rlguard_job_level", job, _LEVELS[verdict.level]
+    for state in ("announced", "evaluated", "failed", "waiting"):
+        yield "rlguard_job_checkpoints", (*job, state), float(getattr(verdict, state))
+    for name, field in _FIGURES.items():
+        if (value := getattr(verdict, field)) is not None:
+            yield name, job, float(value)
 
 
 def _evaluation_age(status: Mapping[str, Any]) -> float | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from guard_core.evaluation import Scoring
 from guard_operator.adapters import PodTemplate
 from guard_operator.api import names
-from guard_operator.api.types import EvaluatorSpec, GuardPod, GuardSpec, Heldout
+from guard_operator.api.guard import EvaluatorSpec, GuardPod, GuardSpec, Heldout
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.snapshot import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 from guard_operator.adapters import PodTemplate, WorkloadAdapter, at
 from guard_operator.api import names
-from guard_operator.api.types import GuardPod, GuardSpec
+from guard_operator.api.guard import GuardPod, GuardSpec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile import layout
 from guard_operator.reconcile.guard_container import (

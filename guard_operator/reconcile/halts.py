@@ -111,7 +111,7 @@ def silence_message(snapshot: Snapshot) -> str:
 
 def unguarded_pod(snapshot: Snapshot) -> Pod | None:
     """A pod in which rank 0 runs without its guard. One in a pod of its own may be away: it is silent."""
-    if snapshot.own_guard is not None:
+    if snapshot.job.has_guard_pod:
         return None
     return next((pod for pod in snapshot.pods if pod.rank0 and not pod.guarded and is_running(pod)), None)
 

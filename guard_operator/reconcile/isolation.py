@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from guard_operator.adapters import at
+from guard_operator.api.guard import GuardSpec
 from guard_operator.api.names import (
     CERTIFICATE_KEY,
     GUARD_CONTAINER,
@@ -21,7 +22,6 @@ from guard_operator.api.names import (
     RESERVED_PREFIX,
     support_name,
 )
-from guard_operator.api.types import GuardSpec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.layout import TRAINER_ENV
 

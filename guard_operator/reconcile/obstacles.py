@@ -6,7 +6,7 @@ no status: only Events tell of them. They are words for people; nothing is decid
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,6 +22,10 @@ MESSAGE_LENGTH = 600
 _OF_VOLUMES = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 
 
+#: While the workload is in one of these, its pods and its guard are there, or are to come.
+EXPECTED = frozenset({WorkloadState.PENDING, WorkloadState.RUNNING})
+
+
 @dataclass(frozen=True, slots=True)
 class Late:
     """What has not come yet: the start of `pod`, or ("") a pod. `uid`: of the object whose Events say why."""
@@ -30,40 +34,42 @@ class Late:
     since: datetime | None
     pod: str = ""
 
-    def is_due(self, now: datetime) -> bool:
-        """Whether it is time to ask. A clock that is off asks a little sooner or later."""
-        return self.since is not None and (now - self.since).total_seconds() > SOON_SECONDS
+    def lasts(self, now: datetime) -> float:
+        """Seconds for which it has been waited for. A clock that is off is a little wrong."""
+        return 0.0 if self.since is None else (now - self.since).total_seconds()
 
 
-def what_is_late(workload: Workload | None, pods: Iterable[Pod], wanted: int) -> Late | None:
-    """What the run, which has `wanted` pods, waits for; None: for nothing, or it is known why."""
-    if workload is None or not workload.ours or workload.terminating:
-        return None
-    if workload.state not in {WorkloadState.PENDING, WorkloadState.RUNNING}:
-        return None
+def what_is_late(
+    workload: Workload | None, pods: Iterable[Pod], wanted: int, maker: Between | None = None
+) -> tuple[Late, ...]:
+    """Find what a run waits for of which no status says why.
+
+    Args:
+        workload: of the run.
+        pods: of the run, and of its guard.
+        wanted: how many pods the workload makes at once.
+        maker: what makes the guard's own pod, for which rank 0 waits.
+    """
+    if workload is None or not workload.ours or workload.terminating or workload.state not in EXPECTED:
+        return ()
     left = [pod for pod in pods if not pod.terminating]
-    starting = [pod for pod in left if pod.phase == "Pending" and pod.waiting is None]
+    if maker is None:
+        found = [_late(workload, left, wanted)]
+    else:
+        guards, others = ([pod for pod in left if pod.guarded is own] for own in (True, False))
+        of_guard = None if maker.terminating else _late(maker, guards, 1)
+        found = [of_guard, _late(workload, others, wanted)]
+    return tuple(one for one in found if one is not None)
+
+
+def _late(maker: Workload | Between, pods: Sequence[Pod], wanted: int) -> Late | None:
+    starting = [pod for pod in pods if pod.phase == "Pending" and pod.waiting is None]
     if starting:
         first = min(starting, key=lambda pod: (not pod.guarded, pod.name))
         return Late(first.uid, first.created, first.name)
-    if len(left) >= wanted or any(pod.waiting for pod in left):
+    if len(pods) >= wanted or any(pod.waiting for pod in pods):
         return None
-    return Late(workload.uid, max((pod.created for pod in left if pod.created), default=workload.created))
-
-
-def guard_is_late(made: Between | None, workload: Workload | None, pods: Iterable[Pod]) -> Late | None:
-    """The same of a guard in a pod of its own, which `made` makes: its trainer waits for it."""
-    if made is None or made.terminating or workload is None:
-        return None
-    if workload.state not in {WorkloadState.PENDING, WorkloadState.RUNNING}:
-        return None
-    guards = [pod for pod in pods if pod.guarded]
-    if not guards:
-        return Late(made.uid, made.created)
-    starting = (
-        pod for pod in guards if pod.phase == "Pending" and pod.waiting is None and not pod.terminating
-    )
-    return next((Late(pod.uid, pod.created, pod.name) for pod in starting), None)
+    return Late(maker.uid, max((pod.created for pod in pods if pod.created), default=maker.created))
 
 
 def reason_for(late: Late, events: Iterable[Json], pods: Iterable[Pod]) -> Waiting | None:

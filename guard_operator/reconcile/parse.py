@@ -9,7 +9,8 @@ from typing import Any
 
 from guard_operator.api import names
 from guard_operator.api.reasons import ConditionType
-from guard_operator.api.types import GuardStatus, OnFire, Spec, Status
+from guard_operator.api.status import GuardStatus, Status
+from guard_operator.api.types import OnFire, Spec
 from guard_operator.guards.reading import LastWord, Reading, differs, differs_at_once, guard_status
 from guard_operator.reconcile.snapshot import OVER, Job, Unsaid
 from guard_operator.runtime.client import Json, Resource

@@ -11,8 +11,8 @@ from typing import Any
 
 from guard_core.wording import quoted
 from guard_operator.adapters import PodTemplate, TemplateError, WorkloadAdapter, at, dotted
+from guard_operator.api.guard import GuardSpec
 from guard_operator.api.names import OWN_LABELS
-from guard_operator.api.types import GuardSpec
 from guard_operator.reconcile import guard_pod, sidecar
 from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
 from guard_operator.reconcile.layout import GUARD_DIRECTORIES, TMP_DIR

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from guard_core.wording import quoted
 from guard_operator.adapters import WorkloadAdapter, find_adapter
+from guard_operator.api.guard import Isolation
 from guard_operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from guard_operator.api.reasons import Reason
-from guard_operator.api.types import CLAIM_OF_TARGET, Isolation, Spec
+from guard_operator.api.types import Spec
 from guard_operator.api.wording import invalid_spec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.inject import build_workload
@@ -61,8 +62,6 @@ def _of_target(spec: Spec) -> Review:
 
 def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> Review:
     template, guard = job.spec.made_from, job.spec.guard
-    if guard.checkpoints.volume is None:
-        return Review(Reason.TEMPLATE_REFUSED, (f"spec.guard.checkpoints: {CLAIM_OF_TARGET}",))
     if len(job.name) > adapter.max_name:
         message = (
             f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from guard_operator.adapters import PodTemplate, dotted
 from guard_operator.api import names
-from guard_operator.api.types import GuardSpec
+from guard_operator.api.guard import GuardSpec
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.guard_container import (
     guard_container,

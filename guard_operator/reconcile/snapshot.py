@@ -12,18 +12,10 @@ from enum import Enum, StrEnum, auto
 from typing import Any
 
 from guard_operator.adapters import WorkloadState
+from guard_operator.api.guard import Isolation
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import (
-    ConditionStatus,
-    GuardStatus,
-    Isolation,
-    OnFire,
-    Phase,
-    Spec,
-    Status,
-    StopStatus,
-    WorkloadRef,
-)
+from guard_operator.api.status import ConditionStatus, GuardStatus, Phase, Status, StopStatus, WorkloadRef
+from guard_operator.api.types import OnFire, Spec
 from guard_operator.guards.reading import LastWord, Reading
 from guard_operator.runtime.client import Resource
 
@@ -60,6 +52,11 @@ class Job:
     deleting: bool = False
     guard: Mapping[str, Any] = field(default_factory=dict)
     unsaid: Unsaid = Unsaid.NOTHING
+
+    @property
+    def has_guard_pod(self) -> bool:
+        """Whether the guard has a pod of its own, and is no sidecar of rank 0."""
+        return self.spec.guard.own_pod is not None
 
     @property
     def workload_name(self) -> str:
@@ -104,17 +101,6 @@ class Between:
     uid: str
     terminating: bool = False
     created: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OwnGuard:
-    """That the guard has a pod of its own. `made`: the StatefulSet that makes it; None: there is none.
-
-    `taken`: the name of that StatefulSet, if one has it that is not the job's.
-    """
-
-    made: Between | None = None
-    taken: str = ""
 
 
 class Disruption(StrEnum):
@@ -210,8 +196,9 @@ NOTHING_REMEMBERED = Remembered()
 class Snapshot:
     """Everything that `decide` looks at.
 
-    `workload` None: there is none. `pods`: the oldest first; as they were seen last where they could not be
-    read, and `pods_unread` says why. `preparation` is only there while a workload might have to be created.
+    `workload` None: there is none. `pods`: the oldest first. `unread`: why something cannot be read, so that
+    it is here as it was seen last, and nothing but a latch is acted on; "": all of it can be.
+    `preparation` is only there while a workload might have to be created.
     `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
     of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
@@ -219,10 +206,10 @@ class Snapshot:
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
     `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
-    `late`: pods have not come or not started, and no status says why; `overdue`: for long. `obstacle`: what
-    Events say of that.
+    `late_for`: seconds for which pods have not come or not started, and no status says why; None: they have.
+    `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
-    `own_guard`: None where the guard is a sidecar of rank 0, and `guarded` pods are those of rank 0.
+    `guard_maker`: the StatefulSet that makes the guard's own pod; None: there is none.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
     `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
     """
@@ -237,15 +224,14 @@ class Snapshot:
     unreached: str = ""
     most_silent: bool = False
     live: bool = False
-    late: bool = False
-    overdue: bool = False
+    late_for: float | None = None
     obstacle: Waiting | None = None
     between: tuple[Between, ...] = ()
-    own_guard: OwnGuard | None = None
+    guard_maker: Between | None = None
     trainer: str = ""
-    pods_unread: str = ""
     known: Remembered = NOTHING_REMEMBERED
     all_pods_read: bool = False
+    unread: str = ""
 
     @property
     def not_admitted(self) -> tuple[str, ...]:

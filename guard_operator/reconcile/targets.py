@@ -13,7 +13,7 @@ from typing import Any
 
 from guard_operator.adapters import TemplateError, WorkloadAdapter, WorkloadState, at, makers
 from guard_operator.api import names
-from guard_operator.api.types import NEEDED_BY_TARGET, RESUMED_BY_TEMPLATE, Spec
+from guard_operator.api.types import Spec
 from guard_operator.reconcile.isolation import GuardObjects, Violation, broken_rows
 from guard_operator.reconcile.refusals import evaluator_findings
 from guard_operator.reconcile.snapshot import Between, Job
@@ -32,14 +32,12 @@ class Belongings:
     """What belongs to a target.
 
     `controllers`: UIDs of what may control its pods. `made`: what it has made that makes its pods.
-    `labelled`: whether what makes the pods has the labels by which they are known.
     """
 
     pods: tuple[Json, ...] = ()
     between: tuple[Between, ...] = ()
     controllers: frozenset[str] = frozenset()
     made: tuple[Json, ...] = ()
-    labelled: bool = False
 
 
 NO_BELONGINGS = Belongings()
@@ -51,10 +49,6 @@ NO_BELONGINGS = Belongings()
 def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
     """What is refused of a job with a target."""
     guard = spec.guard
-    if guard.own_pod is None or guard.metrics is None or guard.checkpoints.claim_name is None:
-        yield Violation("spec", NEEDED_BY_TARGET)
-    if spec.resumed_from is not None:
-        yield Violation("spec", RESUMED_BY_TEMPLATE)
     if guard.checkpoints.claim_name in {guard.heldout.volume.claim_name, guard.state.claim_name} - {None}:
         why = "must not be a claim of the guard's: the trainer writes there"
         yield Violation("spec.guard.checkpoints.claimName", why)
@@ -62,30 +56,26 @@ def attachment_obstacles(spec: Spec) -> Iterator[Violation]:
 
 
 def why_not_attached(
-    adapter: WorkloadAdapter, raw: Mapping[str, Any], labelled: bool, made: Sequence[Mapping[str, Any]] = ()
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Why this workload cannot be guarded as it is; "" if it can.
 
     Args:
         adapter: of its kind.
         raw: as it is in the cluster.
-        labelled: whether what makes its pods has the labels by which they are known.
         made: what it has made that makes its pods, if they are not its own.
     """
-    return next(_against(adapter, raw, labelled, made), "")
+    return next(_against(adapter, raw, made), "")
 
 
 def _against(
-    adapter: WorkloadAdapter, raw: Mapping[str, Any], labelled: bool, made: Sequence[Mapping[str, Any]]
+    adapter: WorkloadAdapter, raw: Mapping[str, Any], made: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     if "deletionTimestamp" in raw["metadata"]:
         yield "it is being deleted"
     state, message = adapter.state(raw)
     if state in {WorkloadState.SUCCEEDED, WorkloadState.FAILED}:
         yield f"it has ended already ({state}{f': {message}' if message else ''})"
-    if state is WorkloadState.RUNNING and not labelled:
-        label = makers(adapter)[0].pod_selector("name", "uid").partition("=")[0]
-        yield f"it runs, and nothing of it has the label {label}, by which its pods are known: is it older?"
     if at(raw, "spec", "manualSelector") is True:
         yield "spec.manualSelector must not be set: its pods could not be told from others"
     if owner := controller_ref(dict(raw)):
@@ -156,7 +146,6 @@ def read_target(
         between=between,
         controllers=frozenset(one.uid for one in between),
         made=tuple(there for _, there in made),
-        labelled=all(found.labelled for found in inner),
     )
 
 
@@ -173,12 +162,11 @@ def read_unlabelled(
 
 def _read(client: Client, adapter: WorkloadAdapter, job: Job, name: str, uid: str) -> Belongings:
     """What belongs to an object that has pods of its own."""
-    selector = adapter.pod_selector(name, uid)
+    selector = adapter.selector.format(name=name, uid=uid)
     between = controlled(adapter, uid, lambda kind: listed(client, kind, job, selector))
     owners = frozenset({uid} | {one.uid for one in between})
     found = listed(client, PODS, job, selector)
-    pods = tuple(raw for raw in found if _is_of(raw, adapter, owners))
-    return Belongings(pods, between, owners, labelled=bool(between) or not adapter.between)
+    return Belongings(tuple(raw for raw in found if _is_of(raw, uid, owners)), between, owners)
 
 
 def _made(
@@ -191,14 +179,13 @@ def _made(
             yield inner, there
 
 
-def _is_of(raw: Json, adapter: WorkloadAdapter, owners: frozenset[str]) -> bool:
-    """Whether a pod with the labels of a workload is of it: any template may have them.
+def _is_of(raw: Json, uid: str, owners: frozenset[str]) -> bool:
+    """Whether a pod with the labels of the workload of this UID is of it: any template may have them.
 
-    One that nothing controls may have been orphaned, and trains on: a label with the UID of the workload
-    tells enough of it, one with the name does not.
+    One that nothing controls may have been orphaned, and trains on: a label with the UID tells enough of it.
     """
     controller = controller_of(raw)
-    return adapter.selects_by_uid if controller is None else controller in owners
+    return uid in raw["metadata"]["labels"].values() if controller is None else controller in owners
 
 
 def _between(resource: Resource, raw: Json) -> Between:

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from guard_operator.adapters import find_adapter
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
+from guard_operator.api.status import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from guard_operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
 from guard_operator.reconcile.snapshot import (
     Action,
@@ -122,7 +122,7 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
 def _is_anything_left(snapshot: Snapshot) -> bool:
     """Whether the workload, a pod, or something that makes pods is there, or may be."""
     makers = any(not one.terminating for one in snapshot.between) or guard_maker(snapshot)
-    unknown = snapshot.pods_unread or (snapshot.known.pods and not snapshot.all_pods_read)
+    unknown = snapshot.unread or (snapshot.known.pods and not snapshot.all_pods_read)
     return bool(_workload_left(snapshot) or snapshot.pods or unknown or makers)
 
 
@@ -172,8 +172,8 @@ def _obstacles(snapshot: Snapshot, now: datetime) -> Iterable[str]:
     """What keeps the workload or a pod, in its own words."""
     if refusal := snapshot.known.refusal:
         yield f"a delete was refused: {refusal}"
-    if snapshot.pods_unread:
-        yield f"the pods cannot be read: {snapshot.pods_unread}"
+    if snapshot.unread:
+        yield f"the pods cannot be read: {snapshot.unread}"
     overdue = [pod for pod in snapshot.pods if _over_by(pod, now) > OVERDUE_SECONDS]
     yield from (_overdue(pod) for pod in overdue[:_SHOWN])
     workload = _workload_left(snapshot)

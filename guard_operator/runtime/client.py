@@ -148,7 +148,7 @@ class Client:
     def page(self, resource: Resource, namespace: str | None, query: Mapping[str, str]) -> tuple[Json, int]:
         """The same, and how many bytes the response had."""
         path = resource.path(namespace)
-        data = self._bytes("GET", path, query, None, JSON, REQUEST_SECONDS)
+        data = self._bytes("GET", path, query=query)
         return _object("GET", path, data), len(data)
 
     def create(
@@ -231,13 +231,14 @@ class Client:
             ApiError: the server responded with an error.
             TransportError: it did not respond within `timeout` seconds, or not with JSON.
         """
-        return _object(method, path, self._bytes(method, path, query or {}, body, content_type, timeout))
+        how = {"query": query, "body": body, "content_type": content_type, "timeout": timeout}
+        return _object(method, path, self._bytes(method, path, **how))
 
     def log_tail(self, namespace: str, pod: str, container: str, limit_bytes: int, timeout: float) -> str:
         """The end of a container's log, at most `limit_bytes` bytes."""
         # limitBytes counts from the start, so lines are limited by the server and bytes here.
         query = {"container": container, "tailLines": "200"}
-        data = self._bytes("GET", PODS.path(namespace, pod, "log"), query, None, JSON, timeout)
+        data = self._bytes("GET", PODS.path(namespace, pod, "log"), query=query, timeout=timeout)
         return data[-limit_bytes:].decode("utf-8", "replace")
 
     @contextmanager
@@ -247,7 +248,7 @@ class Client:
         Raises:
             ApiError, TransportError: on opening, or while iterating (cut, or no data for `read_timeout` s).
         """
-        response = self._open("GET", path, query, None, JSON, read_timeout)
+        response = self._open("GET", path, query, timeout=read_timeout)
         try:
             yield self._events(path, response)
         finally:
@@ -263,16 +264,9 @@ class Client:
         except (HTTPError, OSError, ValueError) as error:
             raise TransportError(f"watch {path}: {error}") from error
 
-    def _bytes(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        body: Json | None,
-        content_type: str,
-        timeout: float,
-    ) -> bytes:
-        response = self._open(method, path, query, body, content_type, timeout)
+    def _bytes(self, method: str, path: str, **how: Any) -> bytes:
+        """The body of a response; `how`: as in `_open`."""
+        response = self._open(method, path, **how)
         try:
             return bytes(response.data)
         except (HTTPError, OSError) as error:
@@ -284,10 +278,10 @@ class Client:
         self,
         method: str,
         path: str,
-        query: Mapping[str, str],
-        body: Json | None,
-        content_type: str,
-        timeout: float,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = JSON,
+        timeout: float = REQUEST_SECONDS,
     ) -> urllib3.BaseHTTPResponse:
         url = f"{self._configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": "rlguard-operator"}

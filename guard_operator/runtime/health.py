@@ -19,8 +19,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 log = logging.getLogger(__name__)
 
-#: How long a connection may send or take nothing, seconds.
-IDLE_SECONDS = 5.0
 MOST_CONNECTIONS = 32
 #: All addresses of the machine, of both families.
 EVERYWHERE = "::"
@@ -77,6 +75,7 @@ class HealthServer:
         address: host and port; port 0 takes a free one. The host `::` is every address, of IPv4 too.
         healthy, ready: what the probes report.
         registry: of the metrics.
+        idle_seconds: how long a connection may send or take nothing.
     """
 
     def __init__(
@@ -85,11 +84,12 @@ class HealthServer:
         healthy: Callable[[], bool],
         ready: Callable[[], bool],
         registry: CollectorRegistry,
+        idle_seconds: float = 5.0,
     ) -> None:
         probes = {"/healthz": healthy, "/readyz": ready}
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = IDLE_SECONDS
+            timeout = idle_seconds
 
             def do_GET(self) -> None:
                 if self.path == "/metrics":

@@ -113,7 +113,6 @@ class Manager:
             return
         status = self._metrics.leading.labels(CONTROLLER)
         status.set(1)
-        self._metrics.max_workers.set(self._config.workers)
         self._thread(self._hand_out, "queue")
         kept = self._elector.hold()
         status.set(0)
@@ -129,13 +128,11 @@ class Manager:
                 self._queue.done(key)
 
     def _work(self, key: Key) -> None:
-        started = time.monotonic()
         try:
             result = self._one(key)
         finally:
             self._queue.done(key)
         self._metrics.reconciles.labels(CONTROLLER, result).inc()
-        self._metrics.reconcile_seconds.observe(time.monotonic() - started)
 
     def _one(self, key: Key) -> str:
         """Reconcile a key and say when it comes again; the result as controller-runtime calls it."""

@@ -42,12 +42,12 @@ class WorkQueue(Generic[K]):
     def __init__(
         self, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic, workers: int = 4
     ) -> None:
-        self._metrics = metrics
+        self._active = metrics.active_workers
         self._clock = clock
         self._workers = workers
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[K, float] = OrderedDict()  # key -> since when
-        self._urgent: OrderedDict[K, float] = OrderedDict()  # the same; a key is in one of them
+        self._waiting: OrderedDict[K, None] = OrderedDict()
+        self._urgent: OrderedDict[K, None] = OrderedDict()  # a key is in one of them
         self._working: dict[K, float] = {}  # key -> since when
         self._again: set[K] = set()  # added while being worked on
         self._go_first: set[K] = set()  # whatever adds them
@@ -79,7 +79,6 @@ class WorkQueue(Generic[K]):
         """Have the key worked on again after its backoff; the delay in seconds."""
         with self._changed:
             delay = self._backoff.setdefault(key, Backoff(BASE_SECONDS, CAP_SECONDS)).next(at_least)
-            self._metrics.retried()
             self._at(key, self._clock() + delay)
             self._changed.notify()
             return delay
@@ -99,9 +98,9 @@ class WorkQueue(Generic[K]):
                 self._collect_due()
                 now = self._clock()
                 if first := self._first(now):
-                    key, since = first.popitem(last=False)
+                    key, _ = first.popitem(last=False)
                     self._working[key] = now
-                    self._metrics.taken(now - since)
+                    self._active.inc()
                     return key
                 self._changed.wait(self._until_next())
             return None
@@ -109,7 +108,8 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         """The worker is finished with this key."""
         with self._changed:
-            self._metrics.finished(self._clock() - self._working.pop(key))
+            del self._working[key]
+            self._active.dec()
             if key in self._again:
                 self._again.discard(key)
                 self._add(key)
@@ -141,8 +141,7 @@ class WorkQueue(Generic[K]):
             if urgent:
                 self._urgent[key] = self._waiting.pop(key)
         elif key not in self._urgent:
-            (self._urgent if urgent else self._waiting)[key] = self._clock()
-            self._metrics.added()
+            (self._urgent if urgent else self._waiting)[key] = None
 
     def _at(self, key: K, due: float) -> None:
         if self._due.get(key, due) < due:
@@ -158,7 +157,7 @@ class WorkQueue(Generic[K]):
             if self._due.get(key) == due:
                 self._add(key)
 
-    def _first(self, now: float) -> OrderedDict[K, float] | None:
+    def _first(self, now: float) -> OrderedDict[K, None] | None:
         """Those of which one may be worked on now; None: none may."""
         if self._urgent:
             return self._urgent if len(self._working) < MOST_URGENT else None

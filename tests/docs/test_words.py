@@ -24,7 +24,8 @@ from guard_core.wire import (
     Verdict,
 )
 from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.types import OnSilence, Spec, Status
+from guard_operator.api.status import Status
+from guard_operator.api.types import OnSilence, Spec
 from guard_service.errors import ProblemType
 
 ROOT = Path(__file__).resolve().parents[2]

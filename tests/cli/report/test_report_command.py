@@ -25,7 +25,8 @@ from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
-from guard_operator.api.types import Spec, Status
+from guard_operator.api.status import Status
+from guard_operator.api.types import Spec
 from guard_operator.guards.reading import guard_status
 from guard_operator.reconcile.evidence import build_evidence
 from guard_operator.reconcile.snapshot import Job

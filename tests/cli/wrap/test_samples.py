@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.api.types import Resources, Spec
+from guard_operator.api.guard import Resources
+from guard_operator.api.types import Spec
 from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[3]

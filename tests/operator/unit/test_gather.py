@@ -1,71 +1,70 @@
-"""Gathering without a server: disruptions, waiting, last words, whose a workload or a pod is, what a cache
-keeps, and which caches are not believed.
-"""
+"""What is made of pods and workloads, whose they are, and what is read live before it is believed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from guard_operator.adapters import ADAPTERS, WorkloadState
-from guard_operator.api.types import Phase
-from guard_operator.config import OperatorConfig
+from guard_operator.adapters import WorkloadState
+from guard_operator.api.status import Phase
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.slim import slim_pod
-from guard_operator.reconcile.snapshot import (
-    Decision,
-    Delete,
-    Disruption,
-    Doomed,
-    Pod,
-    Snapshot,
-    guard_of,
+from guard_operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of
+
+from .given import (
+    ADAPTER,
+    NOW,
+    REF,
+    STOP,
+    UID,
+    Cluster,
+    condition,
+    deleted,
+    manifest,
+    owner,
+    reference,
+    template,
+    thing,
 )
-from guard_operator.runtime.client import CLAIMS, EVENTS, Client, Resource
-from guard_operator.runtime.errors import ApiError, TransportError
 
 Json = dict[str, Any]
 REPLICA = "training.kubeflow.org/replica-"
+OURS = {"rlguard.dev/job": "run", "rlguard.dev/job-uid": UID}
+LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
+LAST_WORD = {
+    **{"sequence": 9, "level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "halt": False},
+    **{"stop": True, "latch_attempt": 0, "latch_step": 4, "steps": 5},
+}
 
 
-def owner(uid: str, controller: bool = True, kind: str = "x/v1 X", name: str = "run") -> Json:
-    version, kind = kind.split()
-    return {"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": controller}
+def raw_pod(status: Json | None = None, *owners: str | Json, index: str = "0", **metadata: Any) -> Json:
+    """A pod of the run, of rank 0 with its guard, unless something else is said."""
+    labels = {
+        **OURS,
+        REPLICA + "index": index,
+        REPLICA + "type": "master",
+        "training.kubeflow.org/job-name": "run",
+    }
+    spec = {"initContainers": [{"name": "rlguard-guard"}], "containers": [{"name": "pytorch"}]}
+    raw = thing("Pod", "p", "u", *(owners or ("w",)), labels=labels, spec=spec)
+    raw["metadata"] |= {"managedFields": [1], **metadata}
+    return raw | {"status": {"phase": "Running", "hostIP": "x", **(status or {})}}
+
+
+def raw_workload(*owners: str | Json, uid: str = "w", **more: Any) -> Json:
+    return thing("PyTorchJob", "run", uid, *owners, labels=OURS, **more)
 
 
 def seen(raw: Json) -> Pod:
-    """What the operator makes of a pod of the run."""
-    world = Behind(created(), created())
-    world.cached_pods = world.pods_there = [slim_pod(raw)]
-    snapshot = world.gather()
-    assert snapshot is not None
-    return snapshot.pods[0]
+    """What the operator makes of a pod, by what it caches of it."""
+    cached = slim_pod(raw) | {"kind": "Pod"}
+    return Cluster(raw_workload(UID), cached).gather(manifest(status=REF)).pods[0]
 
 
-def pod(status: Json | None = None, **metadata: Any) -> Json:
-    labels = {REPLICA + "index": "0", REPLICA + "type": "master", "rlguard.dev/job": "run"}
-    return {
-        "metadata": {
-            "name": "p",
-            "namespace": "ns",
-            "uid": "u",
-            "labels": labels,
-            "ownerReferences": [owner("w")],
-            "managedFields": [1],
-            **metadata,
-        },
-        "spec": {
-            "initContainers": [{"name": "rlguard-guard", "image": "g"}],
-            "containers": [{"name": "pytorch"}],
-        },
-        "status": {"phase": "Running", "hostIP": "x", **(status or {})},
-    }
+# -- what a pod says -------------------------------------------------------------------------------------
 
 
 def target(reason: str) -> Json:
@@ -73,7 +72,6 @@ def target(reason: str) -> Json:
 
 
 DISRUPTIONS: dict[str, tuple[Json, Disruption | None]] = {
-    "none": ({}, None),
     "preempted": (target("PreemptionByScheduler"), Disruption.PREEMPTED),
     "evicted by the API": (target("EvictionByEvictionAPI"), Disruption.EVICTED),
     "node pressure": (target("TerminationByKubelet"), Disruption.EVICTED),
@@ -85,16 +83,12 @@ DISRUPTIONS: dict[str, tuple[Json, Disruption | None]] = {
     "another condition": ({"conditions": [{"type": "Ready", "status": "True"}]}, None),
     "target withdrawn": ({"conditions": [{"type": "DisruptionTarget", "status": "False"}]}, None),
     "out of memory": ({"phase": "Failed", "reason": "OOMKilled"}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "expected"), DISRUPTIONS.values(), ids=DISRUPTIONS.keys())
 def test_disruptions(status: Json, expected: Disruption | None) -> None:
-    assert seen(pod(status)).disruption is expected
-
-
-def unscheduled(message: str) -> Json:
-    return {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
+    assert seen(raw_pod(status)).disruption is expected
 
 
 def container(name: str = "pytorch", *, key: str = "containerStatuses", **status: Any) -> Json:
@@ -105,64 +99,54 @@ def guard(**status: Any) -> Json:
     return container("rlguard-guard", key="initContainerStatuses", **status)
 
 
-def waits(reason: str, message: str = "") -> Json:
-    return {"waiting": {"reason": reason, "message": message}}
+def waits(reason: str, words: str = "") -> Json:
+    return {"waiting": {"reason": reason, "message": words}}
 
 
+UNSCHEDULED = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}
 CRASH = {"terminated": {"exitCode": 2, "message": "INFO start\nrlguard guard: no split\n"}}
-WAITING: dict[str, tuple[Json, tuple[str, str] | None]] = {
-    "no node": (unscheduled("0/3 nodes"), ("Unschedulable", "0/3 nodes")),
+AT_ONCE, LEFT = (
+    {"terminated": {"exitCode": 0}},
+    {"exitCode": 2, "message": '{"steps": 0, "error": "no split"}'},
+)
+NO_SECRET = waits("CreateContainerConfigError", 'secret "x" not found')
+WAITING: dict[str, tuple[Json, str]] = {
+    "no node": (UNSCHEDULED, "Unschedulable: 0/3 nodes"),
     "no image": (
         container(state=waits("ImagePullBackOff", "not found")),
-        ("ContainerWaiting", "container pytorch: ImagePullBackOff: not found"),
+        "ContainerWaiting: container pytorch: ImagePullBackOff: not found",
     ),
     "no Secret for the guard": (
-        guard(state=waits("CreateContainerConfigError", 'secret "x" not found')),
-        ("ContainerWaiting", 'container rlguard-guard: CreateContainerConfigError: secret "x" not found'),
-    ),
-    "the trainer crashes": (
-        container(state=waits("CrashLoopBackOff")),
-        ("ContainerWaiting", "container pytorch: CrashLoopBackOff"),
+        guard(state=NO_SECRET),
+        'ContainerWaiting: container rlguard-guard: CreateContainerConfigError: secret "x" not found',
     ),
     "the guard has crashed": (
         guard(state=CRASH, restartCount=0),
-        (
-            "GuardCrashed",
-            "the guard ended with exit code 2 (0 restarts): INFO start\nrlguard guard: no split",
-        ),
+        "GuardCrashed: the guard ended with exit code 2 (0 restarts): INFO start\nrlguard guard: no split",
     ),
     "the guard has left its verdict and why it ended": (
-        guard(state={"terminated": {"exitCode": 2, "message": '{"steps": 0, "error": "no split"}'}}),
-        ("GuardCrashed", "the guard ended with exit code 2 (0 restarts): no split"),
+        guard(state={"terminated": LEFT}),
+        "GuardCrashed: the guard ended with exit code 2 (0 restarts): no split",
     ),
     "the guard waits for its restart": (
         guard(state=waits("CrashLoopBackOff"), lastState={"terminated": {"exitCode": 137}}, restartCount=3),
-        ("GuardCrashed", "the guard ended with exit code 137 (3 restarts)"),
-    ),
-    "the guard starts once more": (
-        guard(state={"running": {}}, started=False, lastState=CRASH, restartCount=1),
-        (
-            "GuardCrashed",
-            "the guard ended with exit code 2 (1 restarts): INFO start\nrlguard guard: no split",
-        ),
+        "GuardCrashed: the guard ended with exit code 137 (3 restarts)",
     ),
     "the guard was ended because it did not get ready": (
-        guard(
-            state={"running": {}}, started=False, lastState={"terminated": {"exitCode": 0}}, restartCount=1
-        ),
-        ("GuardCrashed", "the guard ended with exit code 0 (1 restarts)"),
+        guard(state={"running": {}}, started=False, lastState=AT_ONCE, restartCount=1),
+        "GuardCrashed: the guard ended with exit code 0 (1 restarts)",
     ),
-    "the guard is up again": (guard(state={"running": {}}, started=True, lastState=CRASH), None),
-    "the guard has done its work": (guard(state={"terminated": {"exitCode": 0}}), None),
-    "on the way": (container(state=waits("PodInitializing")), None),
-    "over": ({"phase": "Failed", **guard(state=CRASH)}, None),
-}
+    "the guard is up again": (guard(state={"running": {}}, started=True, lastState=CRASH), ""),
+    "the guard has done its work": (guard(state=AT_ONCE), ""),
+    "on the way": (container(state=waits("PodInitializing")), ""),
+    "over": ({"phase": "Failed", **guard(state=CRASH)}, ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "expected"), WAITING.values(), ids=WAITING.keys())
-def test_what_a_pod_waits_for(status: Json, expected: tuple[str, str] | None) -> None:
-    found = seen(pod(status)).waiting
-    assert (None if found is None else (found.reason, found.message)) == expected
+def test_what_a_pod_waits_for(status: Json, expected: str) -> None:
+    found = seen(raw_pod(status)).waiting
+    assert ("" if found is None else f"{found.reason}: {found.message}") == expected
 
 
 def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json:
@@ -170,28 +154,30 @@ def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json
     return {"initContainerStatuses": [{"name": "other", "state": {}}, {"name": name, key: state}]}
 
 
-LAST_WORD = {
-    **{"sequence": 9, "level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "halt": False},
-    **{"stop": True, "latch_attempt": 0, "latch_step": 4, "steps": 5},
-}
-LATCH = {"code": "hacking_gap", "reason": "gap", "attempt": 0, "step": 4, "at": "2026-01-01T00:00:00Z"}
+@pytest.mark.parametrize(
+    ("status", "step"),
+    [
+        (ended(json.dumps(LAST_WORD)), 4),
+        (ended(json.dumps(LAST_WORD), "lastState"), 4),
+        (ended("Traceback (most recent call last)"), None),
+        (ended('{"sequence": 1, "level": "healthy"}'), None),
+        (ended(json.dumps(LAST_WORD), name="init"), None),
+    ],
+    ids=["ended", "started again", "no JSON", "half a verdict", "of another container"],
+)
+def test_the_last_word_of_a_guard_is_read(status: Json, step: int | None) -> None:
+    found = seen(raw_pod(status)).last_word
+    assert (None if found is None else found.verdict.latch_step) == step
 
 
-@pytest.mark.parametrize("key", ["state", "lastState"])
-def test_the_last_word_of_a_guard_is_read(key: str) -> None:
-    found = seen(pod(ended(json.dumps(LAST_WORD), key)))
-    assert found.last_word is not None
-    assert (found.last_word.sequence, found.last_word.verdict.latch_step) == (9, 4)
-
-
-def test_a_fire_that_only_its_last_word_tells_is_in_the_snapshot() -> None:
-    world = Behind(created(guard={"step": 3}))
-    world.cached_pods = world.pods_there = [pod(ended(json.dumps(LAST_WORD)) | {"phase": "Failed"})]
-    snapshot = world.gather()
-    assert snapshot is not None
-    fire = guard_of(snapshot.job).fire
-    assert fire is not None and (fire.code, fire.step) == ("hacking_gap", 4)
-    assert guard_of(snapshot.job).step == 3, "nothing else was changed"
+@pytest.mark.parametrize("unread", [(), ("PyTorchJob",)])
+def test_a_fire_that_only_a_last_word_tells_is_in_the_snapshot(unread: tuple[str, ...]) -> None:
+    left = raw_pod(ended(json.dumps(LAST_WORD)) | {"phase": "Failed"})
+    world = Cluster(raw_workload(UID), left)
+    said = guard_of(world.gather(heard(3), unread=unread).job)
+    assert said.fire is not None and (said.fire.code, said.fire.step) == ("hacking_gap", 4)
+    assert said.step == 3, "nothing else was changed"
+    assert not unread or world.asked == []
 
 
 @pytest.mark.parametrize(
@@ -204,419 +190,198 @@ def test_a_fire_that_only_its_last_word_tells_is_in_the_snapshot() -> None:
 )
 def test_a_pod_is_cut_off_when_the_control_plane_has_lost_its_node(ready: Json, cut_off: bool) -> None:
     status = {"conditions": [{"type": "ContainersReady", **ready}, {"type": "Ready", **ready}]}
-    assert seen(pod(status)).cut_off is cut_off
-    assert not seen(pod({"conditions": [{"type": "ContainersReady", **ready}]})).cut_off
+    assert seen(raw_pod(status)).cut_off is cut_off
+    assert not seen(raw_pod({"conditions": [{"type": "ContainersReady", **ready}]})).cut_off
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        ended("Traceback (most recent call last)"),
-        ended('{"sequence": 1, "level": "healthy"}'),
-        ended(json.dumps(LAST_WORD), name="init"),
-    ],
-    ids=["no JSON", "half a verdict", "of another container"],
-)
-def test_what_is_no_last_word_says_nothing(status: Json) -> None:
-    assert seen(pod(status)).last_word is None
+@pytest.mark.parametrize("index", ["0", "1"], ids=["rank 0", "a worker, which is as likely to fail first"])
+def test_how_a_trainer_failed(index: str) -> None:
+    def found(**ended: Any) -> Pod:
+        terminated = {"finishedAt": "2026-01-01T00:00:09Z", **ended}
+        return seen(raw_pod(container(state={"terminated": terminated}), index=index))
 
-
-@pytest.mark.parametrize(
-    ("ended", "failure"),
-    [
-        ({"exitCode": 1, "message": "Traceback\n  x\nValueError: boom\n"},
-         "container pytorch ended with exit code 1: ValueError: boom"),
-        ({"exitCode": 137}, "container pytorch ended with exit code 137"),
-        ({"exitCode": 0, "message": "bye"}, ""),
-    ],
-)  # fmt: skip
-def test_how_a_trainer_failed(ended: Json, failure: str) -> None:
-    at = "2026-01-01T00:00:09Z"
-    for index in ("0", "1"):  # a worker is as likely to fail first
-        raw = pod(container(state={"terminated": ended | {"finishedAt": at}}))
-        raw["metadata"]["labels"][REPLICA + "index"] = index
-        found = seen(raw)
-        assert found.failure == failure
-        assert found.failed_at == (datetime.fromisoformat(at) if failure else None)
-
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def resource_of(kind: str) -> Resource:
-    return next(one.resource for one in ADAPTERS if one.resource.kind == kind)
-
-
-def deleted(decision: Decision) -> list[Doomed]:
-    return [one for action in decision.actions if isinstance(action, Delete) for one in action.objects]
-
-
-def raw_job(**status: Any) -> Json:
-    spec = {
-        "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
-        "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
-            "checkpoints": {"volume": "c"},
-        },
-        "onSilence": {"afterSeconds": 300, "action": "Warn"},
-    }
-    metadata = {"name": "run", "namespace": "ns", "uid": "u", "resourceVersion": "1", "managedFields": [1]}
-    return {"metadata": metadata, "spec": spec, "status": status}
+    failed = found(exitCode=1, message="Traceback\n  x\nValueError: boom\n")
+    assert failed.failure == "container pytorch ended with exit code 1: ValueError: boom"
+    assert failed.failed_at == datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
+    assert found(exitCode=137).failure == "container pytorch ended with exit code 137"
+    assert found(exitCode=0, message="bye").failure == ""
 
 
 # -- ours, or somebody else's ----------------------------------------------------------------------------
 
 
-def created(**status: Any) -> Json:
-    """A job whose workload has the UID `w`."""
-    ref = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run", "uid": "w"}
-    return raw_job(workloadRef=ref, **status)
-
-
-def workload(*owners: Json, uid: str = "w") -> Json:
-    return {"metadata": {"name": "run", "namespace": "ns", "uid": uid, "ownerReferences": list(owners)}}
-
-
 @pytest.mark.parametrize(
-    ("job", "raw", "ours"),
+    ("status", "raw", "ours"),
     [
-        (raw_job(), workload(owner("u")), True),
-        (raw_job(), workload(owner("other")), False),
-        (raw_job(), workload(owner("u", controller=False)), False),
-        (raw_job(), workload(), False),
-        (created(), workload(), True),
-        (created(), workload(owner("other")), True),
-        (created(), workload(uid="namesake"), False),
+        ({}, raw_workload(UID), True),
+        ({}, raw_workload("other"), False),
+        ({}, raw_workload(owner(UID, controller=False)), False),
+        (REF, raw_workload("other"), True),
+        (REF, raw_workload(uid="namesake"), False),
     ],
-    ids=["owned", "other's", "owned, not controlled", "nobody's", "noted", "noted, taken over", "namesake"],
+    ids=["owned", "other's", "owned, not controlled", "noted, taken over", "namesake"],
 )
-def test_whose_a_workload_is(job: Json, raw: Json, ours: bool) -> None:
-    world = Behind(job, job)
-    world.cached_workload = world.workload_there = raw
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.workload is not None and snapshot.workload.ours is ours
+def test_whose_a_workload_is(status: Json, raw: Json, ours: bool) -> None:
+    workload = Cluster(raw).gather(manifest(status=status)).workload
+    assert workload is not None and workload.ours is ours
 
 
-@pytest.mark.parametrize(
-    "owners", [[], [owner("other")], [owner("w", controller=False)]], ids=["none", "other", "no controller"]
-)
-def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(owners: list[Json]) -> None:
+@pytest.mark.parametrize("by", ["other", owner("w", controller=False)], ids=["other", "no controller"])
+def test_a_pod_that_the_workload_does_not_control_says_nothing_but_must_go(by: str | Json) -> None:
     """Anyone may give a pod our labels, and any last words."""
     status = {**ended(json.dumps(LAST_WORD)), **target("EvictionByEvictionAPI")}
-    told = seen(pod(status))
+    told = seen(raw_pod(status))
     assert told.guarded and told.last_word and told.disruption
-    mute = seen(pod(status, ownerReferences=owners, deletionTimestamp="2026-01-01T00:00:00Z"))
-    due = datetime(2026, 1, 1, tzinfo=UTC)
-    assert mute == Pod("p", "u", guarded=False, phase="Running", terminating=True, due=due)
-    assert seen(pod(unscheduled("no node"), ownerReferences=owners)).waiting is None
-
-
-STOP = {"requestedAt": "2026-01-01T00:00:00Z"}
-HEAD = {"rlguard.dev/job": "run", "rlguard.dev/job-uid": "u", "ray.io/node-type": "head"}
-
-
-def raycluster(*owners: Json, uid: str = "c") -> Json:
-    return {"metadata": {"name": "run-x", "namespace": "ns", "uid": uid, "ownerReferences": list(owners)}}
+    mute = seen(raw_pod(status, by, deletionTimestamp=NOW.isoformat()))
+    assert mute == Pod("p", "u", guarded=False, phase="Running", terminating=True, due=NOW)
+    assert seen(raw_pod(UNSCHEDULED, by)).waiting is None
 
 
 @pytest.mark.parametrize(
-    ("clusters", "owners", "heard"),
+    ("cluster", "by", "heard"),
     [
-        ([raycluster(owner("w"))], [owner("c")], True),
-        ([raycluster(owner("w"))], [owner("w")], True),
-        ([raycluster(owner("w"))], [owner("other")], False),
-        ([raycluster(owner("w"))], [owner("c", controller=False)], False),
-        ([raycluster(owner("w"))], [], False),
-        ([raycluster(owner("other"))], [owner("c")], False),
-        ([raycluster(owner("w", controller=False))], [owner("c")], False),
-        ([raycluster()], [owner("c")], False),
-        ([], [owner("c")], False),
+        ("w", "c", True),
+        ("w", "w", True),
+        ("w", "other", False),
+        ("w", owner("c", controller=False), False),
+        ("other", "c", False),
+        (owner("w", controller=False), "c", False),
+        (None, "c", False),
     ],
     ids=[
-        "the cluster's", "the workload's", "another's", "not controlled", "nobody's", "of a foreign cluster",
-        "of a cluster that it does not control", "of nobody's cluster", "of a cluster that is gone",
+        "the cluster's", "the workload's", "another's", "not controlled", "of a foreign cluster",
+        "of a cluster that it does not control", "of a cluster that is gone",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("live", [False, True])
 def test_a_pod_between_which_and_the_workload_stands_a_cluster(
-    clusters: list[Json], owners: list[Json], heard: bool, live: bool
+    cluster: str | Json | None, by: str | Json, heard: bool, live: bool
 ) -> None:
     """The labels of a pod and of a cluster are anybody's to give; only the chain of controllers counts."""
-    job = created(**({"guard": {"fire": LATCH}, "stop": STOP} if live else {}))
-    job["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
-    world = Behind(job)
-    made = pod({"phase": "Running"}, ownerReferences=owners, labels=HEAD)
-    world.cached_pods, world.pods_there = ([], [made]) if live else ([made], [])
-    world.cached_between, world.between_there = ([], clusters) if live else (clusters, [])
-    snapshot = world.gather()
-    assert snapshot is not None
-    (seen,) = snapshot.pods
-    assert seen.rank0 is heard and seen.guarded is heard
+    status = reference("RayJob") | ({"guard": {"fire": LATCH}, "stop": STOP} if live else {})
+    head = raw_pod(None, by)
+    head["metadata"]["labels"] |= {"ray.io/node-type": "head"}
+    made = [] if cluster is None else [thing("RayCluster", "run-x", "c", cluster, labels=OURS)]
+    work = thing("RayJob", "run", "w", UID, labels=OURS)
+    world = Cluster(work, *made, head, cached=[] if live else None)
+    (found,) = world.gather(manifest({}, "RayJob", status)).pods
+    assert found.rank0 is heard and found.guarded is heard
 
 
 # -- what is read live -----------------------------------------------------------------------------------
-
-
-class Guards:
-    """Guards that are heard, until a test sets `unheard_since`."""
-
-    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
-        self.clock, self.unheard_since = clock, cast(float | None, None)
-
-    def reading(self, _uid: str) -> None:
-        return None
-
-    def silent_for(self, _uid: str, _pod: str) -> float:
-        return 0.0 if self.unheard_since is None else self.clock() - self.unheard_since
-
-    def most_are_unreached(self) -> bool:
-        return False
-
-
-class Behind:
-    """The fault of these tests: caches that are behind. `cached` is what they hold, `there` what is.
-
-    It stands in for the caches and for the requests; `asked` records the latter.
-    """
-
-    def __init__(self, cached: Json, there: Json | None = None) -> None:
-        self.cached, self.job = cached, there
-        self.cached_pods: list[Json] = [pod()]
-        self.pods_there: list[Json] = [pod()]
-        self.cached_between: list[Json] = []
-        self.between_there: list[Json] = []
-        self.hidden_there: list[Json] = []
-        self.broken = False
-        self.refused: tuple[str, ...] = ()
-        self.cached_workload: Json | None = workload(owner("u"))
-        self.workload_there: Json | None = workload(owner("u"))
-        self.asked: list[str] = []
-        self.now = 1000.0
-        self.events: list[Json] = []
-        self.guards, config = Guards(lambda: self.now), OperatorConfig("guard:1")
-        clock = lambda: datetime(2026, 1, 1, tzinfo=UTC)  # noqa: E731
-        self.gatherer = Gatherer(cast(Client, self), config, cast(Caches, self), self.guards, clock)
-
-    def gather(self) -> Snapshot | None:
-        self.asked.clear()
-        return self.gatherer.gather(parse_job(self.cached))
-
-    # Caches
-    def workload(self, _resource: Resource, _namespace: str, _name: str) -> Json | None:
-        return self.cached_workload
-
-    def pods(self, _namespace: str, _uid: str) -> list[Json]:
-        return self.cached_pods
-
-    def between(self, resource: Resource, _namespace: str, uid: str) -> list[Json]:
-        assert (resource.kind, uid) == ("RayCluster", "u")
-        return self.cached_between
-
-    # Client
-    def get(self, resource: Resource, _namespace: str, _name: str, **_how: object) -> Json | None:
-        self._ask(f"get {resource.kind}")
-        return self.job if resource.kind == "GuardedTrainingJob" else self.workload_there
-
-    def list(self, resource: Resource, _namespace: str, query: Json) -> Json:
-        if query == {"labelSelector": "training.kubeflow.org/job-name=run"}:
-            self._ask("list hidden")
-            return {"items": self.hidden_there}
-        self._ask(f"list {resource.kind}")
-        if resource is EVENTS:
-            assert query == {"fieldSelector": "involvedObject.uid=u", "limit": "500"}
-            return {"items": self.events}
-        assert query == {"labelSelector": "rlguard.dev/job-uid=u"}
-        return {"items": self.pods_there if resource.kind == "Pod" else self.between_there}
-
-    def _ask(self, what: str) -> None:
-        self.asked.append(what)
-        if self.broken:
-            raise TransportError("injected")
-        if what in self.refused:
-            raise ApiError(403, "Forbidden", what)
-
 
 EVERYTHING = ["get GuardedTrainingJob", "get PyTorchJob", "list Pod"]
 
 
 def heard(step: int, **guard: Any) -> Json:
-    return created(guard={"level": "healthy", "step": step, **guard})
+    return manifest(status=REF | {"guard": {"level": "healthy", "step": step, **guard}}, spec={})
 
 
 def newer(raw: Json) -> Json:
-    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": "2"}}
+    return raw | {"metadata": raw["metadata"] | {"resourceVersion": "2"}}
 
 
-AT = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-
-
-def relabelled(*owners: Json, **more: Any) -> Json:
-    """A pod of rank 0 without its guard, from a template that lost the operator's label."""
-    raw = pod(ownerReferences=list(owners or (owner("w"),)), **more)
-    del raw["spec"]["initContainers"]
-    return raw
-
-
-def test_nothing_is_called_stopped_while_a_pod_without_the_label_is_there() -> None:
-    world = Behind(created(guard={"fire": LATCH}, stop=STOP), created(guard={"fire": LATCH}, stop=STOP))
-    world.cached_pods, world.pods_there, world.hidden_there = [], [], [relabelled()]
-    snapshot = world.gather()
-    assert snapshot is not None and [one.name for one in snapshot.pods] == ["p"]
-    world.refused = ("list hidden",)
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.pods_unread == "403 Forbidden: list hidden"
-
-
-def silent(cached: Json, there: Json) -> Behind:
-    """A run of which the guard has not been heard for 301 s."""
-    world = Behind(cached, there)
-    world.guards.unheard_since = world.now - 301
+def silent(pod: Json, cached: Json | None = None) -> Cluster:
+    """A run of which the guard has not been heard for longer than it may."""
+    world = Cluster(raw_workload(UID), pod, cached=[raw_workload(UID), cached or raw_pod()])
+    world.silent_for = 601.0
     return world
 
 
 def test_a_guard_that_is_silent_is_found_silent_live() -> None:
-    world = silent(heard(1), newer(heard(1)))
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.silent_for == 301
+    world = silent(raw_pod())
+    snapshot = world.gather(heard(1), newer(heard(1)))
+    assert snapshot.live and snapshot.silent_for == 601 and not snapshot.most_silent
     assert snapshot.job.resource_version == "2", "what is written is fenced by what was read"
-    assert world.asked == EVERYTHING and not snapshot.most_silent
-
-
-def test_a_guard_whose_pod_has_ended_behind_the_cache_is_not_silent() -> None:
-    world = silent(heard(1), heard(1))
-    world.pods_there = [pod({"phase": "Succeeded"})]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.silent_for is None
+    assert world.asked == EVERYTHING
+    over = silent(raw_pod({"phase": "Succeeded"})).gather(heard(1))
+    assert over.live and over.silent_for is None, "its pod has ended behind the cache"
 
 
 def test_a_guard_that_the_kubelet_calls_ready_is_not_silent() -> None:
-    world = silent(heard(1), heard(1))
-    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-    status = {"name": "rlguard-guard", "ready": True, "started": True, "state": running}
-    world.cached_pods = [pod({"phase": "Running", "podIP": "10.0.0.1", "initContainerStatuses": [status]})]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.silent_for == 0
+    running = {"ready": True, "started": True, "state": {"running": {"startedAt": NOW.isoformat()}}}
+    ready = raw_pod({"podIP": "10.0.0.1", **guard(**running)})
+    assert silent(ready, ready).gather(heard(1)).silent_for == 0
 
 
 def test_a_halt_is_read_live() -> None:
-    world = Behind(heard(1, halt=LATCH), newer(heard(1, halt=LATCH)))
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and snapshot.job.resource_version == "2"
-    assert world.asked == EVERYTHING
-
-
-AT = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-FAILED = {"status": {"conditions": [{"type": "Failed", "status": "True"}]}}
+    world = Cluster(raw_workload(UID), raw_pod())
+    snapshot = world.gather(heard(1, halt=LATCH), newer(heard(1, halt=LATCH)))
+    assert snapshot.live and snapshot.job.resource_version == "2" and world.asked == EVERYTHING
+    for there in (None, {"metadata": {"uid": "another"}}):
+        assert world.look(heard(1, halt=LATCH), there) is None, "gone, or a namesake"
 
 
 def test_how_a_run_ended_is_read_live() -> None:
     """Two watches: that of the pods, which tells of the eviction, may be behind that of the workloads."""
-    world = Behind(heard(1), newer(heard(2)))
-    world.cached_workload = world.workload_there = workload(owner("u")) | FAILED
-    world.pods_there = [pod(target("EvictionByEvictionAPI") | {"phase": "Failed"})]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.live and world.asked == EVERYTHING
-    decision = decide(snapshot, datetime(2026, 1, 1, tzinfo=UTC))
-    assert decision.report.phase is Phase.DISRUPTED
-    world.cached = created(conditions=[{"type": "Disrupted", "status": "True", "reason": "Evicted", **AT}])
-    ended = world.gather()
-    assert ended is not None and not ended.live and world.asked == [], "it is written, and costs nothing more"
+    failed = raw_workload(UID, status={"conditions": [{"type": "Failed", "status": "True"}]})
+    evicted = raw_pod(target("EvictionByEvictionAPI") | {"phase": "Failed"})
+    world = Cluster(failed, evicted, cached=[failed, raw_pod()])
+    snapshot = world.gather(heard(1))
+    assert snapshot.live and world.asked == EVERYTHING
+    assert decide(snapshot, NOW).report.phase is Phase.DISRUPTED
+    over = world.gather(manifest(status=REF | condition("Disrupted")))
+    assert not over.live and world.asked == [], "it is written, and costs nothing more"
 
 
-@pytest.mark.parametrize("there", [None, {"metadata": {"uid": "another"}}], ids=["gone", "a namesake"])
-def test_a_job_that_is_gone_is_not_halted(there: Json | None) -> None:
-    assert Behind(heard(1, halt=LATCH), there).gather() is None
-
-
-def rayjob(**status: Any) -> Behind:
-    raw = created(guard={"fire": LATCH}, **status)
-    raw["spec"]["template"] |= {"apiVersion": "ray.io/v1", "kind": "RayJob"}
-    world = Behind(raw)
-    world.refused = ("get RayJob", "list RayCluster")
-    world.cached_between = [raycluster(owner("w"))]
-    return world
-
-
-def test_the_first_stop_is_asked_for_although_nothing_can_be_read() -> None:
-    world = rayjob()
-    world.refused += ("list Pod",)
-    world.cached_pods, world.cached_workload = [], None
-    snapshot = world.gather()
-    assert snapshot is not None and not snapshot.pods
-    assert snapshot.workload is not None and (snapshot.workload.uid, snapshot.workload.ours) == ("w", True)
-    assert snapshot.workload.state is WorkloadState.PENDING, "nothing is called stopped"
+FIRED = REF | {"guard": {"fire": LATCH}}
 
 
 def test_the_first_delete_waits_for_no_request_and_then_everything_is_read_live() -> None:
-    world = Behind(created(guard={"fire": LATCH}))
-    world.cached_pods = []
-    first = world.gather()
-    assert first is not None and world.asked == []
-    assert Doomed(resource_of("PyTorchJob"), "run", "w") in deleted(decide(first, NOW))
-    world.cached = created(guard={"fire": LATCH}, stop=STOP)
-    snapshot = world.gather()
-    assert snapshot is not None and [one.phase for one in snapshot.pods] == ["Running"]
-    assert world.asked == ["get PyTorchJob", "list Pod"]
+    world = Cluster(raw_workload(UID), raw_pod(), cached=[], refused=("PyTorchJob", "Pod"))
+    first = world.gather(manifest(status=FIRED))
+    assert world.asked == []
+    assert first.workload is not None and first.workload.state is WorkloadState.PENDING
+    assert deleted(decide(first, NOW)) == [Doomed(ADAPTER["PyTorchJob"].resource, "run", "w")]
+    world.refused = ()
+    later = world.gather(manifest(status=FIRED | {"stop": STOP}))
+    assert [one.phase for one in later.pods] == ["Running"] and world.asked == EVERYTHING[1:]
+    never_noted = world.gather(manifest(status={"guard": {"fire": LATCH}})).workload
+    assert never_noted is not None and never_noted.uid == "w", "it may be there all the same"
 
 
-def test_nothing_is_called_stopped_that_no_cache_has() -> None:
-    """A fire before the workload is noted: it may be there all the same."""
-    world = Behind(raw_job(guard={"fire": LATCH}))
-    world.cached_pods, world.cached_workload = [], None
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.workload is not None and snapshot.workload.uid == "w"
+def test_nothing_is_called_stopped_while_a_pod_without_the_operators_label_is_there() -> None:
+    """Its template lost the label. Its own controller needs others."""
+    hidden = raw_pod()
+    del hidden["metadata"]["labels"]["rlguard.dev/job-uid"]
+    world = Cluster(raw_workload(UID), hidden)
+    stopping = manifest(status=FIRED | {"stop": STOP})
+    assert [one.name for one in world.gather(stopping).pods] == ["p"]
+    world.refused = ("hidden",)
+    assert world.gather(stopping).unread == "403 Forbidden: list hidden"
+
+
+# -- before there is a workload --------------------------------------------------------------------------
 
 
 def test_a_job_that_is_being_deleted_creates_nothing() -> None:
-    raw = raw_job()
-    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    world = Behind(raw)
-    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda *_args, **_how: None  # type: ignore[method-assign,assignment]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.job.deleting and snapshot.preparation is None
-
-
-def guarded_job(*volumes: Json) -> Json:
-    """A job that is refused for nothing that it says itself."""
-    raw = raw_job()
-    pod_spec = {
-        "containers": [{"name": "pytorch", "volumeMounts": [{"name": "c", "mountPath": "/c"}]}],
-        "volumes": [{"name": "c", "emptyDir": {}}, *volumes],
-    }
-    raw["spec"]["template"]["spec"] = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod_spec}}}}
-    raw["spec"]["guard"]["heldout"]["volume"] = {"claimName": "heldout"}
-    return raw
+    raw = manifest()
+    raw["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    snapshot = Cluster().gather(raw)
+    assert snapshot.job.deleting and snapshot.preparation is None
 
 
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", None])
 def test_a_workload_that_a_webhook_would_give_to_another_cluster_is_refused(manager: str | None) -> None:
     """MultiKueue's does it for the queue that a job names: pods elsewhere are not stopped."""
-    world = Behind(guarded_job())
-    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-    world.get = lambda kind, *_args, **_how: {} if kind is CLAIMS else None  # type: ignore[method-assign,assignment]
-    made = {"spec": {"runPolicy": {"managedBy": manager}}}
-    world.create = world.apply = lambda *_args, **_more: made  # type: ignore[attr-defined]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.preparation is not None
-    refused = "a webhook changes it: runPolicy.managedBy: must be" in snapshot.preparation.message
+    world = Cluster()
+    world.made = {"spec": {"runPolicy": {"managedBy": manager}}}
+    preparation = world.gather(manifest()).preparation
+    assert preparation is not None
+    refused = "a webhook changes it: runPolicy.managedBy: must be" in preparation.message
     assert refused is (manager is not None)
 
 
 @pytest.mark.parametrize("source", ["heldout", "models"])
 def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
-    claims = {"copied": {"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": source}}}}
-    world = Behind(guarded_job({"name": "d", "persistentVolumeClaim": {"claimName": "copied"}}))
-    world.workload = lambda *_args: None  # type: ignore[method-assign,assignment]
-
-    def get(kind: Any, _namespace: str, name: str, **_how: object) -> Any:
-        return claims.get(name, {}) if kind is CLAIMS else None
-
-    world.get = get  # type: ignore[method-assign,assignment]
-    world.create = world.apply = lambda *_args, **_more: {}  # type: ignore[attr-defined]
-    snapshot = world.gather()
-    assert snapshot is not None and snapshot.preparation is not None
-    refused = "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in (
-        snapshot.preparation.message
+    world = Cluster()
+    world.claims = {"copied": {"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": source}}}}
+    pod = template()
+    pod["spec"]["volumes"].append({"name": "d", "persistentVolumeClaim": {"claimName": "copied"}})
+    spec = {"pytorchReplicaSpecs": {"Master": {"template": pod}}}
+    preparation = world.gather(manifest(spec)).preparation
+    assert preparation is not None
+    refused = (
+        "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in preparation.message
     )
     assert refused == (source == "heldout")

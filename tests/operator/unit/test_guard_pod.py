@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import find_adapter
-from guard_operator.api.types import Spec, Status
 from guard_operator.config import OperatorConfig
 from guard_operator.reconcile.certificate import own_certificate
 from guard_operator.reconcile.guard_pod import guard_objects
@@ -24,43 +22,30 @@ from guard_operator.reconcile.inject import build_workload
 from guard_operator.reconcile.review import review
 from guard_operator.reconcile.snapshot import Job
 
+from . import given
+from .given import UID
+
 Json = dict[str, Any]
-ADAPTER = find_adapter("batch/v1", "Job")
-assert ADAPTER is not None
+ADAPTER = given.ADAPTER["Job"]
 CONFIG = OperatorConfig(guard_image="guard:1", guard_pull_policy="Never")
-LABELS = {"rlguard.dev/job-uid": "0123456789ab", "rlguard.dev/part": "guard"}
+LABELS = {"rlguard.dev/job-uid": UID, "rlguard.dev/part": "guard"}
 GUARD, WAITER = "rlguard-guard", "wait-for-guard"
 GAVE_UP = 75
 
 
 def template(**pod: Any) -> Json:
-    mount = {"name": "ckpt", "mountPath": "/ckpt", "subPath": "run"}
-    spec = {
-        "securityContext": {"runAsNonRoot": True},
-        "containers": [
-            {"name": "trainer", "image": "trainer:1", "env": [], "volumeMounts": [mount]},
-            {"name": "logger", "image": "log:1"},
-        ],
-        "volumes": [{"name": "ckpt", "persistentVolumeClaim": {"claimName": "checkpoints"}}],
-    }
-    return {"template": {"spec": spec | pod}}
+    made = given.template("trainer", **pod)
+    made["spec"]["containers"][0]["volumeMounts"][0]["subPath"] = "run"
+    return {"template": made}
 
 
 def job(spec: Json | None = None, **guard: Any) -> Job:
-    given = {
-        "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
-        "checkpoints": {"volume": "ckpt"},
-        "placement": "Pod",
-        **guard,
-    }
-    workload = {"apiVersion": "batch/v1", "kind": "Job", "spec": spec or template()}
-    parsed = Spec.model_validate({"template": workload, "guard": given})
-    return Job("run", "ns", "0123456789ab", 1, "1", {}, parsed, Status())
+    return given.job(spec or template(), "Job", guard={"placement": "Pod", **guard})
 
 
 def made(of: Job) -> dict[str, Json]:
     own = of.spec.guard.own_pod
-    assert own is not None and ADAPTER is not None
+    assert own is not None
     return {resource.kind: body for resource, body in guard_objects(of, own, ADAPTER, CONFIG)}
 
 
@@ -70,7 +55,6 @@ def guard_pod(of: Job) -> Json:
 
 
 def waiter(of: Job) -> Json:
-    assert ADAPTER is not None
     pod = build_workload(of, ADAPTER, CONFIG)["spec"]["template"]["spec"]
     found: Json = pod["initContainers"][-1]
     assert found["name"] == WAITER, "after those of the template"
@@ -85,19 +69,15 @@ def test_one_pod_at_most_runs_and_the_job_owns_all_of_it() -> None:
     assert found.keys() == {"StatefulSet", "Service"}
     for body in found.values():
         (owner,) = body["metadata"]["ownerReferences"]
-        assert owner["uid"] == "0123456789ab" and owner["controller"] is True
+        assert owner["uid"] == UID and owner["controller"] is True
     spec = found["StatefulSet"]["spec"]
     assert (spec["replicas"], spec["serviceName"]) == (1, found["Service"]["metadata"]["name"])
     assert spec["selector"]["matchLabels"] == LABELS
     assert LABELS.items() <= spec["template"]["metadata"]["labels"].items()
     assert [one["name"] for one in spec["template"]["spec"]["containers"]] == [GUARD]
-
-
-def test_its_name_leads_to_its_pod_also_while_it_is_not_ready() -> None:
-    """One that comes back takes steps at once, minutes before it is ready."""
-    spec = made(job(port=9000))["Service"]["spec"]
-    assert spec["clusterIP"] == "None" and spec["publishNotReadyAddresses"] is True
-    assert spec["selector"] == LABELS and [port["port"] for port in spec["ports"]] == [9000]
+    service = found["Service"]["spec"]
+    assert service["clusterIP"] == "None" and service["selector"] == LABELS
+    assert service["publishNotReadyAddresses"] is True, "one that comes back takes steps before it is ready"
 
 
 def test_it_reads_the_checkpoints_where_the_trainer_writes_them_and_writes_none() -> None:
@@ -119,11 +99,9 @@ def test_its_author_says_where_it_runs_and_as_whom() -> None:
     assert pod.items() >= own.items()
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert not own.keys() & guard_pod(job()).keys()
-
-
-def test_its_image_is_pulled_as_the_trainers_is() -> None:
     secrets = [{"name": "registry"}]
-    assert guard_pod(job(template(imagePullSecrets=secrets)))["imagePullSecrets"] == secrets
+    pulled = guard_pod(job(template(imagePullSecrets=secrets)))
+    assert pulled["imagePullSecrets"] == secrets, "its image is pulled as the trainer's is"
 
 
 def test_it_is_in_the_groups_of_the_trainer_and_never_in_that_of_root() -> None:
@@ -250,31 +228,24 @@ LABELLED = {"template": template()["template"] | {"metadata": {"labels": {"rlgua
 REFUSED: dict[str, tuple[Job, str, str]] = {
     "its account": (job(template(**ACCOUNT), pod=ACCOUNT), f"{POD}.serviceAccountName", "cloud role"),
     "the account of whoever names none": (
-        job(pod={"serviceAccountName": "default"}),
-        "spec.guard.pod.serviceAccountName",
+        job(pod={"serviceAccountName": "default"}), "spec.guard.pod.serviceAccountName",
         "must not be default",
     ),
     "its label": (
-        job(LABELLED),
-        "spec.template.spec.template.metadata.labels['rlguard.dev/part']",
+        job(LABELLED), "spec.template.spec.template.metadata.labels['rlguard.dev/part']",
         "whose pod it is",
     ),
     "no name in the cluster": (
-        job(template(dnsPolicy="Default")),
-        f"{POD}.dnsPolicy",
-        "must be ClusterFirst",
+        job(template(dnsPolicy="Default")), f"{POD}.dnsPolicy", "must be ClusterFirst",
     ),
     "no name in the cluster, on the node's network": (
-        job(template(hostNetwork=True)),
-        f"{POD}.dnsPolicy",
-        "must be ClusterFirstWithHostNet",
+        job(template(hostNetwork=True)), f"{POD}.dnsPolicy", "must be ClusterFirstWithHostNet",
     ),
     "no claim": (
-        job(template(volumes=[{"name": "ckpt", "emptyDir": {}}])),
-        f"{POD}.volumes (ckpt)",
+        job(template(volumes=[{"name": "ckpt", "emptyDir": {}}])), f"{POD}.volumes (ckpt)",
         "must be a persistentVolumeClaim",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())

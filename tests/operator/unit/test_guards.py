@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from guard_core.wire import Verdict
-from guard_operator.api.types import Latched
+from guard_operator.api.status import Latched
 from guard_operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
 from guard_operator.guards.reading import (
     MAX_TEXT,
@@ -23,8 +23,9 @@ from guard_operator.reconcile.controller import guard_to_ask
 from guard_operator.reconcile.parse import parse_job, with_last_word
 from guard_operator.reconcile.snapshot import Pod, Snapshot, Unsaid, guard_of
 
+from .given import NOW, SUPPORT, UID, manifest
+
 Json = dict[str, Any]
-NOW = datetime(2026, 1, 2, tzinfo=UTC)
 EVALUATION = {"attempt": 0, "step": 4, "score": 0.5, "items": 8, "path": "/c/4"}
 FIRED = {"level": "fired", "code": "hacking_gap", "reason": "gap", "fire": True, "stop": True}
 FIRE = {"code": "hacking_gap", "reason": "as it was", "attempt": 0, "step": 3, "at": "2026-01-01T00:00:00Z"}
@@ -86,12 +87,8 @@ def test_a_latch_of_a_code_that_this_release_does_not_know_is_a_latch(kind: str,
     assert (verdict.fire, verdict.halt, verdict.stop) == (kind == "fire", kind == "halt", True)
     assert (verdict.latch_step, verdict.reason) == (4, "of_tomorrow: gap")
     assert verdict.steps == (0 if "steps" in more else 5), "what can be read is"
-
-
-def test_what_is_no_verdict_is_an_error() -> None:
-    for odd in ({}, {"level": "healthy"}, {"code": "of_tomorrow", "fire": False, "halt": False}):
-        with pytest.raises(ValueError, match="validation error"):
-            understood(odd)
+    with pytest.raises(ValueError, match="validation error"):
+        understood({"code": "of_tomorrow", "fire": False, "halt": False})
 
 
 @pytest.mark.parametrize(
@@ -189,16 +186,7 @@ def test_no_latch_opens() -> None:
 
 
 def raw_job(**guard: Any) -> Json:
-    spec = {
-        "template": {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": {}},
-        "guard": {
-            "heldout": {"volume": {"claimName": "h"}, "evaluator": {"hf": {}}},
-            "checkpoints": {"volume": "c"},
-            "port": 9000,
-        },
-    }
-    metadata = {"name": "run", "namespace": "ns", "uid": "0123456789", "resourceVersion": "1"}
-    return {"metadata": metadata, "spec": spec, "status": {"guard": guard}}
+    return manifest(status={"guard": guard}, guard={"port": 9000})
 
 
 def pod(name: str, address: str = "", **more: Any) -> Pod:
@@ -218,17 +206,12 @@ def test_the_guard_that_runs_is_asked_in_the_newest_pod() -> None:
     assert guard_to_ask(snapshot(WORKER, OLD)) is None, "none runs"
     guard = guard_to_ask(snapshot(pod("older", "10.0.0.1"), NEW, WORKER, pod("next")))
     assert guard is not None
-    assert (guard.job, guard.uid, guard.pod) == (("ns", "run"), "0123456789", "uid-new")
-    assert (guard.url, guard.host) == ("https://10.0.0.2:9000", "run-01234567.ns.svc")
+    assert (guard.job, guard.uid, guard.pod) == (("ns", "run"), UID, "uid-new")
+    assert (guard.url, guard.host) == ("https://10.0.0.2:9000", f"{SUPPORT}.ns.svc")
     assert guard.target == "pod new at 10.0.0.2:9000"
     over_6 = guard_to_ask(snapshot(pod("new", "fd00::2"), fire=FIRE))
     assert over_6 is not None and over_6.url == "https://[fd00::2]:9000"
-    assert [one["step"] for one in over_6.latches] == [3]
-
-
-def test_it_is_told_what_the_others_left() -> None:
-    none = guard_to_ask(snapshot(NEW))
-    assert none is not None and (none.words, none.heard) == ({}, False)
+    assert [one["step"] for one in over_6.latches] == [3] and (over_6.words, over_6.heard) == ({}, False)
     after = guard_to_ask(snapshot(OLD, pod("pending"), NEW, **HEARD))
     assert after is not None and (after.words, after.heard) == ({"uid-old": OLD.last_word}, True)
 

@@ -1,4 +1,4 @@
-"""The operator as a process that finds no API server."""
+"""The operator as a process: its log where no API server is, and the port of probes and metrics."""
 
 from __future__ import annotations
 
@@ -7,38 +7,35 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from urllib.error import HTTPError
 
+import pytest
 import yaml
 
-#: What each line has; a line may have more.
-FIELDS = {"time", "level", "logger", "message"}
+from guard_operator.runtime.health import MOST_CONNECTIONS, HealthServer
+from guard_operator.runtime.metrics import OperatorMetrics
 
-
-def kubeconfig(folder: Path) -> Path:
-    """Of a server that does not listen."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": url}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "x",
-            }
-        )
-    )
-    return path
+Serve = Callable[..., HealthServer]
 
 
 def test_every_line_of_its_log_is_json_if_that_is_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"  # nobody will listen there
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config}))
     flags = ("--guard-image=g", "--bind=127.0.0.1", "--port=0", "--log-format=json", "--log-level=debug")
-    command = [sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig(tmp_path)}", *flags]
+    command = [sys.executable, "-m", "guard_operator", f"--kubeconfig={path}", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = []
@@ -49,7 +46,58 @@ def test_every_line_of_its_log_is_json_if_that_is_asked_for(tmp_path: Path) -> N
         process.send_signal(signal.SIGTERM)
         lines += map(json.loads, process.stderr)
         process.wait(60)
-    assert all(line.keys() >= FIELDS for line in lines)
+    assert all(line.keys() >= {"time", "level", "logger", "message"} for line in lines)
     assert all(datetime.fromisoformat(line["time"]).tzinfo is not None for line in lines)
     assert any(line["message"].startswith("probes and metrics on port ") for line in lines)
     assert any("127.0.0.1" in line["message"] for line in lines), "it never asked"
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def start(host: str = "127.0.0.1", idle: float = 600.0) -> HealthServer:
+            registry = OperatorMetrics().registry
+            server = HealthServer((host, 0), lambda: True, lambda: False, registry, idle)
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+def page(server: HealthServer, path: str, host: str = "127.0.0.1") -> str:
+    with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def connected(stack: ExitStack, server: HealthServer) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+
+
+def test_what_it_answers(serve: Serve) -> None:
+    server = serve("::")
+    assert page(server, "/healthz") == "ok\n"
+    if socket.has_dualstack_ipv6():
+        assert page(server, "/healthz", "[::1]") == "ok\n"
+    assert "rlguard_fires" in page(server, "/metrics")
+    for path, status in (("/readyz", "503"), ("/../etc/passwd", "404")):
+        with pytest.raises(HTTPError, match=status):
+            page(server, path)
+
+
+def test_connections_that_are_left_open_hold_up_no_probe(serve: Serve) -> None:
+    server = serve()
+    with ExitStack() as stack:
+        idle = [connected(stack, server) for _ in range(400)]
+        assert page(server, "/healthz") == "ok\n"
+        for one in idle[:-MOST_CONNECTIONS]:
+            assert one.recv(1) == b"", "the oldest made room"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTT"])
+def test_an_idle_connection_ends(serve: Serve, sent: bytes) -> None:
+    server = serve(idle=0.2)
+    with ExitStack() as stack:
+        idle = connected(stack, server)
+        idle.sendall(sent)
+        assert idle.recv(1) == b""

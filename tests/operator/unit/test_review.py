@@ -1,4 +1,4 @@
-"""What is refused without a cluster: of a job, and of a manifest that nobody created."""
+"""What is read of a job, and what is refused of it without a cluster, also before anybody created it."""
 
 from __future__ import annotations
 
@@ -6,131 +6,100 @@ import copy
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_operator.api.types import Spec, policy_to_api
-from guard_operator.config import OperatorConfig
+from guard_operator.api.guard import policy_to_api
+from guard_operator.reconcile.parse import parse_job
 from guard_operator.reconcile.review import Review, review_manifest
+from guard_operator.reconcile.snapshot import guard_of
+
+from .given import CONFIG, FIRE, REF, job, manifest, pytorchjob, template
 
 Json = dict[str, Any]
-CONFIG = OperatorConfig("guard:1")
-POD = {
-    "securityContext": {"runAsNonRoot": True},
-    "containers": [{"name": "pytorch", "volumeMounts": [{"name": "ck", "mountPath": "/ck"}]}],
-    "volumes": [{"name": "ck", "persistentVolumeClaim": {"claimName": "saved"}}],
-}
-MANIFEST = {
-    "metadata": {"name": "run"},
-    "spec": {
-        "template": {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "spec": {"pytorchReplicaSpecs": {"Master": {"template": {"spec": POD}}}},
-        },
-        "guard": {
-            "heldout": {"volume": {"claimName": "heldout"}, "evaluator": {"hf": {}}},
-            "checkpoints": {"volume": "ck"},
-        },
-    },
-}
+WHERE = "spec.template.spec.pytorchReplicaSpecs.Master.template.spec"
 
 
-def changed(value: Any, *path: str) -> Json:
-    """The manifest with another value there."""
-    manifest = copy.deepcopy(MANIFEST)
-    node: Json = manifest
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    return manifest
+def named(**metadata: Any) -> Json:
+    return {"metadata": metadata, "spec": manifest()["spec"]}
 
 
-def test_what_can_be_guarded_is_not_refused() -> None:
-    assert review_manifest(MANIFEST, CONFIG) == Review()
-    named = {"name": "r" * 50, "namespace": "team", "labels": {"a": "b"}}
-    assert review_manifest(changed(named, "metadata"), CONFIG) == Review()
-
-
-@pytest.mark.parametrize("name", ["1run", "Run", "r" * 51, "a.b", "a\n", "a-", ""])
-def test_a_name_that_the_api_server_refuses(name: str) -> None:
-    said = review_manifest(changed(name, "metadata", "name"), CONFIG)
-    assert said.reason == "InvalidSpec"
-    assert said.findings[0].startswith("metadata.name must be a DNS-1035 label of at most 50 characters")
-
-
-@pytest.mark.parametrize("name", ["a.b", "A", "-a", "a" * 64, "a; b", "a\n"])
-def test_a_namespace_that_the_api_server_refuses(name: str) -> None:
-    said = review_manifest(changed({"name": "run", "namespace": name}, "metadata"), CONFIG)
-    assert (said.reason, said.findings[0][:38]) == ("InvalidSpec", "metadata.namespace must be a DNS label")
-
-
-@pytest.mark.parametrize("path", ["/a", "a/../b", "..", "../b", "a/.."])
-def test_a_split_outside_of_its_volume(path: str) -> None:
-    for field in ("split", "trainPrompts"):
-        said = review_manifest(changed(path, "spec", "guard", "heldout", field), CONFIG)
-        (finding,) = said.findings
-        rule = f"spec.guard.heldout.{field}: must be a path inside the volume: relative and without '..'"
-        assert finding.startswith(rule) and path in finding and said.reason == "InvalidSpec"
-    inside = changed("a/..b/c", "spec", "guard", "heldout", "split")
-    assert review_manifest(inside, CONFIG) == Review()
-
-
-@pytest.mark.parametrize("path", ['a"b', "a\\b", "a$(HOME)", "a\tb", "a\nb", "a\x7f"])
-def test_a_path_that_the_guard_would_be_told_otherwise_than_it_is_written(path: str) -> None:
-    """By it the admission policy knows that a guard has the split of its job."""
-    said = review_manifest(changed(path, "spec", "guard", "heldout", "split"), CONFIG)
-    assert (
-        said.reason == "InvalidSpec" and "must have no quotation mark, backslash, dollar" in said.findings[0]
-    )
-    usual = changed("it's für/held out.jsonl", "spec", "guard", "heldout", "split")
-    assert review_manifest(usual, CONFIG) == Review()
-
-
-def test_each_finding_is_a_sentence_of_its_own() -> None:
-    pod = {**POD, "hostPID": True, "shareProcessNamespace": True}
-    spec = {"pytorchReplicaSpecs": {"Master": {"template": {"spec": pod}}}}
-    said = review_manifest(changed(spec, "spec", "template", "spec"), CONFIG)
-    where = "spec.template.spec.pytorchReplicaSpecs.Master.template.spec"
-    assert said.reason == "TemplateRefused"
-    assert [one.split(" must")[0] for one in said.findings] == [
-        f"{where}.hostPID",
-        f"{where}.shareProcessNamespace",
-    ]
-
-
-def test_what_relaxed_admits_is_not_refused() -> None:
-    pod = {**POD, "hostPID": True}
-    manifest = changed(
-        {"Master": {"template": {"spec": pod}}}, "spec", "template", "spec", "pytorchReplicaSpecs"
-    )
-    assert review_manifest(manifest, CONFIG).reason == "TemplateRefused"
-    manifest["spec"]["guard"]["isolation"] = "Relaxed"
-    said = review_manifest(manifest, CONFIG)
-    assert (said.reason, said.findings) == (None, ())
-    [broken] = said.broken
-    assert broken.startswith("spec.template.spec.pytorchReplicaSpecs.Master.template.spec.hostPID must")
+def heldout(**fields: Any) -> Json:
+    given = manifest()
+    given["spec"]["guard"]["heldout"] |= fields
+    return given
 
 
 def starting(checkpoint: str) -> Json:
-    return changed({"name": "before", "checkpoint": checkpoint}, "spec", "resumedFrom")
+    return manifest(resumedFrom={"name": "before", "checkpoint": checkpoint})
 
 
-@pytest.mark.parametrize("checkpoint", ["/ck", "/ck/20", "/ck/a/b c"])
-def test_a_start_in_the_checkpoint_volume(checkpoint: str) -> None:
-    assert review_manifest(starting(checkpoint), CONFIG) == Review()
+IN_VOLUME = "spec.guard.heldout.{}: must be a path inside the volume: relative and without '..'"
+PLAIN = "must have no quotation mark, backslash, dollar"
+ELSEWHERE = "resumedFrom.checkpoint must be in the volume ckpt, which is mounted at /ckpt"
+VLLM = {"heldout": {"volume": {"claimName": "h"}, "evaluator": {"vllm": {}}}}
+INVALID = "InvalidSpec"
+REFUSED: dict[str, tuple[Json, str, str]] = {
+    **{
+        f"name {name!r}": (named(name=name), INVALID, "metadata.name must be a DNS-1035 label")
+        for name in ("1run", "Run", "a.b", "a\n", "a-", "", "r" * 51)
+    },
+    **{
+        f"namespace {name!r}": (named(name="a", namespace=name), INVALID, "metadata.namespace must be a")
+        for name in ("a.b", "A", "-a", "a" * 64, "a; b", "a\n")
+    },
+    **{
+        f"split {path!r}": (heldout(split=path), INVALID, IN_VOLUME.format("split"))
+        for path in ("/a", "a/../b", "..", "../b", "a/..")
+    },
+    "training prompts outside": (heldout(trainPrompts="../b"), INVALID, IN_VOLUME.format("trainPrompts")),
+    # By it the admission policy knows that a guard has the split of its job.
+    **{
+        f"split {path!r}": (heldout(split=path), INVALID, PLAIN)
+        for path in ('a"b', "a\\b", "a$(HOME)", "a\tb", "a\nb", "a\x7f")
+    },
+    **{
+        f"start at {path}": (starting(path), "TemplateRefused", ELSEWHERE)
+        for path in ("/ckpt2/20", "/ckpt/../etc", "/c", "/data/ckpt/20", "/ckpt/a/..")
+    },
+    "an unknown kind": (manifest(kind="Deployment"), "UnsupportedKind", "v1 Deployment cannot be guarded"),
+    "sockets beside the trainer": (manifest(guard=VLLM), INVALID, "vllm needs placement: Pod"),
+    "a copy that would go": (manifest(guard={"state": {"keepBest": True}}), INVALID, "state.keepBest needs"),
+    "state in the split's claim": (
+        manifest(guard={"state": {"claimName": "heldout"}}), INVALID, "state.claimName must not be",
+    ),
+    "a bad policy": (manifest(guard={"policy": {"kl": {"hardStop": 0}}}), INVALID, "policy.kl.hardStop"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("checkpoint", ["/ck2/20", "/ck/../etc", "/c", "/data/ck/20", "/ck/a/.."])
-def test_a_start_elsewhere_is_refused(checkpoint: str) -> None:
-    said = review_manifest(starting(checkpoint), CONFIG)
-    assert said.reason == "TemplateRefused" and not said.workload
-    assert "resumedFrom.checkpoint must be in the volume ck, which is mounted at /ck" in said.findings[0]
+@pytest.mark.parametrize(("given", "reason", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused_is_named(given: Json, reason: str, words: str) -> None:
+    said = review_manifest(given, CONFIG)
+    assert said.reason == reason and words in said.findings[0] and not said.workload
 
 
-def test_a_kind_without_an_adapter() -> None:
-    said = review_manifest(changed("Deployment", "spec", "template", "kind"), CONFIG)
-    assert said.reason == "UnsupportedKind"
-    assert said.findings == ("spec.template: kubeflow.org/v1 Deployment cannot be guarded",)
+@pytest.mark.parametrize(
+    "given",
+    [
+        manifest(),
+        named(name="r" * 50, namespace="team", labels={"a": "b"}),
+        heldout(split="a/..b/c"),
+        heldout(split="it's für/held out.jsonl"),
+        *map(starting, ("/ckpt", "/ckpt/20", "/ckpt/a/b c")),
+    ],
+)
+def test_what_can_be_guarded_is_not_refused(given: Json) -> None:
+    assert review_manifest(given, CONFIG) == Review()
+
+
+def test_each_finding_is_a_sentence_and_relaxed_lists_them() -> None:
+    pod = template(hostPID=True, shareProcessNamespace=True)
+    said = review_manifest(manifest(pytorchjob(pod)), CONFIG)
+    assert said.reason == "TemplateRefused"
+    rows = [f"{WHERE}.hostPID", f"{WHERE}.shareProcessNamespace"]
+    assert [one.split(" must")[0] for one in said.findings] == rows
+    relaxed = review_manifest(manifest(pytorchjob(pod), guard={"isolation": "Relaxed"}), CONFIG)
+    assert (relaxed.reason, relaxed.findings, relaxed.broken) == (None, (), said.findings)
 
 
 POLICIES = [
@@ -143,8 +112,27 @@ POLICIES = [
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_read_as_it_was_written(policy: Policy) -> None:
-    spec = copy.deepcopy(MANIFEST["spec"])
-    spec["guard"]["policy"] = policy_to_api(policy)
-    assert Spec.model_validate(spec).guard.policy == policy
-    assert policy_to_api(Policy()) == {}
-    assert policy_to_api(Policy(detector="calibrated")) == {"detector": "Calibrated"}, "as it was written"
+    written = policy_to_api(policy)
+    assert job(guard={"policy": copy.deepcopy(written)}).spec.guard.policy == policy
+    assert policy_to_api(Policy(detector="calibrated")) == {"detector": "Calibrated"}, "and no default"
+
+
+# -- what another version, or anybody, wrote -------------------------------------------------------------
+
+
+def test_a_field_of_a_status_that_another_version_wrote_is_left_out() -> None:
+    read = job(status={"guard": {"step": 3, "novelty": 1}, "another": {"x": 1}})
+    assert guard_of(read).step == 3
+    with pytest.raises(ValidationError, match="novelty"):
+        job(novelty=1)
+
+
+@pytest.mark.parametrize(
+    "time", ["2026-02-30T00:00:00Z", "0000-01-01T00:00:00Z", "2026-01-01T00:00:00+99:99"]
+)
+@pytest.mark.parametrize("latch", ["fire", "halt"])
+def test_a_time_that_only_the_api_server_takes_hides_no_latch(latch: str, time: str) -> None:
+    """Whoever may write a status chooses what is in it."""
+    status = REF | {"guard": {latch: FIRE | {"at": time}}, "stop": {"requestedAt": time}}
+    found = getattr(guard_of(parse_job(manifest(status=status))), latch)
+    assert found is not None and found.code == "hacking_gap"

@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 
 from guard_operator.adapters import WorkloadState
-from guard_operator.adapters.pytorchjob import PyTorchJobAdapter
-from guard_operator.adapters.rayjob import RAY_CLUSTERS
-from guard_operator.api.reasons import ConditionType
-from guard_operator.api.types import ConditionStatus, Phase, Spec
+from guard_operator.adapters.ray import RAY_CLUSTERS
+from guard_operator.api.status import Phase
 from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.snapshot import (
-    Between,
-    CaptureEvidence,
-    Decision,
-    Delete,
-    Doomed,
-    Job,
-    Remembered,
-    Snapshot,
-)
+from guard_operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
 from guard_operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
@@ -33,50 +22,43 @@ from guard_operator.reconcile.teardown import (
 )
 from guard_operator.runtime.client import PODS
 
-from .test_decide import (
+from .given import (
+    ADAPTER,
+    BEAT,
     FIRE,
     GOING,
     NOW,
     REF,
-    SPEC,
-    ago,
-    guard,
+    condition,
+    deleted,
     job,
+    manifest,
+    message,
+    parse_job,
     pod,
-    said,
+    says,
     workload,
 )
 
+Json = dict[str, Any]
+FIRED = {**REF, "guard": {**BEAT, "fire": FIRE}}
 EVIDENCE, FINAL = CaptureEvidence(final=False), CaptureEvidence(final=True)
-OF_WORKLOAD = Doomed(PyTorchJobAdapter.resource, "run", "w")
+OF_WORKLOAD = Doomed(ADAPTER["PyTorchJob"].resource, "run", "w")
 DELETE = Delete((OF_WORKLOAD,))
 POD = Doomed(PODS, "run-master-0", "uid-run-master-0")
-DENIED = Remembered(refusal='admission webhook "w" denied: ask Bob')
-SEEN = Remembered(pods=(("run-master-0", "u1"),))
 CLUSTER = Between(RAY_CLUSTERS, "run-x2", "uid-cluster")
+SEEN = Remembered(pods=(("run-master-0", "u1"),))
 
 
-def begun(seconds_ago: float = 1.0, evidence: str | None = "e") -> dict[str, Any]:
+def begun(seconds_ago: float = 1.0, evidence: str | None = "e") -> Json:
     """The status of a fired run of which the workload was told to go."""
-    noted = {"evidence": evidence} if evidence else {}
-    return {**REF, **guard(fire=FIRE), "stop": {"requestedAt": ago(seconds_ago)}, **noted}
+    asked = {"stop": {"requestedAt": (NOW - timedelta(seconds=seconds_ago)).isoformat()}}
+    return FIRED | asked | ({"evidence": evidence} if evidence else {})
 
 
-def fired(**spec: Any) -> Job:
-    return job({**REF, **guard(fire=FIRE)}, **spec)
-
-
-def deletes(decision: Decision) -> list[Doomed]:
-    return [one for action in decision.actions if isinstance(action, Delete) for one in action.objects]
-
-
-def stopped(snapshot: Snapshot) -> ConditionStatus:
-    """What is said of the teardown."""
-    condition = next(
-        (c for c in decide(snapshot, NOW).report.conditions if c.type == ConditionType.STOPPED), None
-    )
-    assert condition is not None
-    return condition
+def going(*values: Any, seconds_ago: float = 1.0, evidence: str | None = "e", **more: Any) -> Snapshot:
+    """A run whose teardown has begun."""
+    return Snapshot(job(status=begun(seconds_ago, evidence)), *values, **more)
 
 
 # -- what is deleted -------------------------------------------------------------------------------------
@@ -85,16 +67,16 @@ def stopped(snapshot: Snapshot) -> ConditionStatus:
 @pytest.mark.parametrize(
     "status",
     [
-        guard(fire=FIRE),
-        guard(fire={**FIRE, "code": "of_a_newer_guard"}),
-        said("Fired"),
-        said("Halted"),
-        {**guard(fire=FIRE), **said("Succeeded")},
+        FIRED,
+        REF | {"guard": {**BEAT, "fire": {**FIRE, "code": "of_a_newer_guard"}}},
+        REF | condition("Fired"),
+        REF | condition("Halted"),
+        FIRED | condition("Succeeded"),
     ],
     ids=["fire", "of a newer guard", "without the guard's field", "halt", "after its end"],
 )
-def test_a_latch_deletes_the_workload_and_begins_to_collect_the_evidence(status: dict[str, Any]) -> None:
-    decision = decide(Snapshot(job({**REF, **status}), workload(), (pod(),)), NOW)
+def test_a_latch_deletes_the_workload_and_begins_to_collect_the_evidence(status: Json) -> None:
+    decision = decide(Snapshot(job(status=status), workload(), (pod(),)), NOW)
     assert decision.actions == (EVIDENCE, DELETE)
     assert decision.report.phase is Phase.STOPPING and decision.look_again == STOPPING_SECONDS
     assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
@@ -104,51 +86,44 @@ def test_a_latch_deletes_the_workload_and_begins_to_collect_the_evidence(status:
 @pytest.mark.parametrize("state", [WorkloadState.PENDING, WorkloadState.SUSPENDED, WorkloadState.FAILED])
 def test_a_workload_without_pods_is_deleted_too(state: WorkloadState) -> None:
     """A queue cannot admit it again, and a controller cannot start it again."""
-    assert decide(Snapshot(fired(), workload(state)), NOW).actions == (EVIDENCE, DELETE)
+    assert decide(Snapshot(job(status=FIRED), workload(state)), NOW).actions == (EVIDENCE, DELETE)
 
 
-def test_from_the_second_look_on_every_pod_is_deleted_that_is_not_on_its_way_out() -> None:
-    """As one whose owner reference was removed, or that a controller made again."""
-    seen = Snapshot(job(begun()), workload(deleted=NOW), (pod(), pod("other", terminating=True)))
-    assert deletes(decide(seen, NOW)) == [POD]
+def test_from_the_second_look_on_everything_is_deleted_that_is_not_on_its_way_out() -> None:
+    """As a pod whose owner reference was removed, or what makes pods where the workload cannot be deleted."""
+    both = (pod(), pod("other", terminating=True))
+    assert deleted(decide(going(workload(deleted=NOW), both), NOW)) == [POD]
+    refused = going(workload(), (pod(),), between=(CLUSTER,), known=Remembered(refusal="no"))
+    cluster = Doomed(RAY_CLUSTERS, "run-x2", "uid-cluster")
+    assert deleted(decide(refused, NOW)) == [OF_WORKLOAD, cluster, POD]
+    assert cluster not in deleted(
+        decide(replace(refused, between=(replace(CLUSTER, terminating=True),)), NOW)
+    )
+    assert decide(going(workload(ours=False), (GOING,)), NOW).actions == (), "what is not ours is left alone"
 
 
-def test_what_makes_pods_is_deleted_where_the_workload_cannot_be() -> None:
-    seen = Snapshot(job(begun()), workload(), (pod(),), between=(CLUSTER,), known=Remembered(refusal="no"))
-    assert deletes(decide(seen, NOW)) == [OF_WORKLOAD, Doomed(RAY_CLUSTERS, "run-x2", "uid-cluster"), POD]
-    going = replace(seen, between=(replace(CLUSTER, terminating=True),))
-    assert deletes(decide(going, NOW)) == [OF_WORKLOAD, POD]
-
-
-@pytest.mark.parametrize("status", [{**REF, **guard(fire=FIRE)}, begun()], ids=["first look", "later"])
-def test_slow_pods_are_deleted_first_with_the_time_that_the_job_allows(status: dict[str, Any]) -> None:
+@pytest.mark.parametrize("status", [FIRED, begun()], ids=["first look", "later"])
+def test_slow_pods_are_deleted_first_with_the_time_that_the_job_allows(status: Json) -> None:
     """A kubelet never shortens a grace period that runs, so one that is on its way out keeps its own."""
     pods = (
         pod(grace=86400),
         pod("quick", grace=60, terminating=True),
         pod("going", grace=900, terminating=True),
     )
-    first, *_ = deletes(decide(Snapshot(job(status, stopGraceSeconds=60), workload(), pods), NOW))
+    first, *_ = deleted(decide(Snapshot(job(status=status, stopGraceSeconds=60), workload(), pods), NOW))
     assert first == replace(POD, grace=60)
 
 
-def test_a_pod_that_has_ended_is_kept_a_moment_for_its_log() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "evidence", "expected"), [(-1, None, []), (1, None, [POD]), (-1, "e", [POD])]
+)
+def test_a_pod_that_has_ended_is_kept_a_moment_for_its_log(
+    seconds: float, evidence: str | None, expected: list[Doomed]
+) -> None:
     over = (pod(phase="Failed", grace=86400),)
-    waits = Snapshot(job(begun(LOGS_SECONDS - 1, evidence=None)), workload(deleted=NOW), over)
-    assert deletes(decide(waits, NOW)) == []
-    later = Snapshot(job(begun(LOGS_SECONDS + 1, evidence=None)), workload(deleted=NOW), over)
-    assert deletes(decide(later, NOW)) == [POD]
-    had = Snapshot(job(begun()), workload(deleted=NOW), over)
-    assert deletes(decide(had, NOW)) == [POD]
-
-
-def test_what_is_not_ours_is_left_alone() -> None:
-    assert decide(Snapshot(job(begun()), workload(ours=False), (GOING,)), NOW).actions == ()
-
-
-def test_the_evidence_is_asked_for_until_it_is_written() -> None:
-    assert EVIDENCE in decide(Snapshot(job(begun(evidence=None)), workload(), (GOING,)), NOW).actions
-    assert EVIDENCE not in decide(Snapshot(job(begun()), workload(), (GOING,)), NOW).actions
+    seen = going(workload(deleted=NOW), over, seconds_ago=LOGS_SECONDS + seconds, evidence=evidence)
+    assert deleted(decide(seen, NOW)) == expected
+    assert (EVIDENCE in decide(seen, NOW).actions) is (evidence is None), "asked for until it is written"
 
 
 # -- when it is over -------------------------------------------------------------------------------------
@@ -159,70 +134,63 @@ def test_the_evidence_is_asked_for_until_it_is_written() -> None:
     [
         {"workload": workload(WorkloadState.FAILED)},
         {"workload": workload(deleted=NOW)},
-        {"pods": (GOING,)},
         {"pods": (pod(phase="Failed", terminating=True),)},
         {"known": SEEN},
-        {"pods_unread": "503"},
+        {"unread": "503"},
         {"between": (CLUSTER,)},
     ],
-    ids=["workload", "one that goes", "pod", "pod that ended", "pod that was seen", "unread", "maker"],
+    ids=["workload", "one that goes", "pod that ended", "pod that was seen", "unread", "maker"],
 )
-def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: dict[str, Any]) -> None:
-    there = Snapshot(job(begun()), **left)
-    assert decide(there, NOW).report.phase is Phase.STOPPING and stopped(there).status == "False"
+def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: Json) -> None:
+    decision = decide(going(**left), NOW)
+    assert decision.report.phase is Phase.STOPPING and says(decision)["Stopped"][0] == "False"
 
 
 def test_then_it_is_stopped_at_once() -> None:
-    gone = Snapshot(job(begun()), known=SEEN, all_pods_read=True)
-    decision = decide(gone, NOW)
+    decision = decide(going(known=SEEN, all_pods_read=True), NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.look_again is None
     assert decision.report.stop is not None and decision.report.stop.stopped_at == NOW
     assert decision.report.stop.pods == []
-    without_evidence = decide(Snapshot(job(begun(evidence=None))), NOW)
+    without_evidence = decide(going(evidence=None), NOW)
     assert without_evidence.actions == (FINAL,) and without_evidence.report.phase is Phase.STOPPED
 
 
 def test_one_that_was_never_created_is_never_created() -> None:
-    decision = decide(Snapshot(job(guard(fire=FIRE))), NOW)
+    decision = decide(Snapshot(job(status={"guard": FIRED["guard"]})), NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.report.stop is None
 
 
 def test_what_comes_back_is_a_teardown_of_its_own() -> None:
-    status = {**begun(7200), **said("Stopped")}
-    decision = decide(Snapshot(job(status), None, (pod(),)), NOW)
-    assert deletes(decision) == [POD] and decision.report.phase is Phase.STOPPING
+    decision = decide(Snapshot(job(status=begun(7200) | condition("Stopped")), None, (pod(),)), NOW)
+    assert deleted(decision) == [POD] and decision.report.phase is Phase.STOPPING
     assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
 
 
 # -- what blocks it --------------------------------------------------------------------------------------
 
 
-def kept_since(seconds: float, *finalizers: str) -> Snapshot:
-    deleted = NOW - timedelta(seconds=seconds)
-    return Snapshot(job(begun(seconds)), workload(deleted=deleted, finalizers=finalizers))
+def kept(seconds: float, *finalizers: str, pods: Any = ()) -> Snapshot:
+    """A workload whose deletion began so long ago."""
+    deletion = workload(deleted=NOW - timedelta(seconds=seconds), finalizers=finalizers)
+    return going(deletion, pods, seconds_ago=seconds)
 
 
-def late(**values: Any) -> Snapshot:
-    """A pod that should have ended at 23:59:00."""
-    one = pod(terminating=True, due=NOW - timedelta(seconds=60), node="n7", **values)
-    return Snapshot(job(begun(90)), workload(), (one,))
+def late(seconds: float = 60, **values: Any) -> Snapshot:
+    """A pod that should have ended so long ago."""
+    one = pod(terminating=True, due=NOW - timedelta(seconds=seconds), node="n7", **values)
+    return going(workload(), (one,), seconds_ago=90)
 
 
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [
         (
-            Snapshot(
-                job(begun()),
-                workload(),
-                (pod(),),
-                known=Remembered(refusal='admission webhook "w" denied: ask Bob'),
-            ),
+            going(workload(), (pod(),), known=Remembered(refusal='admission webhook "w" denied: ask Bob')),
             'a delete was refused: admission webhook "w" denied: ask Bob; 1 pods are left: run-master-0',
         ),
-        (Snapshot(job(begun()), workload(), pods_unread="503: etcd"), "the pods cannot be read: 503: etcd"),
-        (kept_since(FINALIZER_SECONDS + 1, "foregroundDeletion", "a/b"), "PyTorchJob run is kept by a/b: "),
-        (kept_since(FINALIZER_SECONDS + 1, "foregroundDeletion"), "the cluster's garbage collector"),
+        (going(workload(), unread="503: etcd"), "the pods cannot be read: 503: etcd"),
+        (kept(FINALIZER_SECONDS + 1, "foregroundDeletion", "a/b"), "PyTorchJob run is kept by a/b: "),
+        (kept(FINALIZER_SECONDS + 1, "foregroundDeletion"), "the cluster's garbage collector"),
         (late(), "pod run-master-0 should have ended at 23:59:00: look at node n7, and delete the node"),
         (late(finalizers=("a/b",)), "look at node n7"),
         (late(phase="Failed", finalizers=("a/b",)), "pod run-master-0 has ended and is kept by a/b"),
@@ -230,70 +198,50 @@ def late(**values: Any) -> Snapshot:
     ids=["webhook", "unread", "finalizer", "no collector", "dead node", "still runs", "finalizer of a pod"],
 )
 def test_what_blocks_it_is_said_in_its_own_words(snapshot: Snapshot, words: str) -> None:
-    condition = stopped(snapshot)
-    assert (condition.status, condition.reason) == ("False", "StopBlocked") and words in condition.message
+    decision = decide(snapshot, NOW)
+    assert says(decision)["Stopped"] == ("False", "StopBlocked") and words in message(decision, "Stopped")
 
 
 @pytest.mark.parametrize(
     "snapshot",
-    [
-        kept_since(FINALIZER_SECONDS - 1, "a/b"),
-        Snapshot(
-            job(begun(60)), workload(deleted=NOW - timedelta(seconds=60), finalizers=("a/b",)), (GOING,)
-        ),
-        Snapshot(
-            job(begun(60)), None, (pod(terminating=True, due=NOW - timedelta(seconds=OVERDUE_SECONDS - 1)),)
-        ),
-    ],
+    [kept(FINALIZER_SECONDS - 1, "a/b"), kept(60, "a/b", pods=(GOING,)), late(OVERDUE_SECONDS - 1)],
     ids=["a finalizer for a moment", "pods have their time", "a pod is nearly in time"],
 )
 def test_what_takes_its_time_is_not_blocked(snapshot: Snapshot) -> None:
-    assert stopped(snapshot).reason == "PodsTerminating"
+    assert says(decide(snapshot, NOW))["Stopped"][1] == "PodsTerminating"
 
 
-# -- a target --------------------------------------------------------------------------------------------
+# -- a target, and onFire: Report ------------------------------------------------------------------------
 
 
-def attached(status: dict[str, Any]) -> Job:
+def attached(status: Json) -> Any:
+    feed = {"follow": {"path": "log", "format": "verl"}}
+    own = {"checkpoints": {"claimName": "c"}, "placement": "Pod", "metrics": feed}
+    raw = manifest(status=status, guard=own)
+    del raw["spec"]["template"]
     target = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "run"}
-    return replace(job(status), spec=Spec.model_validate({
-        "targetRef": target, "guard": SPEC["guard"] | {"checkpoints": {"claimName": "c"}},
-    }))  # fmt: skip
+    return parse_job(raw | {"spec": raw["spec"] | {"targetRef": target}})
 
 
 def test_a_target_that_somebody_recreates_is_deleted_again_and_who_it_was_is_said() -> None:
     again = workload(uid="new", ours=False, manager="argocd-controller")
-    seen = Snapshot(attached({**begun(60), **said("Stopped")}), again)
-    assert deletes(decide(seen, NOW)) == [replace(OF_WORKLOAD, uid="new")]
-    condition = stopped(seen)
-    assert condition.reason == "TargetRecreated"
-    assert condition.message.startswith("argocd-controller recreated PyTorchJob run after the fire")
-
-
-def test_a_target_that_is_gone_is_looked_for_again() -> None:
-    decision = decide(Snapshot(attached(begun())), NOW)
-    assert decision.report.phase is Phase.STOPPED and decision.look_again == RECREATED_SECONDS
-
-
-# -- onFire: Report --------------------------------------------------------------------------------------
+    decision = decide(Snapshot(attached(begun(60) | condition("Stopped")), again), NOW)
+    assert deleted(decision) == [replace(OF_WORKLOAD, uid="new")]
+    assert says(decision)["Stopped"][1] == "TargetRecreated"
+    said = message(decision, "Stopped")
+    assert said.startswith("argocd-controller recreated PyTorchJob run after the fire")
+    gone = decide(Snapshot(attached(begun())), NOW)
+    assert gone.report.phase is Phase.STOPPED and gone.look_again == RECREATED_SECONDS, "no event tells"
 
 
 def test_a_fire_that_is_only_reported_deletes_nothing() -> None:
-    decision = decide(Snapshot(fired(onFire="Report"), workload(), (pod(),)), NOW)
+    def reported(status: Json, state: WorkloadState) -> Any:
+        return decide(Snapshot(job(status=status, onFire="Report"), workload(state), (pod(),)), NOW)
+
+    decision = reported(FIRED, WorkloadState.RUNNING)
     assert decision.report.phase is Phase.RUNNING and decision.actions == () and decision.report.stop is None
-    says = {(c.type, c.status, c.reason) for c in decision.report.conditions}
-    assert ("Fired", "True", "HackingGap") in says and "Stopped" not in {kind for kind, _, _ in says}
-    ended = decide(Snapshot(fired(onFire="Report"), workload(WorkloadState.SUCCEEDED)), NOW)
-    assert ended.report.phase is Phase.SUCCEEDED
-
-
-def test_a_fire_after_the_end_that_is_only_reported_is_told() -> None:
-    over = job({**REF, **guard(fire=FIRE), **said("Succeeded")}, onFire="Report")
-    decision = decide(Snapshot(over, workload(WorkloadState.SUCCEEDED)), NOW)
-    assert ("Fired", "True") in {(c.type, c.status) for c in decision.report.conditions}
-    assert decision.actions == ()
-
-
-def test_a_halt_stops_all_the_same() -> None:
-    halted = job({**REF, **guard(fire=FIRE), **said("Halted")}, onFire="Report")
-    assert decide(Snapshot(halted, workload(), (pod(),)), NOW).actions == (EVIDENCE, DELETE)
+    assert says(decision)["Fired"] == ("True", "HackingGap") and "Stopped" not in says(decision)
+    assert reported(FIRED, WorkloadState.SUCCEEDED).report.phase is Phase.SUCCEEDED
+    after_the_end = reported(FIRED | condition("Succeeded"), WorkloadState.SUCCEEDED)
+    assert says(after_the_end)["Fired"][0] == "True" and after_the_end.actions == ()
+    assert reported(FIRED | condition("Halted"), WorkloadState.RUNNING).actions == (EVIDENCE, DELETE)
