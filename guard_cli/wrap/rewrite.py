@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from guard_cli.wrap.as_written import as_yaml, in_quotes, part_copies, read_as_written, write
+from guard_cli.wrap.as_written import as_yaml, quoted, read_as_written, write
 from guard_cli.wrap.manifest import ManifestError, TrainingJob, load, not_yaml_error
 from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND
@@ -68,10 +69,10 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
     if text.lstrip().startswith("{"):  # one long line
         text = as_yaml(content)
     try:
-        head, template = _taken_apart(read_as_written(text), dropped, narrowed, name)
-        part_copies(head, template)
+        template = read_as_written(text)
+        head = _taken_apart(template, CommentedMap, dropped, narrowed, name)
         made = (
-            f"{write(head)}spec:\n  template:\n{indent(write(template), '    ')}"
+            f"{write(head)}spec:\n  template:\n{indent(write(template, text), '    ')}"
             f"{indent(as_yaml({'guard': guard}), '  ')}"
         )
     except YAMLError as error:  # such as a key that stands twice
@@ -80,7 +81,8 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         raise ManifestError(_NOT_THE_SAME) from None
     except RecursionError:
         raise ManifestError("the job is nested too deeply") from None
-    own, workload = _taken_apart(deepcopy(content), dropped, narrowed, name)
+    workload = deepcopy(content)
+    own = _taken_apart(workload, dict, dropped, narrowed, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
     if load(made) != manifest:
         raise ManifestError(_NOT_THE_SAME)
@@ -117,24 +119,35 @@ def _narrowed(node: Any, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _taken_apart(
-    job: Any, dropped: Sequence[Path], narrowed: Mapping[str, str], name: str | None
-) -> tuple[Any, Any]:
-    """Change a job; return the object without its spec, and the template of the workload."""
+    job: Any,
+    mapping: type[dict[str, Any]],
+    dropped: Sequence[Path],
+    narrowed: Mapping[str, str],
+    name: str | None,
+) -> Any:
+    """Change a job to the template of its workload; return the object around it, without its spec."""
     for path in dropped:
         _drop(job, path)
     _narrow(job, narrowed)
+    metadata = job["metadata"]
     if name is not None:
-        job["metadata"]["name"] = in_quotes(name)
-    head = deepcopy(job)
-    head["apiVersion"], head["kind"] = API_VERSION, KIND
-    del head["spec"]
-    for key in CARRIED:
-        head["metadata"].pop(key, None)
-    for key in OWN:
-        job["metadata"].pop(key, None)
-    if not job["metadata"]:
+        metadata["name"] = quoted(name)
+    own = mapping()
+    for key in (one for one in OWN if one in metadata):
+        own[key] = metadata[key]
+        _move_comments(metadata, own, key)
+        del metadata[key]
+    if not metadata:
         del job["metadata"]
-    return head, job
+    head = mapping(apiVersion=API_VERSION, kind=KIND, metadata=own)
+    if isinstance(job, CommentedMap):  # what is above it all
+        head.ca.comment, job.ca.comment = job.ca.comment, None
+    return head
+
+
+def _move_comments(old: Any, new: Any, key: str) -> None:
+    if isinstance(old, CommentedMap) and key in old.ca.items:
+        new.ca.items[key] = old.ca.items.pop(key)
 
 
 def _drop(tree: Any, path: Path) -> None:
