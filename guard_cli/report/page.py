@@ -18,8 +18,6 @@ from guard_core.symptoms import TITLES, Examined
 from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
-LAST_EVALUATIONS = 200
-
 
 @dataclass(frozen=True, slots=True)
 class ReportContent:
@@ -60,11 +58,11 @@ def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: Report
         "rollouts": [one.model_dump(mode="json") for one in content.rollouts],
         "figures": [one.model_dump(mode="json") for one in content.figures],
     }
-    evaluations = content.history["evaluations"]
-    still = drawing(content.picture) + _card("Held-out evaluations", _evaluations(evaluations))
     proof = _card("What the sentence above rests on", _proof(content))
     advice = "" if content.symptoms is None else _card("Symptoms", _symptoms(content.symptoms))
-    return frozen_page(banner, data, proof, f"{advice}{about(rows)}<noscript>{still}</noscript>")
+    return frozen_page(
+        banner, data, proof, f"{advice}{about(rows)}<noscript>{drawing(content.picture)}</noscript>"
+    )
 
 
 def _symptoms(examined: Examined) -> str:
@@ -214,24 +212,6 @@ def _cell(column: Mapping[str, Any], key: str) -> str:
     if key == "step":
         return f"<td>{value:,}</td>"
     return f"<td>{points(value) if key in ('score', 'heldout_ema') else f'{value:.4g}'}</td>"
-
-
-def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """For readers that run no script: the page draws the same, and more."""
-    if not evaluations:
-        return "<p>No checkpoint was evaluated.</p>"
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("Attempt", "Step", "Held-out score", "Reward of the round", "Hacking Gap")
-    )
-    keys = ("step", "score", "reward", "proxy_real_gap")
-    rows = "".join(
-        f"<tr><td>{e['attempt']}</td>{''.join(_cell(e, key) for key in keys)}</tr>"
-        for e in evaluations[-LAST_EVALUATIONS:]
-    )
-    left_out = len(evaluations) - LAST_EVALUATIONS
-    more = f'<p class="muted">{left_out} earlier ones are in history.jsonl.</p>' if left_out > 0 else ""
-    return f"<table><tr>{head}</tr>{rows}</table>{more}"
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,6 @@ from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
 from guard_cli.starting import settings_to_start, why_no_settings
 from guard_core.extras import missing_extra
 from guard_core.terminal import plain
-from guard_follow.frameworks import BY_KEY
 
 if TYPE_CHECKING:
     from guard_cli.resume.manifest import Resumed
@@ -149,44 +148,16 @@ def _told(resumed: Resumed) -> Iterator[str]:
 
 def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     """It reads no variable of ours, so that it would start where the old run did, or go on from its end."""
-    metrics = resumed.manifest["spec"]["guard"].get("metrics") or {}
+    metrics = resumed.manifest["spec"]["guard"].get("metrics")
     if not metrics:
         return
     yield "its trainer is followed, and starts at that checkpoint only if its command says so"
-    if how := _how_it_starts(resumed):
-        yield how
-    yield "it must save into a new FOLDER: name that in guard.metrics.checkpoints.path, too"
-    follow = metrics.get("follow") or {}
-    saved = PurePosixPath(str((metrics.get("checkpoints") or {}).get("path") or "."))
-    for field, what in (("path", "log"), ("runConfig", "configuration")):
-        written = PurePosixPath(str(follow.get(field) or "/"))
-        if saved != PurePosixPath(".") and written.is_relative_to(saved):
-            yield f"its {what} lies in the old folder, too: name the new one in guard.metrics.follow.{field}"
-
-
-def _how_it_starts(resumed: Resumed) -> str:
-    """What the framework that is followed needs to start there, or why that is not known; "" of any other."""
-    spec = resumed.manifest["spec"]
-    metrics = spec["guard"].get("metrics") or {}
-    if not metrics:
-        return ""
-    format_ = _trainer_of(metrics)
-    # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
-    # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
-    ray = spec["template"].get("kind") == "RayJob"
-    path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
-    if how := settings_to_start(format_, path, "FOLDER"):
-        return f"{how}: add that to {'template.spec.entrypoint' if ray else 'its command in the template'}"
-    return why_no_settings(format_)
-
-
-def _trainer_of(metrics: Mapping[str, Any]) -> str:
-    """Which framework trains: the one whose layout the checkpoints have, or that of the log.
-
-    One of which no layout is known has to borrow another's, which says nothing of how it starts.
-    """
-    layout = (metrics.get("checkpoints") or {}).get("layout")
-    format_ = str((metrics.get("follow") or {}).get("format"))
-    logs = BY_KEY.get(format_)
-    borrows = logs is not None and logs.reads and not logs.layouts
-    return format_ if borrows else str(layout or format_)
+    path, named = (
+        shlex.quote(resumed.checkpoint),
+        (metrics.get("follow", {}), metrics.get("checkpoints") or {}),
+    )
+    for format_ in (str(one.get(key)) for one, key in zip(named, ("format", "layout"), strict=True)):
+        if how := settings_to_start(format_, path, "FOLDER") or why_no_settings(format_):
+            yield how
+            break
+    yield "it must save into a new FOLDER: change the paths in guard.metrics, too"

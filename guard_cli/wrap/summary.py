@@ -63,8 +63,8 @@ def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
         folder = "its root" if feed.checkpoints.path == "." else feed.checkpoints.path
         layout = "" if feed.layout is None else f" as {feed.layout} does"
         yield (
-            f"  in the volume {guard.checkpoints.volume}, let the trainer write its log to {feed.follow.path} "
-            f"and save in {folder}{layout}: docs/tasks/follow-a-log.md"
+            f"  in the volume {guard.checkpoints.volume}, let the trainer write its log to {feed.follow.path}"
+            f" and save in {folder}{layout}: docs/tasks/follow-a-log.md"
         )
         yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
     if guard.heldout.evaluator.vllm is not None:
