@@ -21,6 +21,7 @@ from guard_core.wire import Attempt, KlKind, MomentRollouts, Rollout, Step, Verd
 from guard_service.policy_file import NotYamlError, parse_yaml
 
 T = TypeVar("T")
+Json = dict[str, Any]
 VERDICT, ROUNDS, BEST = "verdict.json", "history.jsonl", "last-good-checkpoint.json"
 POLICY, ROLLOUTS, STEPS, COLLECTED = "policy.yaml", "rollouts.json", "steps.jsonl", "collected-at"
 CONDITIONS = "conditions.json"
@@ -92,16 +93,17 @@ def read_evidence(config_map: Any) -> Evidence:
     try:
         given = _ConfigMap.model_validate(config_map)
         data, metadata = given.data, given.metadata
-        status = _read(dict[str, Any], data[VERDICT], {})
+        status: Json = _read(Json, data[VERDICT], {})
     except (ValidationError, KeyError):
         raise CliError(
             f"this is no evidence of a run: a ConfigMap with data/{VERDICT} is needed, as "
             "`kubectl get configmap NAME -o yaml` prints it"
         ) from None
-    verdict = read_verdict({**status, "bestCheckpoint": _read(dict[str, Any], data.get(BEST), {})})
+    verdict = read_verdict({**status, "bestCheckpoint": _read(Json, data.get(BEST), {})})
     if verdict is None:
         raise CliError("the guard of this run had reported no verdict: its evidence holds logs only")
-    rounds = [one for line in data.get(ROUNDS, "").splitlines() if (one := _read(Round | None, line, None))]
+    lines = data.get(ROUNDS, "").splitlines()
+    rounds: list[Round] = [one for line in lines if (one := _read(Round, line, None)) is not None]
     steps = read_steps(data.get(STEPS, ""))
     return Evidence(
         job=metadata.labels.get("rlguard.dev/job", ""),
@@ -112,20 +114,19 @@ def read_evidence(config_map: Any) -> Evidence:
         lines=_lines(rounds, steps),
         steps=steps,
         policy=_policy(data.get(POLICY)),
-        rollouts=tuple(_moments(_read(list[dict[str, Any]], data.get(ROLLOUTS), []))),
+        rollouts=tuple(_moments(_read(list[Json], data.get(ROLLOUTS), []))),
     )
 
 
-def _read(kind: Any, text: str | None, otherwise: T) -> T:
+def _read(kind: Any, text: str | None, otherwise: T) -> Any | T:
     """A value of this type, read from JSON without infinite numbers; `otherwise` if it is none."""
     try:
-        value: T = TypeAdapter(kind).validate_python(from_json(text or "", allow_inf_nan=False))
+        return TypeAdapter(kind).validate_python(from_json(text or "", allow_inf_nan=False))
     except ValueError:
         return otherwise
-    return value
 
 
-def _history(rounds: Sequence[Round], steps: KeptSteps | None, cut_off: bool) -> Mapping[str, Any]:
+def _history(rounds: Sequence[Round], steps: KeptSteps | None, cut_off: bool) -> Json:
     unknown = dict.fromkeys(("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"))
     return {
         "steps": _lines(rounds, None) if steps is None else _dumped(steps),
@@ -140,7 +141,7 @@ def _history(rounds: Sequence[Round], steps: KeptSteps | None, cut_off: bool) ->
     }
 
 
-def _lines(rounds: Sequence[Round], steps: KeptSteps | None) -> list[Mapping[str, Any]]:
+def _lines(rounds: Sequence[Round], steps: KeptSteps | None) -> list[Json]:
     """The rounds, in the form of steps; beside steps they have their held-out score alone."""
     unknown = {"kl_kind": KlKind.REF_TOKEN_MEAN.value, "entropy": None, "reward_std": None}
     of_rounds = [{**one.model_dump(), **unknown} for one in rounds]
@@ -150,7 +151,7 @@ def _lines(rounds: Sequence[Round], steps: KeptSteps | None) -> list[Mapping[str
     return sorted([*_dumped(steps), *scores], key=lambda line: (line["attempt"], line["step"]))
 
 
-def _dumped(steps: KeptSteps) -> list[Mapping[str, Any]]:
+def _dumped(steps: KeptSteps) -> list[Json]:
     return [one.model_dump(mode="json") for one in steps.steps]
 
 

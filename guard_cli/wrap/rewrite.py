@@ -140,7 +140,7 @@ def _taken_apart(
     if not metadata:
         del job["metadata"]
     head = mapping(apiVersion=API_VERSION, kind=KIND, metadata=own)
-    if isinstance(job, CommentedMap):  # what is above it all
+    if isinstance(job, CommentedMap) and isinstance(head, CommentedMap):  # what is above it all
         head.ca.comment, job.ca.comment = job.ca.comment, None
     return head
 

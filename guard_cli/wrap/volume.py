@@ -45,7 +45,7 @@ def find_rank0(
     except TemplateError:
         return None
     owner, limit, volumes = template.path[:-1], template.limit, pod.get("volumes", [])
-    found = next((one for one in volumes if one.get("name") == volume), {})
+    found: Mapping[str, Any] = next((one for one in volumes if one.get("name") == volume), {})
     error = _unusable(found) if found else "the pod of rank 0 has no volume of this name"
     present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"
     warnings = []
