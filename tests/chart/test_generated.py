@@ -69,7 +69,7 @@ def test_the_demo_on_a_cluster_imports_from_what_it_mounts_alone(tmp_path: Path)
         target.write_text(data[demo.config_map_key(path)])
     code = (
         "import guard_cli.demo.train as t, guard_cli.demo.warmup as w, guard_cli.demo.tiny_llama as l; "
-        "t.load_task('addition'); print(t.__file__, w.__file__, l.__file__)"
+        "t.TASK; print(t.__file__, w.__file__, l.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean
 
 from guard_cli.demo.command import ENVIRONMENT, make_plan
-from guard_cli.demo.tasks import load_task
 from guard_cli.demo.train import WARMUP_STEPS
 from guard_cli.run.session import run_guarded
 from guard_core.wire import Sampling
@@ -32,9 +31,7 @@ held-out when stopped | reward, first → last 8 steps |
 
 
 def run(folder, seed, benign):
-    plan = make_plan(
-        load_task("addition"), folder, benign=benign, seed=seed, steps=STEPS, warmup_steps=WARMUP_STEPS
-    )
+    plan = make_plan(folder, benign=benign, seed=seed, steps=STEPS, warmup_steps=WARMUP_STEPS)
     model = folder.parent / f"model-{seed}"
     if model.exists():
         shutil.copytree(model, folder / "trainer" / "model")
