@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,7 +68,10 @@ def status(
 
     A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
     """
-    _refuse_what_goes_to_nobody(job, (namespace, kubeconfig, context), url, token_file)
+    if url is not None and job is not None:
+        raise CliError(f"{job} and --url {url}: ask for one of them")
+    if url is None and token_file is not None:
+        raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
     if url is not None:
         found = [_of_guard(url, token_file)]
     elif job is not None and is_folder(job):
@@ -86,21 +89,8 @@ def status(
         typer.echo("there is no GuardedTrainingJob in this namespace")
 
 
-def _refuse_what_goes_to_nobody(
-    job: str | None, of_cluster: Sequence[object], url: str | None, token_file: Path | None
-) -> None:
-    """Refuse options of another place than the one that is asked."""
-    if url is not None and job is not None:
-        raise CliError(f"{job} and --url {url}: ask for one of them")
-    if url is None and token_file is not None:
-        raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
-    of_a_folder = url is None and job is not None and is_folder(job)
-    if (url is not None or of_a_folder) and any(one is not None for one in of_cluster):
-        raise CliError(f"--namespace, --kubeconfig and --context are of a cluster, and {url or job} is none")
-
-
 def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
-    """What `_job` found, in lines for people. A verdict that is none of now is told with its time."""
+    """What `show_job` found, in lines for people. A verdict that is none of now is told with its time."""
     now, verdict = job["now"], job["verdict"]
     told = verdict_lines(verdict)
     if (now["level"], now["reason"]) != (verdict.get("level"), verdict.get("reason")):
@@ -187,7 +177,7 @@ def _of_cluster(
     """
     cluster = connect(namespace, kubeconfig, "a folder of a run, --url", context)
     found = cluster.jobs() if job is None else [cluster.job(job)]
-    return [_job(one) for one in found]
+    return [show_job(one) for one in found]
 
 
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
@@ -207,7 +197,7 @@ _PASSED = {Reason.WORKLOAD_SUCCEEDED.value: "healthy", Reason.FINISHED_WITH_WARN
 _LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
 
 
-def _job(found: Mapping[str, Any]) -> dict[str, Any]:
+def show_job(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of a job: `verdict` is the last one, `now` what is known now."""
     status = found.get("status") or {}
     conditions = [

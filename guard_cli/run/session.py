@@ -22,7 +22,7 @@ from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
-from guard_cli.starting import settings_to_start, why_no_settings
+from guard_cli.starting import start_hint
 from guard_core.wire import Verdict
 from guard_follow.errors import InputError
 
@@ -195,8 +195,7 @@ def where_it_starts(plan: Plan) -> str:
     path = str(plan.resume_from)
     if plan.follow is None or any(path in word for word in plan.command):
         return ""
-    how = settings_to_start(plan.follow.format, shlex.quote(path), "NEW_FOLDER")
-    how = how or why_no_settings(plan.follow.format)
+    how = start_hint(plan.follow.format, shlex.quote(path), "NEW_FOLDER")
     return f"the trainer's command does not name {path}: {how}" if how else ""
 
 

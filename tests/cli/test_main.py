@@ -33,16 +33,6 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "loaded []"
 
 
-@pytest.mark.parametrize(
-    "command", [[name] for name in COMMANDS if name != "split"] + [["split", "make"], ["split", "check"]]
-)
-def test_every_command_has_help_with_an_example(rlguard, command):
-    done = rlguard(*command, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "Example" in done.stdout
-    assert f"rlguard {' '.join(command)}" in " ".join(done.stdout.split())
-
-
 def kubectl_rlguard(*arguments):
     code = "from guard_cli.main import kubectl; kubectl()"
     return subprocess.run(

@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from guard_cli.errors import CliError
-from guard_cli.resume.manifest import names_after, resume_job
+from guard_cli.resume.manifest import next_name, resume_job
 
 Json = dict[str, Any]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -103,17 +102,18 @@ def test_another_checkpoint_has_no_step_that_is_known() -> None:
     assert resume_job(job(), None, str(BEST["path"])).step == 20
 
 
-def test_names() -> None:
-    assert list(islice(names_after("run"), 2)) == ["run-2", "run-3"]
-    assert list(islice(names_after("run-9"), 2)) == ["run-10", "run-11"]
-    assert next(names_after("grpo-7b-2026")) == "grpo-7b-2026-2"
-    assert next(names_after("run-1")) == "run-1-2"
-    [long] = islice(names_after("r" * 47 + "-ab"), 1)
-    assert long == "r" * 47 + "-2"
-    assert resume_job(job(), None, None, {"run", "run-2", "run-4"}).name == "run-3"
-    assert resume_job(job(), "again", None, {"run-2"}).name == "again"
-    with pytest.raises(CliError, match="--name run-2: a job of this name exists"):
-        resume_job(job(), "run-2", None, {"run-2"})
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("run", "run-2"),
+        ("run-9", "run-10"),
+        ("run-1", "run-1-2"),
+        ("grpo-7b-2026", "grpo-7b-2026-2"),
+        ("r" * 47 + "-ab", "r" * 47 + "-2"),
+    ],
+)
+def test_the_next_name_is_numbered_and_short_enough(old: str, new: str) -> None:
+    assert next_name(old) == new
 
 
 @pytest.mark.parametrize("key", ["attempt", "step", "sha256"])
@@ -207,12 +207,10 @@ def test_what_the_operator_would_refuse_is_not_printed(resume: Run, options: lis
 
 
 class Handler(BaseHTTPRequestHandler):
-    """An API server that has two jobs, and takes no other request than to read them."""
+    """An API server that has a job, and takes no other request than to read it."""
 
     def do_GET(self) -> None:
-        one = self.path.split("?")[0].endswith("/guardedtrainingjobs/run")
-        body = job() if one else {"items": [job(), {"metadata": {"name": "run-2"}}]}
-        content = json.dumps(body).encode()
+        content = json.dumps(job()).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -223,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_job_of_a_cluster_is_printed_under_a_name_that_no_other_has(rlguard: Run, tmp_path: Path) -> None:
+def test_the_job_of_a_cluster_is_printed_under_the_next_name(rlguard: Run, tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         config = {
@@ -236,8 +234,8 @@ def test_the_job_of_a_cluster_is_printed_under_a_name_that_no_other_has(rlguard:
         done = rlguard("resume", "run", "--kubeconfig", str(tmp_path / "config"))
         server.shutdown()
     assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout) == resume_job(job(), "run-3", None).manifest
-    assert done.stderr.endswith("once it is created: rlguard status run-3 -n training\n")
+    assert yaml.safe_load(done.stdout) == resume_job(job(), None, None).manifest
+    assert done.stderr.endswith("once it is created: rlguard status run-2 -n training\n")
 
 
 # -- what is said ------------------------------------------------------------------------------------------
