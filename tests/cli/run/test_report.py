@@ -14,10 +14,9 @@ import pytest
 from guard_cli import colours
 from guard_cli.report.local import page
 from guard_cli.report.plot import draw
-from guard_core.codes import Code, Level
+from guard_core.codes import Code
 from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy
-from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_core.wire import (
     DetectorReading,
     EvaluationSummary,
@@ -199,30 +198,11 @@ def test_what_the_trainer_measured_is_looked_at_for_symptoms():
     assert "Not looked for: reward components that part (fewer than two" in text
 
 
-def test_a_report_says_that_nothing_was_found_of_what_was_looked_for():
-    text = report(symptoms=symptoms_of_a_run())
-    assert "None of 3 looked for." in text and "Not looked for: " in text
-    text = report(symptoms=Examined((), tuple(Unseen(name, "<b>") for name in TITLES)))
-    assert "looked for." not in text and "entropy collapse (&lt;b&gt;)" in text
-
-
-def test_a_run_of_which_no_step_can_be_read_has_no_symptoms():
-    assert symptoms_of_history([], []) is None
-    assert "Symptoms" not in report()
-    assert symptoms_of_history([line(1, reward=None)], []) is None
-
-
-def test_only_a_fire_has_a_decisive_row():
-    halted = VERDICT.model_copy(update={"fire": False, "halt": True, "level": Level.WARNING})
-    assert 'class="decisive"' not in report(FACTS | {"exit_code": 4}, verdict=halted)
-
-
 @pytest.mark.parametrize(
     ("word", "state"),
     [
         ("finished", "healthy"),
         ("fired", "fired"),
-        ("halted", "warning"),
         ("finished with a warning", "warning"),
         ("not judged", "unknown"),
         ("interrupted", "unknown"),
