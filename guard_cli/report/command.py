@@ -170,11 +170,4 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     kept = len(evidence.history["evaluations"])
     if evidence.history["cut_off"]:
         yield "Kept", f"{kept} of {evidence.verdict.rounds} evaluation rounds"
-    if evidence.steps is None:
-        yield (
-            "Steps",
-            "not kept: its guard told none with its last word, because it was lost before "
-            "it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
-            "for symptoms",
-        )
     yield from verdict_rows(evidence.verdict)

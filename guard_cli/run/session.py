@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import is_set, make_settings
-from guard_cli.links import dashboard_link
+from guard_cli.links import dashboard_link, token_file
 from guard_cli.run.folder import write_report
-from guard_cli.run.guard import GuardProcess, write_tokens
+from guard_cli.run.guard import GuardProcess
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
@@ -93,10 +93,9 @@ def prepare(plan: Plan) -> GuardSettings:
         if any(plan.out.iterdir()):
             raise CliError(f"--out {plan.out} is not empty: one run, one folder; name another")
         state.mkdir(mode=0o700)
-        ingest, read = write_tokens(state)
+        tokens = {f"{role}_token_file": token_file(state / f"{role}.token") for role in ("ingest", "read")}
     except OSError as error:
         raise CliError(f"--out {plan.out} cannot be used: {error.strerror or error}") from None
-    tokens = {"ingest_token_file": ingest, "read_token_file": read}
     return make_settings(plan.config, {**plan.options, **own, **tokens})
 
 

@@ -68,7 +68,10 @@ def test_version(rlguard):
         (["run", "--heldout", "x", "--temperature", "warm", "--", "true"], "--temperature"),
         (["run", "--config", "missing.yaml", "--", "true"], "missing.yaml cannot be read"),
         (["serve"], "--state-dir: Field required"),
-        (["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"], "no.yaml cannot be read"),
+        (
+            ["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"],
+            "'no.yaml': No such file",
+        ),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
     ],
 )

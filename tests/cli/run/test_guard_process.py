@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from guard_cli.guard_settings import make_settings
+from guard_cli.links import token_file
 from guard_cli.run import guard as guard_module
-from guard_cli.run.guard import GuardProcess, write_tokens
+from guard_cli.run.guard import GuardProcess
 
 pytestmark = pytest.mark.nightly
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.nightly
 def start_guard(tmp_path):
     state = tmp_path / "state"
     state.mkdir()
-    ingest, read = write_tokens(state)
     own = {"state_dir": state, "checkpoint_root": tmp_path, "port": 0}
-    settings = make_settings({}, {**own, "ingest_token_file": ingest, "read_token_file": read})
+    tokens = {f"{role}_token_file": token_file(state / role) for role in ("ingest", "read")}
+    settings = make_settings({}, {**own, **tokens})
     return GuardProcess(settings, tmp_path / "guard.log", ready_seconds=60)
 
 

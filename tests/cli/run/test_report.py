@@ -18,7 +18,6 @@ from guard_core.codes import Code
 from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy
 from guard_core.wire import (
-    DetectorReading,
     EvaluationSummary,
     FiguresReport,
     Moment,
@@ -167,20 +166,10 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
     )
 
 
-def test_a_detector_is_shown_against_its_threshold():
-    reading = DetectorReading(
-        name="decline",
-        level="fired",
-        code=Code.FELL_BELOW_START,
-        statistic=7.5,
-        threshold=5.0,
-        message="it fell",
-    )
-    update = {"detectors": (reading,), "code": Code.FELL_BELOW_START}
-    text = report(verdict=VERDICT.model_copy(update=update))
-    details = text[text.index("<details><summary>Details: the evidence") :]
-    assert "Evidence of decline, nats, of its threshold" in details and "<td>7.50 of 5.00</td>" in details
-    assert "EMA" not in "".join(name for name in Rows(text).rows if "KL" not in name), "no average of its own"
+def test_a_fall_is_proved_by_the_score_and_not_by_an_average():
+    rows = Rows(report(verdict=VERDICT.model_copy(update={"code": Code.FELL_BELOW_START}))).rows
+    assert rows["*Held-out score"] == ["0.50", "0.50", "0.25"]
+    assert "EMA" not in "".join(name for name in rows if "KL" not in name), "no average of its own"
 
 
 def symptoms_of_a_run(**figures):

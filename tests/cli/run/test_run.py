@@ -99,10 +99,8 @@ def test_descendants_that_outlive_the_trainer_are_ended(workplace, runs):
 
 def test_a_full_disk_behind_what_is_shown_does_not_end_the_run(workplace):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            workplace.arguments("say=first", *FINISH), stdout=full, stderr=full, check=False
-        )
-    assert done.returncode == 0
+        process = workplace.start("say=first", *FINISH, stdout=full, stderr=full)
+        assert process.wait(120) == 0
     assert workplace.json("run.json")["trainer_ended_itself"] is True
     assert (workplace.out / "report.html").exists()
     log = (workplace.out / "guard.log").read_text()
