@@ -39,12 +39,16 @@ def _main(program: Program, argv: Sequence[str]) -> None:
     from guard_cli.app import build_app, run_program
 
     try:
-        run_program(build_app(chosen, program), arguments, program)
+        try:
+            run_program(build_app(chosen, program), arguments, program)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
             raise
         lead_nowhere(sys.stdout)
         print(f"{name}: {error.strerror}", file=sys.stderr)

@@ -163,7 +163,7 @@ def _no_job(contents: list[Any]) -> str:
     )
     attached = next((kind for version, kind in kinds if find_adapter(version, kind)), None)
     return (
-        f"it has no {made} or {last.kind} ({last.api_version}), but {found or 'no object of Kubernetes'}"
+        f"it has no {made} or {last.kind} ({last.api_version}): it has {found or 'no object of Kubernetes'}"
         + (f"; a {attached} is guarded where it exists: docs/tasks/attach.md" if attached else "")
     )
 

@@ -156,19 +156,6 @@ def test_one_option_changes_one_field_and_keeps_the_others(tmp_path, monkeypatch
     assert evaluator.seed == 3
 
 
-def test_the_environment_of_the_guard_gives_back_the_settings(tmp_path, monkeypatch):
-    from guard_cli.guard_settings import to_environment
-    from guard_service.settings import load_settings
-
-    heldout = {"split": "x", "near_duplicates": False, "evaluator": {"seed": 3}}
-    settings = load_settings(
-        state_dir="s", checkpoint_root="c", allow_unauthenticated_loopback=True, heldout=heldout
-    )
-    for name, value in to_environment(settings).items():
-        monkeypatch.setenv(name, value)
-    assert load_settings() == settings
-
-
 def test_split_make_then_check(rlguard, tmp_path):
     rows = "".join(f'{{"prompt": "Tell me story number {i} please", "answer": "{i}"}}\n' for i in range(100))
     (tmp_path / "data.jsonl").write_text(rows)
@@ -282,3 +269,10 @@ def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
     assert "0.0.0.0" not in reachable("http://0.0.0.0:8470") and reachable("http://[::]:8470").endswith(
         ":8470"
     )
+
+
+def test_a_full_stdout_is_a_sentence():
+    command = [sys.executable, "-m", "guard_cli.main", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "rlguard: No space left on device\n")

@@ -258,14 +258,6 @@ def keeping(**status: Any) -> Json:
     return given
 
 
-def test_the_copy_that_the_guard_kept_is_named(resume: Run) -> None:
-    done = resume(keeping())
-    assert done.returncode == 0, done.stderr
-    said = "take the copy that the guard kept in u-1/best of the claim state (u-1/0/best where the pods are"
-    assert said in done.stderr and "name that with --checkpoint" in done.stderr
-    assert yaml.safe_load(done.stdout)["spec"]["resumedFrom"]["checkpoint"] == BEST["path"]
-
-
 def test_no_copy_is_named_of_what_the_guard_did_not_keep(resume: Run) -> None:
     assert "the guard kept" not in resume(job()).stderr
     without = job()

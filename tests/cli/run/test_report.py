@@ -5,7 +5,6 @@ How it looks, and that its script runs, is in `tests/browser/test_report.py`.
 
 import base64
 import hashlib
-import json
 import re
 from html.parser import HTMLParser
 
@@ -20,9 +19,6 @@ from guard_core.policy import Policy
 from guard_core.wire import (
     EvaluationSummary,
     FiguresReport,
-    Moment,
-    MomentRollouts,
-    Rollout,
     Verdict,
 )
 from guard_service.dashboard.page import asset
@@ -208,12 +204,10 @@ def test_the_result_gives_the_colour_and_the_word(word, state):
     "lines",
     [
         [],
-        [line(1)],
         [line(1, reward=None, heldout=0.5, kl=None, kl_kind="absent")],
-        [line(i, heldout=i / 1000) for i in range(1, 1000)],
         [line(0, heldout=0.4), line(1), line(1, attempt=1), line(2, attempt=1)],
     ],
-    ids=["empty", "one step", "no reward", "long", "two attempts"],
+    ids=["empty", "no reward", "two attempts"],
 )
 @pytest.mark.parametrize("verdict", [None, VERDICT], ids=["no verdict", "fired"])
 def test_every_shape_of_run_is_drawn(lines, verdict):
@@ -233,24 +227,3 @@ def test_the_colours_are_those_of_the_dashboard():
     written = dict(re.findall(r"--([\w-]+): (#\w{6})", style))
     for name in ("IN_LOOP", "HELDOUT", "GAP", "KL", "LIMIT", "MUTED"):
         assert getattr(colours, name) == written[name.lower().replace("_", "-")], name
-
-
-def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_reported() -> None:
-    hostile = "</script><script>alert(1)</script>\u202e\0"
-    rollouts = [
-        MomentRollouts(
-            moments=(Moment.START, Moment.FIRE),
-            attempt=0,
-            step=4,
-            rollouts=(Rollout(prompt=hostile, completion=hostile, reward=1.0),),
-        )
-    ]
-    figures = [FiguresReport(attempt=0, step=4, figures={hostile: 1.0})]
-    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), "", rollouts, figures)
-    assert "<script>alert" not in html and html.count("</script>") == report().count("</script>")
-    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', html)
-    (shown,) = json.loads(frozen)["rollouts"]
-    assert json.loads(frozen)["figures"] == [{"attempt": 0, "step": 4, "figures": {hostile: 1.0}}]
-    assert shown["moments"] == ["start", "fire"] and shown["rollouts"][0]["completion"] == hostile
-    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', report())
-    assert json.loads(frozen)["rollouts"] == [] == json.loads(frozen)["figures"]
