@@ -65,12 +65,12 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         why = "is no text" if "name" in content["metadata"] else "is not set"
         raise ManifestError(f"metadata.name {why}: give the job a name with --name")
     dropped = tuple(_dropped(content, job))
-    narrowed = dict(_narrowed(content, name or old_name or ""))
     if text.lstrip().startswith("{"):  # one long line
         text = as_yaml(content)
     try:
         template = read_as_written(text)
-        head = _taken_apart(template, CommentedMap, dropped, narrowed, name)
+        _narrow(template, name or old_name or "")
+        head = _taken_apart(template, CommentedMap, dropped, name)
         made = (
             f"{write(head)}spec:\n  template:\n{indent(write(template, text), '    ')}"
             f"{indent(as_yaml({'guard': guard}), '  ')}"
@@ -82,7 +82,8 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
     except RecursionError:
         raise ManifestError("the job is nested too deeply") from None
     workload = deepcopy(content)
-    own = _taken_apart(workload, dict, dropped, narrowed, name)
+    narrowed = _narrow(workload, name or old_name or "")
+    own = _taken_apart(workload, dict, dropped, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
     if load(made) != manifest:
         raise ManifestError(_NOT_THE_SAME)
@@ -108,27 +109,10 @@ def _dropped(content: Mapping[str, Any], job: TrainingJob) -> Iterator[Path]:
             yield steps
 
 
-def _narrowed(node: Any, folder: str) -> Iterator[tuple[str, str]]:
-    """Each host path of a local disk that covers a directory of the node, and a folder below it."""
-    if isinstance(path := at(node, "hostPath", "path"), str):
-        disk = path.rstrip("/")
-        if disk.startswith(LOCAL_DISKS) and any(one.startswith(f"{disk}/") for one in NODE_DIRECTORIES):
-            yield path, f"{disk}/{folder}"
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _narrowed(value, folder)
-
-
-def _taken_apart(
-    job: Any,
-    mapping: type[dict[str, Any]],
-    dropped: Sequence[Path],
-    narrowed: Mapping[str, str],
-    name: str | None,
-) -> Any:
+def _taken_apart(job: Any, mapping: type[dict[str, Any]], dropped: Sequence[Path], name: str | None) -> Any:
     """Change a job to the template of its workload; return the object around it, without its spec."""
     for path in dropped:
         _drop(job, path)
-    _narrow(job, narrowed)
     metadata = job["metadata"]
     if name is not None:
         metadata["name"] = quoted(name)
@@ -159,8 +143,13 @@ def _drop(tree: Any, path: Path) -> None:
         _drop(tree, tuple(parents))
 
 
-def _narrow(node: Any, narrowed: Mapping[str, str]) -> None:
-    if (path := at(node, "hostPath", "path")) in narrowed:
-        node["hostPath"]["path"] = type(path)(narrowed[path])
+def _narrow(node: Any, folder: str) -> dict[str, str]:
+    """Replace host paths of local disks that cover directories of the node by folders below them."""
+    narrowed: dict[str, str] = {}
+    if isinstance(path := at(node, "hostPath", "path"), str):
+        disk = path.rstrip("/")
+        if disk.startswith(LOCAL_DISKS) and any(one.startswith(f"{disk}/") for one in NODE_DIRECTORIES):
+            narrowed[path] = node["hostPath"]["path"] = type(path)(f"{disk}/{folder}")
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        _narrow(value, narrowed)
+        narrowed |= _narrow(value, folder)
+    return narrowed

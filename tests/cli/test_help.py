@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,7 +57,11 @@ def parse(words: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
-def test_examples_can_be_copied_at_any_width_and_exit_codes_are_explained(words: list[str]) -> None:
+def test_examples_can_be_copied_at_any_width_and_exit_codes_are_explained(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").touch()  # it is opened when the line is parsed
     narrow, wide = (block(help_of(words, columns)) for columns in WIDTHS)
     assert narrow == wide and max(map(len, narrow.splitlines())) <= min(WIDTHS)
     called = commands(narrow)
