@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +84,7 @@ def status(
         return
     for one in found:
         typer.echo(plain(f"{one['name']}: {one['state']}"))
-        for line in job_lines(one) if "now" in one else verdict_lines(one["verdict"]):
+        for line in job_lines(one) if "now" in one else verdict_lines(one["verdict"], one["state"]):
             typer.echo(f"  {line}")
     if not found:
         typer.echo("there is no GuardedTrainingJob in this namespace")
@@ -105,10 +106,15 @@ def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
             yield plain(f"{one['type']}={one['status']} ({one['reason']}): {one['message']}")
 
 
-def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
-    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
-    read = read_verdict(verdict or {})
-    return iter(["no verdict yet"]) if read is None else summary_lines(read)
+def verdict_lines(verdict: Mapping[str, Any] | None, told: str = "") -> Iterator[str]:
+    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out.
+
+    Args:
+        told: what stands above it; a reason that is in it is not repeated.
+    """
+    if (read := read_verdict(verdict or {})) is None:
+        return iter(["no verdict yet"])
+    return islice(summary_lines(read), 1 if read.reason and read.reason in told else 0, None)
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _PLACE, _PAID = MomentRollouts.model_fields.keys(), Rollout.model_fields.keys()
 _Drawn = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False, strict=True)]
 
 
-class Round(BaseModel):
+class KeptRound(BaseModel):
     """An evaluation round; a KL that was not reported is None."""
 
     attempt: Annotated[Attempt, Field(strict=True)]
@@ -103,7 +103,7 @@ def read_evidence(config_map: Any) -> Evidence:
     if verdict is None:
         raise CliError("the guard of this run had reported no verdict: its evidence holds logs only")
     lines = data.get(ROUNDS, "").splitlines()
-    rounds: list[Round] = [one for line in lines if (one := _read(Round, line, None)) is not None]
+    rounds: list[KeptRound] = [one for line in lines if (one := _read(KeptRound, line, None)) is not None]
     steps = read_steps(data.get(STEPS, ""))
     return Evidence(
         job=metadata.labels.get("rlguard.dev/job", ""),
@@ -126,7 +126,7 @@ def _read(kind: Any, text: str | None, otherwise: T) -> Any | T:
         return otherwise
 
 
-def _history(rounds: Sequence[Round], steps: KeptSteps | None, cut_off: bool) -> Json:
+def _history(rounds: Sequence[KeptRound], steps: KeptSteps | None, cut_off: bool) -> Json:
     unknown = dict.fromkeys(("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema"))
     return {
         "steps": _lines(rounds, None) if steps is None else _dumped(steps),
@@ -141,7 +141,7 @@ def _history(rounds: Sequence[Round], steps: KeptSteps | None, cut_off: bool) ->
     }
 
 
-def _lines(rounds: Sequence[Round], steps: KeptSteps | None) -> list[Json]:
+def _lines(rounds: Sequence[KeptRound], steps: KeptSteps | None) -> list[Json]:
     """The rounds, in the form of steps; beside steps they have their held-out score alone."""
     unknown = {"kl_kind": KlKind.REF_TOKEN_MEAN.value, "entropy": None, "reward_std": None}
     of_rounds = [{**one.model_dump(), **unknown} for one in rounds]

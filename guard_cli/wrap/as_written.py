@@ -54,7 +54,7 @@ def as_yaml(content: Any) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=float("inf"), allow_unicode=True)
 
 
-def quoted(text: str) -> str:
+def in_quotes(text: str) -> str:
     """Mark a text to be written in quotes where some reader could take it for something else."""
     return text if _PLAIN.fullmatch(text) else DoubleQuotedScalarString(text)
 

@@ -15,7 +15,7 @@ from typing import Any
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from guard_cli.wrap.as_written import as_yaml, quoted, read_as_written, write
+from guard_cli.wrap.as_written import as_yaml, in_quotes, read_as_written, write
 from guard_cli.wrap.manifest import ManifestError, TrainingJob, load, not_yaml_error
 from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND
@@ -115,7 +115,7 @@ def _taken_apart(job: Any, mapping: type[dict[str, Any]], dropped: Sequence[Path
         _drop(job, path)
     metadata = job["metadata"]
     if name is not None:
-        metadata["name"] = quoted(name)
+        metadata["name"] = in_quotes(name)
     own = mapping()
     for key in (one for one in OWN if one in metadata):
         own[key] = metadata[key]

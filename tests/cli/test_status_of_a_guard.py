@@ -149,6 +149,8 @@ def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines()[:2] == ["maths: fired at step 7", "  fired (kl_hard_stop): too far"]
     assert json.loads(rlguard("status", tmp_path, "--json").stdout)["verdict"] == verdict
+    (tmp_path / "run.json").write_text(json.dumps({"name": "maths", "outcome": "fired at step 7: too far"}))
+    assert rlguard("status", tmp_path).stdout.count("too far") == 1
     (tmp_path / "verdict.json").unlink()
     assert "no verdict yet" in rlguard("status", tmp_path).stdout
     (tmp_path / "run.json").write_text("[1]")
