@@ -7,7 +7,6 @@ was written, which is what is printed. What is printed is read again and compare
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -81,7 +80,7 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         raise ManifestError(_NOT_THE_SAME) from None
     except RecursionError:
         raise ManifestError("the job is nested too deeply") from None
-    workload = deepcopy(content)
+    workload = _without_aliases(content)
     narrowed = _narrow(workload, name or old_name or "")
     own = _taken_apart(workload, dict, dropped, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
@@ -95,6 +94,13 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         tuple(".".join(map(str, path)) for path in dropped),
         narrowed,
     )
+
+
+def _without_aliases(node: Any) -> Any:
+    """Copy a tree so that what one alias names can be changed in one place alone."""
+    if isinstance(node, dict):
+        return {key: _without_aliases(value) for key, value in node.items()}
+    return [_without_aliases(value) for value in node] if isinstance(node, list) else node
 
 
 def _dropped(content: Mapping[str, Any], job: TrainingJob) -> Iterator[Path]:

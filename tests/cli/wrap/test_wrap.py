@@ -289,6 +289,12 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "an object of Python": (with_image("!!python/name:os.system x"), "it is not YAML at line 11"),
     "an endless number": (with_image("9" * 5000), "a number in it is none"),
     "a merge into the root": (f"x: &x {{a: b}}\n<<: *x\n{SHORT}", "write out its anchors and `<<`"),
+    "metadata of the pod that are the job's": (
+        SHORT.replace("{name: run}", "&m {name: run, labels: {a: b}}").replace(
+            "template:\n", "template:\n        metadata: *m\n"
+        ),
+        "write out its anchors and `<<`",
+    ),
     "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
     "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
 }  # fmt: skip
