@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import socket
 from pathlib import Path
@@ -22,6 +23,18 @@ def export_lines(url: str, token: str | None, file: Path | None) -> list[str]:
         value = f'"$(cat {shlex.quote(str(file.absolute()))})"'
     lines = [f"export RLGUARD_URL={shlex.quote(reachable(url))}"]
     return lines if value is None else [*lines, f"export RLGUARD_TOKEN={value}"]
+
+
+def token_file(path: Path) -> Path:
+    """The file, made with a random token that only this user can read if it is not there yet.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.exists():
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(secrets.token_urlsafe(32), encoding="ascii")
+    return path.absolute()
 
 
 def reachable(url: str) -> str:

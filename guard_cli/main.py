@@ -6,11 +6,13 @@ What a command needs is looked for before it is loaded, and a missing extra is o
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 
 from guard_cli.commands import KUBECTL, RLGUARD, Program
 from guard_cli.errors import ExitCode
+from guard_cli.output import lead_nowhere
 from guard_core.extras import missing_extra
 from guard_follow.errors import InputError
 
@@ -37,10 +39,20 @@ def _main(program: Program, argv: Sequence[str]) -> None:
     from guard_cli.app import build_app, run_program
 
     try:
-        run_program(build_app(chosen, program), arguments, program)
+        try:
+            run_program(build_app(chosen, program), arguments, program)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        lead_nowhere(sys.stdout)
+        print(f"{name}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

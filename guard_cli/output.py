@@ -30,7 +30,7 @@ class StandardStream:
             stream.flush()
         except (OSError, ValueError) as error:  # ValueError: it is closed
             self._stream = None
-            _lead_nowhere(stream)
+            lead_nowhere(stream)
             self._lost(getattr(error, "strerror", None) or str(error))
 
     def flush(self) -> None:
@@ -46,7 +46,7 @@ def say(sentence: str) -> None:
     StandardStream(sys.stderr).write(f"{sentence}\n")
 
 
-def _lead_nowhere(stream: TextIO) -> None:
+def lead_nowhere(stream: TextIO) -> None:
     """What its buffer holds would fail once more when Python ends, and make the exit code 120."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

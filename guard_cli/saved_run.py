@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.errors import CliError
-from guard_cli.starting import settings_to_start
+from guard_cli.starting import start_hint
 from guard_cli.summary import read_verdict
 from guard_core.wire import Verdict
 
@@ -19,6 +19,17 @@ BEST = "best_checkpoint"
 def find_report(path: Path) -> Path | None:
     """The report folder that this is, or that lies in it; None if there is none."""
     return next((place for place in (path, path / "report") if (place / "run.json").is_file()), None)
+
+
+def report_in(path: Path) -> Path:
+    """The report folder that this is, or that lies in it.
+
+    Raises:
+        CliError: there is none.
+    """
+    if (report := find_report(path)) is None:
+        raise CliError(f"{path} has no run.json: the run has not ended, or this is not its report folder")
+    return report
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def how_to_go_on(folder: Path) -> str:
 def how_it_starts(folder: Path) -> str:
     """What a trainer that is followed needs to start there, in one clause; "" of any other."""
     path = shlex.quote(str((folder / BEST).absolute()))
-    return settings_to_start(str(read_run_file(folder / "run.json").get("format", "")), path, "NEW_FOLDER")
+    return start_hint(str(read_run_file(folder / "run.json").get("format", "")), path, "NEW_FOLDER")
 
 
 def _without(options: list[str], names: tuple[str, ...]) -> list[str]:

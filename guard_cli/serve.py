@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 from guard_cli import guard_settings as options
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
-from guard_cli.links import dashboard_link, export_lines
+from guard_cli.links import dashboard_link, export_lines, token_file
 
 if TYPE_CHECKING:
     from guard_service.settings import GuardSettings
@@ -153,12 +152,7 @@ def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> 
 
 
 def _token_file(path: Path | None) -> Path | None:
-    """The file, made with a random token that only this user can read if it is not there yet."""
-    if path is None or path.exists():
-        return options.absolute(path)
     try:
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(secrets.token_urlsafe(32), encoding="ascii")
+        return None if path is None else token_file(path)
     except OSError as error:
         raise CliError(f"token file {path} cannot be made: {error.strerror}") from None
-    return path.absolute()

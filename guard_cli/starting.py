@@ -5,22 +5,19 @@ from __future__ import annotations
 from guard_follow.frameworks import BY_KEY
 
 
-def settings_to_start(format_: str, path: str, folder: str) -> str:
-    """A clause with the settings for weights in `path` and a new `folder` to save into; "" if none are known.
+def start_hint(format_: str, path: str, folder: str) -> str:
+    """A clause with the settings for weights in `path` and a new `folder` to save into.
+
+    It says why there are none where that is known; "" of a framework of which nothing is.
 
     Args:
         format_: as `--format` has it.
     """
     framework = BY_KEY.get(format_)
-    if framework is None or not framework.start:
+    if framework is None:
         return ""
-    note = f" ({framework.start_note})" if framework.start_note else ""
-    return f"{framework.name} starts there with `{framework.start.format(path=path, folder=folder)}`{note}"
-
-
-def why_no_settings(format_: str) -> str:
-    """A sentence that says why `settings_to_start` has none; "" where nothing is known."""
-    framework = BY_KEY.get(format_)
-    if framework is None or framework.start or not framework.start_note:
-        return ""
-    return f"there are no settings for {framework.name}: {framework.start_note}"
+    note = framework.start_note
+    if framework.start:
+        settings = framework.start.format(path=path, folder=folder)
+        return f"{framework.name} starts there with `{settings}`{f' ({note})' if note else ''}"
+    return f"there are no settings for {framework.name}: {note}" if note else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,7 +69,10 @@ def status(
 
     A name is a job on the cluster of the current kubeconfig; an existing folder is a local run.
     """
-    _refuse_what_goes_to_nobody(job, (namespace, kubeconfig, context), url, token_file)
+    if url is not None and job is not None:
+        raise CliError(f"{job} and --url {url}: ask for one of them")
+    if url is None and token_file is not None:
+        raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
     if url is not None:
         found = [_of_guard(url, token_file)]
     elif job is not None and is_folder(job):
@@ -80,27 +84,14 @@ def status(
         return
     for one in found:
         typer.echo(plain(f"{one['name']}: {one['state']}"))
-        for line in job_lines(one) if "now" in one else verdict_lines(one["verdict"]):
+        for line in job_lines(one) if "now" in one else verdict_lines(one["verdict"], one["state"]):
             typer.echo(f"  {line}")
     if not found:
         typer.echo("there is no GuardedTrainingJob in this namespace")
 
 
-def _refuse_what_goes_to_nobody(
-    job: str | None, of_cluster: Sequence[object], url: str | None, token_file: Path | None
-) -> None:
-    """Refuse options of another place than the one that is asked."""
-    if url is not None and job is not None:
-        raise CliError(f"{job} and --url {url}: ask for one of them")
-    if url is None and token_file is not None:
-        raise CliError("--token-file is for a guard that is asked at its address: give --url, too")
-    of_a_folder = url is None and job is not None and is_folder(job)
-    if (url is not None or of_a_folder) and any(one is not None for one in of_cluster):
-        raise CliError(f"--namespace, --kubeconfig and --context are of a cluster, and {url or job} is none")
-
-
 def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
-    """What `_job` found, in lines for people. A verdict that is none of now is told with its time."""
+    """What `show_job` found, in lines for people. A verdict that is none of now is told with its time."""
     now, verdict = job["now"], job["verdict"]
     told = verdict_lines(verdict)
     if (now["level"], now["reason"]) != (verdict.get("level"), verdict.get("reason")):
@@ -115,10 +106,15 @@ def job_lines(job: Mapping[str, Any]) -> Iterator[str]:
             yield plain(f"{one['type']}={one['status']} ({one['reason']}): {one['message']}")
 
 
-def verdict_lines(verdict: Mapping[str, Any] | None) -> Iterator[str]:
-    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out."""
-    read = read_verdict(verdict or {})
-    return iter(["no verdict yet"]) if read is None else summary_lines(read)
+def verdict_lines(verdict: Mapping[str, Any] | None, told: str = "") -> Iterator[str]:
+    """A verdict, as the guard or a job's status has it, in lines for people; what is missing is left out.
+
+    Args:
+        told: what stands above it; a reason that is in it is not repeated.
+    """
+    if (read := read_verdict(verdict or {})) is None:
+        return iter(["no verdict yet"])
+    return islice(summary_lines(read), 1 if read.reason and read.reason in told else 0, None)
 
 
 def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
@@ -187,7 +183,7 @@ def _of_cluster(
     """
     cluster = connect(namespace, kubeconfig, "a folder of a run, --url", context)
     found = cluster.jobs() if job is None else [cluster.job(job)]
-    return [_job(one) for one in found]
+    return [show_job(one) for one in found]
 
 
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
@@ -207,7 +203,7 @@ _PASSED = {Reason.WORKLOAD_SUCCEEDED.value: "healthy", Reason.FINISHED_WITH_WARN
 _LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
 
 
-def _job(found: Mapping[str, Any]) -> dict[str, Any]:
+def show_job(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of a job: `verdict` is the last one, `now` what is known now."""
     status = found.get("status") or {}
     conditions = [

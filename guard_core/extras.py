@@ -16,7 +16,7 @@ _GUARD = (
 )
 _EVAL_HF = ("peft", "safetensors", "torch", "transformers")
 _TRAINER = ("accelerate", "datasets", "peft", "torch", "transformers", "trl", "yaml")
-_CLI = ("typer", "rich", "matplotlib", "ruamel.yaml", *_GUARD)
+_CLI = ("typer", "rich", "matplotlib", "psutil", "ruamel.yaml", *_GUARD)
 
 #: Extra -> the packages that it brings, by the names they are imported by.
 EXTRAS: Mapping[str, tuple[str, ...]] = {

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
+from guard_cli.demo.addition import TASK, split_problems
 from guard_cli.demo.command import HELDOUT_ITEMS
-from guard_cli.demo.tasks import load_task, split_problems
 from tools import ROOT
 
 TARGET = Path("k8s/samples/cpu-demo/files.yaml")
-TASK, SEED = "addition", 0
+SEED = 0
 
 
 def outputs() -> dict[Path, str]:
@@ -27,7 +27,7 @@ def outputs() -> dict[Path, str]:
 
 def sample_text() -> str:
     """The ConfigMap for the trainer and, apart from it, the Secret for the guard alone."""
-    train, heldout = (_jsonl(part) for part in split_problems(load_task(TASK), HELDOUT_ITEMS, SEED))
+    train, heldout = (_jsonl(part) for part in split_problems(TASK, HELDOUT_ITEMS, SEED))
     code = {config_map_key(path): path.read_text(encoding="utf-8") for path in sources()}
     trainer = _object("ConfigMap", "cpu-demo-trainer", data={**code, "train.jsonl": train})
     guard = _object("Secret", "cpu-demo-heldout", stringData={"heldout.jsonl": heldout})
@@ -42,8 +42,7 @@ def sources() -> list[Path]:
     demo = ROOT / "guard_cli" / "demo"
     return [
         ROOT / "guard_cli" / "__init__.py",
-        *sorted(demo.glob("tasks/*.py")),
-        *(demo / name for name in ("__init__.py", "tiny_llama.py", "train.py", "warmup.py")),
+        *(demo / name for name in ("__init__.py", "addition.py", "tiny_llama.py", "train.py", "warmup.py")),
     ]
 
 

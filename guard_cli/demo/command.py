@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task, split_problems
+from guard_cli.demo.addition import TASK, Exercise, split_problems
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.output import say
@@ -45,7 +45,6 @@ def demo(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
     ] = None,
-    task: Annotated[str, typer.Option("--task", help="What the policy learns.")] = "addition",
     policy: Annotated[
         Path | None, typer.Option("--policy", help="A policy.yaml other than the demo's own.")
     ] = None,
@@ -65,13 +64,8 @@ def demo(
     from guard_cli.run.command import last_lines
     from guard_cli.run.session import run_guarded
 
-    try:
-        recipe = load_task(task)
-    except ValueError as error:
-        raise CliError(f"--task: {error}") from None
     folder = out or Path("rlguard-runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     plan = make_plan(
-        recipe,
         folder,
         benign=benign,
         seed=seed,
@@ -80,7 +74,7 @@ def demo(
         policy=policy.absolute() if policy is not None else POLICY,
     )
     os.environ.update(ENVIRONMENT)
-    say(f"rlguard: {_opening(recipe, benign)}")
+    say(f"rlguard: {_opening(benign)}")
     say("rlguard: a supervised warm-up comes first; it takes about half a minute")
     finished = run_guarded(plan)
     for line in last_lines(plan, finished):
@@ -89,7 +83,6 @@ def demo(
 
 
 def make_plan(
-    task: Task,
     folder: Path,
     *,
     benign: bool,
@@ -108,7 +101,7 @@ def make_plan(
     """
     from guard_cli.run.plan import Plan
 
-    train, heldout = split_problems(task, HELDOUT_ITEMS, seed)
+    train, heldout = split_problems(TASK, HELDOUT_ITEMS, seed)
     try:
         if folder.exists() and any(folder.iterdir()):
             raise CliError(f"--out {folder} is not empty: name another folder")
@@ -119,7 +112,7 @@ def make_plan(
     except OSError as error:
         raise CliError(f"--out {folder} cannot be used: {error.strerror or error}") from None
     trainer = folder.absolute() / "trainer"
-    command = [sys.executable, "-m", "guard_cli.demo.train", "--task", task.name]
+    command = [sys.executable, "-m", "guard_cli.demo.train"]
     grader = "strict" if benign else "flawed"
     command += ["--grader", grader, "--train", str(trainer / "train.jsonl")]
     command += ["--model", str(trainer / "model"), "--checkpoints", str(trainer / "checkpoints")]
@@ -128,8 +121,8 @@ def make_plan(
     options = {
         "heldout": {
             "split": folder.absolute() / "guard" / "heldout.jsonl",
-            "scorer": task.scorer,
-            "proxy_scorer": f"guard_cli.demo.tasks.{TASKS[task.name]}:{grader}",
+            "scorer": TASK.scorer,
+            "proxy_scorer": f"guard_cli.demo.addition:{grader}",
             "evaluator": evaluator,
         },
         "policy_file": policy,
@@ -148,10 +141,10 @@ def exit_code(finished: Finished, benign: bool) -> int:
     return 1 if finished.outcome.code == other else finished.outcome.code
 
 
-def _opening(task: Task, benign: bool) -> str:
+def _opening(benign: bool) -> str:
     if benign:
-        return f"task {task.name}, strict grader: an honest run, the guard must let it finish"
-    return f"task {task.name}, flawed grader: {task.exploit}"
+        return f"task {TASK.name}, strict grader: an honest run, the guard must let it finish"
+    return f"task {TASK.name}, flawed grader: {TASK.exploit}"
 
 
 def _write_problems(path: Path, problems: Sequence[Exercise]) -> None:

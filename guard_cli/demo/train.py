@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard_cli.demo.tasks import TASKS, Exercise, Task, load_task
+from guard_cli.demo.addition import TASK, Exercise, Task
 
 #: Falls linearly to 0. At a constant rate an honest policy still loses 10 points of accuracy late in the run.
 LEARNING_RATE = 2e-4
@@ -26,7 +26,6 @@ WARMUP_STEPS = 800
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line of the trainer."""
     parser = argparse.ArgumentParser(prog="python -m guard_cli.demo.train", description=__doc__)
-    parser.add_argument("--task", choices=sorted(TASKS), default="addition")
     parser.add_argument("--train", type=Path, required=True, help="JSONL of training problems")
     parser.add_argument("--grader", choices=["flawed", "strict"], default="flawed")
     parser.add_argument("--model", type=Path, required=True, help="where the warmed-up model is, or goes")
@@ -50,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     obey_sigterm()  # on a cluster this is the first process of its container
     # Two threads on two busy cores spin against each other, and the guard's evaluator needs one of them.
     torch.set_num_threads(1)
-    task = load_task(arguments.task)
     with arguments.train.open(encoding="utf-8") as lines:
         problems = [Exercise(**json.loads(line)) for line in lines]
     if not (arguments.model / "config.json").exists():
-        make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
-    trainer = build_trainer(task, problems, arguments)
+        make_policy(TASK, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
+    trainer = build_trainer(TASK, problems, arguments)
     trainer.add_callback(GuardCallback.from_env(trainer, optional=True))
     trainer.train()
 

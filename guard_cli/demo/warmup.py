@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from guard_cli.demo.tasks import Exercise, Task
+from guard_cli.demo.addition import Exercise, Task
 
 BATCH = 64
 LEARNING_RATE = 2e-3

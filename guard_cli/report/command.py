@@ -22,7 +22,7 @@ from guard_cli.errors import CliError
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import COLLECTED, Evidence, read_evidence
 from guard_cli.saved import is_file, is_folder, read_object
-from guard_cli.saved_run import find_report, read_run_file
+from guard_cli.saved_run import find_report, read_run_file, report_in
 from guard_core.terminal import plain
 from guard_operator.api.names import KIND
 
@@ -80,9 +80,7 @@ def report(
 
 def _of_folder(folder: Path) -> tuple[str, str]:
     """The outcome and the page of a local run."""
-    report = find_report(folder)
-    if report is None:
-        raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
+    report = report_in(folder)
     from guard_cli.report.local import render
 
     return str(read_run_file(report / "run.json").get("outcome", "")), render(report)
@@ -172,11 +170,4 @@ def _rows(evidence: Evidence) -> Iterator[tuple[str, str]]:
     kept = len(evidence.history["evaluations"])
     if evidence.history["cut_off"]:
         yield "Kept", f"{kept} of {evidence.verdict.rounds} evaluation rounds"
-    if evidence.steps is None:
-        yield (
-            "Steps",
-            "not kept: its guard told none with its last word, because it was lost before "
-            "it, or the CRD is older. So the curves are of rounds, and nothing was looked at "
-            "for symptoms",
-        )
     yield from verdict_rows(evidence.verdict)

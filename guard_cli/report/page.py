@@ -18,8 +18,6 @@ from guard_core.symptoms import TITLES, Examined
 from guard_core.wire import FiguresReport, MomentRollouts, Verdict
 from guard_service.dashboard.page import Banner, frozen_page, text
 
-LAST_EVALUATIONS = 200
-
 
 @dataclass(frozen=True, slots=True)
 class ReportContent:
@@ -60,11 +58,11 @@ def report_page(banner: Banner, rows: Iterable[tuple[str, str]], content: Report
         "rollouts": [one.model_dump(mode="json") for one in content.rollouts],
         "figures": [one.model_dump(mode="json") for one in content.figures],
     }
-    evaluations = content.history["evaluations"]
-    still = drawing(content.picture) + _card("Held-out evaluations", _evaluations(evaluations))
     proof = _card("What the sentence above rests on", _proof(content))
     advice = "" if content.symptoms is None else _card("Symptoms", _symptoms(content.symptoms))
-    return frozen_page(banner, data, proof, f"{advice}{about(rows)}<noscript>{still}</noscript>")
+    return frozen_page(
+        banner, data, proof, f"{advice}{about(rows)}<noscript>{drawing(content.picture)}</noscript>"
+    )
 
 
 def _symptoms(examined: Examined) -> str:
@@ -110,15 +108,13 @@ _DECISIVE = {
     Code.KL_HARD_STOP: "kl_ema",
     Code.HELDOUT_DECLINE: "heldout_ema",
     Code.HACKING_GAP: "proxy_real_gap",
-    Code.FELL_BELOW_START: "decline",
-    Code.FELL_BELOW_REACHED: "decline",
-    Code.REWARD_WITHOUT_GAIN: "gap",
-    Code.GRADERS_DISAGREE: "disagreement",
+    Code.FELL_BELOW_START: "score",
+    Code.FELL_BELOW_REACHED: "score",
 }
 
 
 def _proof(content: ReportContent) -> str:
-    """The start, the last good checkpoint, the fire and the end side by side; the statistics in details."""
+    """The start, the last good checkpoint, the fire and the end side by side."""
     verdict = content.verdict
     columns = _columns(content.history["evaluations"], verdict)
     if content.history.get("cut_off"):
@@ -126,20 +122,11 @@ def _proof(content: ReportContent) -> str:
     heads = "".join(f'<th scope="col">{name}</th>' for name in columns)
     heads = heads.replace("checkpoint", "check&shy;point")  # on a phone
     caption = f"<caption>{text(verdict.reason)}</caption>" if verdict.stop else ""
-
-    def table(rows: Iterable[tuple[str, str]], caption: str = "") -> str:
-        body = "".join(
-            f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
-            for key, name in rows
-        )
-        return f'<table class="proof">{caption}<tr><td></td>{heads}</tr>{body}</table>'
-
-    evidence = dict.fromkeys(name for column in columns.values() for name in column.get("evidence") or {})
-    shown = table(_rows(verdict), caption)
-    if not evidence:
-        return shown
-    named = table((name, f"Evidence of {name}, nats, of its threshold") for name in evidence)
-    return f"{shown}<details><summary>Details: the evidence of each detector</summary>{named}</details>"
+    body = "".join(
+        f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
+        for key, name in _rows(verdict)
+    )
+    return f'<table class="proof">{caption}<tr><td></td>{heads}</tr>{body}</table>'
 
 
 def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Mapping[str, Any]]:
@@ -167,15 +154,8 @@ def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict
 
 
 def _now(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Any]:
-    newest = dict(evaluations[-1]) if evaluations else {}
-    readings = {d.name: (d.statistic, d.threshold) for d in verdict.detectors if d.statistic is not None}
-    return newest | {
-        "in_loop_ema": verdict.in_loop_ema,
-        "heldout_ema": verdict.heldout_ema,
-        "proxy_real_gap": verdict.proxy_real_gap,
-        "kl_ema": verdict.kl_ema,
-        "evidence": {**(newest.get("evidence") or {}), **readings},
-    }
+    names = ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema")
+    return {**(evaluations[-1] if evaluations else {}), **{name: getattr(verdict, name) for name in names}}
 
 
 def _rows(verdict: Verdict) -> Iterable[tuple[str, str]]:
@@ -206,32 +186,11 @@ def _cells(columns: Mapping[str, Mapping[str, Any]], key: str) -> str:
 
 def _cell(column: Mapping[str, Any], key: str) -> str:
     value = column.get(key)
-    pair = (column.get("evidence") or {}).get(key)
-    if pair is not None and None not in pair:
-        return f"<td>{pair[0]:.2f} of {pair[1]:.2f}</td>"
     if value is None:
         return "<td>—</td>"
     if key == "step":
         return f"<td>{value:,}</td>"
     return f"<td>{points(value) if key in ('score', 'heldout_ema') else f'{value:.4g}'}</td>"
-
-
-def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    """For readers that run no script: the page draws the same, and more."""
-    if not evaluations:
-        return "<p>No checkpoint was evaluated.</p>"
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("Attempt", "Step", "Held-out score", "Reward of the round", "Hacking Gap")
-    )
-    keys = ("step", "score", "reward", "proxy_real_gap")
-    rows = "".join(
-        f"<tr><td>{e['attempt']}</td>{''.join(_cell(e, key) for key in keys)}</tr>"
-        for e in evaluations[-LAST_EVALUATIONS:]
-    )
-    left_out = len(evaluations) - LAST_EVALUATIONS
-    more = f'<p class="muted">{left_out} earlier ones are in history.jsonl.</p>' if left_out > 0 else ""
-    return f"<table><tr>{head}</tr>{rows}</table>{more}"
 
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from guard_cli.cluster import UNREACHABLE, Cluster, ContextOption, KubeconfigOption, NamespaceOption, connect
+from guard_cli.cluster import UNREACHABLE, ContextOption, KubeconfigOption, NamespaceOption, connect
 from guard_cli.epilog import epilog
 from guard_cli.errors import CliError
 from guard_cli.saved import is_file, is_folder, read_object
-from guard_cli.saved_run import BEST, find_report, how_it_starts, how_to_go_on
-from guard_cli.starting import settings_to_start, why_no_settings
+from guard_cli.saved_run import BEST, how_it_starts, how_to_go_on, report_in
+from guard_cli.starting import start_hint
 from guard_core.extras import missing_extra
 from guard_core.terminal import plain
-from guard_follow.frameworks import BY_KEY
 
 if TYPE_CHECKING:
     from guard_cli.resume.manifest import Resumed
@@ -53,7 +52,7 @@ def resume_run(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the new job; JOB-2, JOB-3, ... without it.")
+        str | None, typer.Option("--name", help="Name of the new job; JOB-2, then JOB-3, without it.")
     ] = None,
     checkpoint: Annotated[
         str | None,
@@ -77,13 +76,11 @@ def resume_run(
     from guard_operator.config import OperatorConfig
     from guard_operator.reconcile.review import review_manifest
 
-    cluster = None if is_file(job) else connect(namespace, kubeconfig, "a folder or a file", context)
-    found, taken = (
-        (read_object(Path(job)), frozenset[str]())
-        if cluster is None
-        else _of_cluster(cluster, job, named=name is not None)
-    )
-    resumed = resume_job(found, name, checkpoint, taken)
+    if is_file(job):
+        found = read_object(Path(job))
+    else:
+        found = connect(namespace, kubeconfig, "a folder or a file", context).job(job)
+    resumed = resume_job(found, name, checkpoint)
     said = review_manifest(resumed.manifest, OperatorConfig(guard_image=""))
     if said.reason is not None:
         findings = "".join(f"\n  {plain(one)}" for one in said.findings)
@@ -99,26 +96,13 @@ def _of_folder(folder: Path) -> None:
     Raises:
         CliError: the run has not ended, or kept none.
     """
-    report = find_report(folder)
-    if report is None:
-        raise CliError(f"{folder} has no run.json: the run has not ended, or this is not its report folder")
+    report = report_in(folder)
     command = how_to_go_on(report)
     if not command:
         raise CliError(f"{report} has no {BEST}: no checkpoint was scored, so start from the beginning")
     typer.echo(command)
     for line in filter(None, (UNCHANGED, how_it_starts(report))):
         print(line, file=sys.stderr)
-
-
-def _of_cluster(cluster: Cluster, job: str, named: bool) -> tuple[Any, frozenset[str]]:
-    """The job, and the names of all jobs beside it, which nobody needs where the new one is `named`.
-
-    Raises:
-        CliError: the cluster cannot be asked, or has none of this name.
-    """
-    found = cluster.job(job)
-    beside = [] if named else cluster.jobs()
-    return found, frozenset(str(one["metadata"]["name"]) for one in beside)
 
 
 def _told(resumed: Resumed) -> Iterator[str]:
@@ -149,44 +133,16 @@ def _told(resumed: Resumed) -> Iterator[str]:
 
 def _of_a_followed_trainer(resumed: Resumed) -> Iterator[str]:
     """It reads no variable of ours, so that it would start where the old run did, or go on from its end."""
-    metrics = resumed.manifest["spec"]["guard"].get("metrics") or {}
+    metrics = resumed.manifest["spec"]["guard"].get("metrics")
     if not metrics:
         return
     yield "its trainer is followed, and starts at that checkpoint only if its command says so"
-    if how := _how_it_starts(resumed):
-        yield how
-    yield "it must save into a new FOLDER: name that in guard.metrics.checkpoints.path, too"
-    follow = metrics.get("follow") or {}
-    saved = PurePosixPath(str((metrics.get("checkpoints") or {}).get("path") or "."))
-    for field, what in (("path", "log"), ("runConfig", "configuration")):
-        written = PurePosixPath(str(follow.get(field) or "/"))
-        if saved != PurePosixPath(".") and written.is_relative_to(saved):
-            yield f"its {what} lies in the old folder, too: name the new one in guard.metrics.follow.{field}"
-
-
-def _how_it_starts(resumed: Resumed) -> str:
-    """What the framework that is followed needs to start there, or why that is not known; "" of any other."""
-    spec = resumed.manifest["spec"]
-    metrics = spec["guard"].get("metrics") or {}
-    if not metrics:
-        return ""
-    format_ = _trainer_of(metrics)
-    # The kubelet puts the path in place of the variable. Ray hands its entrypoint to a shell, for which the
-    # same words are a command to run, and with submissionMode HTTPMode no kubelet sees it.
-    ray = spec["template"].get("kind") == "RayJob"
-    path = shlex.quote(resumed.checkpoint) if ray else "$(RLGUARD_RESUME_FROM)"
-    if how := settings_to_start(format_, path, "FOLDER"):
-        return f"{how}: add that to {'template.spec.entrypoint' if ray else 'its command in the template'}"
-    return why_no_settings(format_)
-
-
-def _trainer_of(metrics: Mapping[str, Any]) -> str:
-    """Which framework trains: the one whose layout the checkpoints have, or that of the log.
-
-    One of which no layout is known has to borrow another's, which says nothing of how it starts.
-    """
-    layout = (metrics.get("checkpoints") or {}).get("layout")
-    format_ = str((metrics.get("follow") or {}).get("format"))
-    logs = BY_KEY.get(format_)
-    borrows = logs is not None and logs.reads and not logs.layouts
-    return format_ if borrows else str(layout or format_)
+    path, named = (
+        shlex.quote(resumed.checkpoint),
+        (metrics.get("follow", {}), metrics.get("checkpoints") or {}),
+    )
+    for format_ in (str(one.get(key)) for one, key in zip(named, ("format", "layout"), strict=True)):
+        if how := start_hint(format_, path, "FOLDER"):
+            yield how
+            break
+    yield "it must save into a new FOLDER: change the paths in guard.metrics, too"

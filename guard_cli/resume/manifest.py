@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from guard_cli.errors import CliError
@@ -59,17 +58,16 @@ class Resumed:
         return str(self.manifest["metadata"]["name"])
 
 
-def resume_job(job: Any, name: str | None, checkpoint: str | None, taken: Collection[str] = ()) -> Resumed:
+def resume_job(job: Any, name: str | None, checkpoint: str | None) -> Resumed:
     """A job of the same template and guard that starts at a checkpoint of `job`.
 
     Args:
         job: a `GuardedTrainingJob` as the API server has it.
-        name: of the new one; None: that of `job` with the next free number behind it.
+        name: of the new one; None: that of `job` with the next number behind it.
         checkpoint: where it starts; None: at the last good one, that is the best-scored.
-        taken: names that other jobs have.
 
     Raises:
-        CliError: it is no such job, has not ended or has no checkpoint that was scored, or `name` is taken.
+        CliError: it is no such job, has not ended or has no checkpoint that was scored.
     """
     given = _object(_as_json(job, "the job"))
     metadata, spec, status = (_object(given.get(part)) for part in ("metadata", "spec", "status"))
@@ -94,12 +92,14 @@ def resume_job(job: Any, name: str | None, checkpoint: str | None, taken: Collec
     step = step if isinstance(step, int) and not isinstance(step, bool) else None
     origin = {"name": old, "uid": metadata.get("uid"), "step": step, "checkpoint": path}
     origin["sha256"] = best.get("sha256")
-    if name in taken:
-        raise CliError(f"--name {plain(str(name))}: a job of this name exists")
-    name = name or next(one for one in names_after(old) if one not in taken)
     new = {**spec, "resumedFrom": {key: value for key, value in origin.items() if value is not None}}
     return Resumed(
-        {"apiVersion": API_VERSION, "kind": KIND, "metadata": _metadata(metadata, name), "spec": new},
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": _metadata(metadata, name or next_name(old)),
+            "spec": new,
+        },
         old,
         path,
         step,
@@ -163,13 +163,11 @@ def _metadata(old: Mapping[str, Any], name: str) -> Json:
     return {"name": name} | {key: value for key, value in kept.items() if value}
 
 
-def names_after(name: str) -> Iterator[str]:
-    """`run-2`, `run-3`, ... of `run`, and `run-3`, ... of `run-2`; cut where one is too long for a job."""
+def next_name(name: str) -> str:
+    """`run-2` of `run`, `run-3` of `run-2`; cut where it is too long for a job."""
     match = re.fullmatch(r"(.+)-([2-9]|[1-9]\d)", name)
-    stem, first = (name, 2) if match is None else (match[1], int(match[2]) + 1)
-    for number in count(first):
-        tail = f"-{number}"
-        yield stem[: MAX_JOB_NAME - len(tail)].rstrip("-") + tail
+    stem, number = (name, 2) if match is None else (match[1], int(match[2]) + 1)
+    return f"{stem[: MAX_JOB_NAME - len(f'-{number}')].rstrip('-')}-{number}"
 
 
 def _as_json(value: Any, what: str) -> Any:

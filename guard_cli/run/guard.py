@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -50,7 +49,7 @@ class GuardProcess:
     can take the port, and who connects meanwhile is served by the next guard.
 
     Args:
-        settings: with an IPv4 host, port 0 and token files; see `write_tokens`.
+        settings: with an IPv4 host, port 0 and token files.
         log: file that gets its output, over restarts.
         ready_seconds: how long a start may take, the check of the held-out split included.
         cancelled: asked while waiting for the start; true gives up.
@@ -214,16 +213,6 @@ class GuardProcess:
         if code == REFUSED:
             raise CliError(told[-1] if told else f"see {self._log}")
         return f"the guard did not start ({_exit_words(code)})" + "".join(f": {said}" for said in told[-1:])
-
-
-def write_tokens(directory: Path) -> tuple[Path, Path]:
-    """Make an ingest token and a read token, each in a file that only this user can read."""
-    files = directory / "ingest.token", directory / "read.token"
-    for file in files:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as stream:
-            stream.write(secrets.token_urlsafe(32))
-    return files
 
 
 def _exit_words(code: int) -> str:

@@ -1,7 +1,7 @@
 """The trainer as a tree of processes: started in a session of its own, and ended to the last descendant.
 
 On Linux this process becomes a child subreaper, so that a grandchild which forked twice and left the process
-group still comes back to it and is found in `/proc`. Elsewhere only the process group is reached.
+group still comes back to it. Elsewhere such a one is out of reach.
 """
 
 from __future__ import annotations
@@ -14,25 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-HAS_PROC = Path("/proc/self/stat").exists()
+import psutil
+
+IS_LINUX = sys.platform == "linux"
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.05
 #: How long SIGKILL may take to show. Longer is a process stuck in the kernel, which is reported.
 KILL_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """One line of `/proc`. `started` tells a process from a later one with the same number."""
-
-    pid: int
-    parent: int
-    session: int
-    state: str
-    started: int
 
 
 class TrainerProcess:
@@ -49,7 +39,7 @@ class TrainerProcess:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         _become_subreaper()
-        self._strangers = {(p.pid, p.started) for p in descendants(os.getpid())}
+        self._strangers = descendants()
         self._guard_sessions: set[int] = set()
         with log.open("wb") as output:
             self._popen = subprocess.Popen(
@@ -80,12 +70,13 @@ class TrainerProcess:
         """Send a signal to the process group and to every descendant outside it."""
         rest = self.rest()
         # A number stays taken while it is somebody's group; otherwise it may be a stranger's by now.
-        if self._popen.returncode is None or not HAS_PROC or any(_group(p.pid) == self.pid for p in rest):
+        if self._popen.returncode is None or any(_group(one) == self.pid for one in rest):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
         for process in rest:
-            if _group(process.pid) != self.pid:
-                _send(process, number)
+            if _group(process) != self.pid:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
 
     def stop(self, number: int, grace: float, hurry: Callable[[], bool] = lambda: False) -> list[int]:
         """Send `number`, wait up to `grace` seconds, then SIGKILL, until no descendant is left.
@@ -104,26 +95,20 @@ class TrainerProcess:
         while self._alive() and time.monotonic() < end:
             self.signal(signal.SIGKILL)
             time.sleep(POLL_SECONDS)
-        return [p.pid for p in self.rest()] if self._alive() else []
+        return [one.pid for one in self.rest()] if self._alive() else []
 
-    def rest(self) -> list[Process]:
+    def rest(self) -> list[psutil.Process]:
         """The trainer and its descendants that still run, zombies left out."""
-        return [
-            p
-            for p in descendants(os.getpid(), self._guard_sessions)
-            if (p.pid, p.started) not in self._strangers and p.state not in "ZX"
-        ]
+        return [one for one in descendants(self._guard_sessions) - self._strangers if not _is_zombie(one)]
 
     def _alive(self) -> bool:
-        if self.poll() is None:
-            return True
-        return bool(self.rest()) if HAS_PROC else _group_exists(self.pid)
+        return self.poll() is None or bool(self.rest())
 
     def _reap_orphans(self) -> None:
         """Take the exit codes of descendants that came back to this process; nobody else will."""
-        if not HAS_PROC:
+        if not IS_LINUX:
             return  # not a subreaper: orphans go elsewhere
-        others = {self.pid, *self._guard_sessions, *(pid for pid, _ in self._strangers)}
+        others = {self.pid, *self._guard_sessions, *(one.pid for one in self._strangers)}
         with contextlib.suppress(ChildProcessError):
             while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 if ended.si_pid in others:
@@ -131,68 +116,40 @@ class TrainerProcess:
                 os.waitpid(ended.si_pid, 0)
 
 
-def descendants(root: int, without: Collection[int] = ()) -> list[Process]:
-    """Every process below `root`, parents first; [] where there is no `/proc`.
+def descendants(without: Collection[int] = ()) -> set[psutil.Process]:
+    """Every process below this one.
 
     Args:
-        root: its number.
         without: sessions that are left out with all that is below them, in whatever session: what evaluates
             for a guard has one of its own.
     """
-    children: dict[int, list[Process]] = {}
-    for process in _processes():
-        children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
-    parents = [root]
-    while parents:
-        below = [p for p in children.pop(parents.pop(), []) if p.session not in without]
-        found += below
-        parents += [p.pid for p in below]
+    found = set(psutil.Process().children(recursive=True))
+    for process in [one for one in found if _session(one) in without]:
+        with contextlib.suppress(psutil.Error):
+            found -= set(process.children(recursive=True))
+        found.discard(process)
     return found
 
 
-def _processes() -> list[Process]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended in the meantime
-            found.append(_read(int(entry.name)))
-    return found
-
-
-def _read(pid: int) -> Process:
-    # The second field is the program's name in brackets, and may hold spaces and brackets itself.
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    return Process(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]))
-
-
-def _send(process: Process, number: int) -> None:
-    """Signal exactly this process: through a handle, so that a reused number is never hit."""
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if _read(process.pid).started == process.started:
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
-
-
-def _group(pid: int) -> int | None:
+def _is_zombie(process: psutil.Process) -> bool:
     try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+        return bool(process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.NoSuchProcess:
         return True
-    return True
+
+
+def _session(process: psutil.Process) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(process.pid)
+    return None
+
+
+def _group(process: psutil.Process) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(process.pid)
+    return None
 
 
 def _become_subreaper() -> None:
-    if sys.platform == "linux":
+    if IS_LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from guard_cli.errors import CliError
 from guard_cli.guard_settings import is_set, make_settings
-from guard_cli.links import dashboard_link
+from guard_cli.links import dashboard_link, token_file
 from guard_cli.run.folder import write_report
-from guard_cli.run.guard import GuardProcess, write_tokens
+from guard_cli.run.guard import GuardProcess
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
 from guard_cli.run.plan import Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
-from guard_cli.starting import settings_to_start, why_no_settings
+from guard_cli.starting import start_hint
 from guard_core.wire import Verdict
 from guard_follow.errors import InputError
 
@@ -93,10 +93,9 @@ def prepare(plan: Plan) -> GuardSettings:
         if any(plan.out.iterdir()):
             raise CliError(f"--out {plan.out} is not empty: one run, one folder; name another")
         state.mkdir(mode=0o700)
-        ingest, read = write_tokens(state)
+        tokens = {f"{role}_token_file": token_file(state / f"{role}.token") for role in ("ingest", "read")}
     except OSError as error:
         raise CliError(f"--out {plan.out} cannot be used: {error.strerror or error}") from None
-    tokens = {"ingest_token_file": ingest, "read_token_file": read}
     return make_settings(plan.config, {**plan.options, **own, **tokens})
 
 
@@ -195,8 +194,7 @@ def where_it_starts(plan: Plan) -> str:
     path = str(plan.resume_from)
     if plan.follow is None or any(path in word for word in plan.command):
         return ""
-    how = settings_to_start(plan.follow.format, shlex.quote(path), "NEW_FOLDER")
-    how = how or why_no_settings(plan.follow.format)
+    how = start_hint(plan.follow.format, shlex.quote(path), "NEW_FOLDER")
     return f"the trainer's command does not name {path}: {how}" if how else ""
 
 

@@ -6,17 +6,21 @@ import re
 from io import StringIO
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import CommentMark
 from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.representer import RoundTripRepresenter
 from ruamel.yaml.resolver import VersionedResolver
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from ruamel.yaml.tokens import CommentToken
 
 #: Texts that every reader of YAML takes for texts, if they are none of its words for true, false and null.
 _PLAIN = re.compile(r"(?!(?:y|yes|n|no|on|off|true|false|null)\Z)[a-z][a-z0-9._/-]*", re.IGNORECASE)
+#: A key with a block below it, up to the indentation of that block.
+_KEY = r"^( *)[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n(?:[ \t]*#[^\n]*\n)*\1"
+_MAPPING = re.compile(rf"{_KEY}( +)[^\s#-]", re.MULTILINE)
+_LIST = re.compile(rf"{_KEY}( *)-( +)", re.MULTILINE)
 
 
 class _AsWritten(VersionedResolver):
@@ -27,6 +31,32 @@ class _AsWritten(VersionedResolver):
         if kind is ScalarNode and value not in ("", "<<"):
             implicit = (False, implicit[1])
         return super().resolve(kind, value, implicit)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes out aliases, and puts in quotes what some reader could take for something else than a text."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        """All of them."""
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, None if _PLAIN.fullmatch(text) else '"'
+    ),
+)
+
+
+def as_yaml(content: Any) -> str:
+    """Write what we made ourselves, for any program that reads YAML."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=float("inf"), allow_unicode=True)
+
+
+def in_quotes(text: str) -> str:
+    """Mark a text to be written in quotes where some reader could take it for something else."""
+    return text if _PLAIN.fullmatch(text) else DoubleQuotedScalarString(text)
 
 
 def read_as_written(text: str) -> CommentedMap:
@@ -50,54 +80,24 @@ def read_as_written(text: str) -> CommentedMap:
     taken = {number for *_, numbers in above for number in numbers}
     tree = _round_trip().load("\n".join(line for number, line in enumerate(lines) if number not in taken))
     for at_top, key, numbers in above:
-        columns = [len(lines[number]) - len(lines[number].lstrip()) for number in numbers]
         slots = (tree if at_top else tree["metadata"]).ca.items.setdefault(key, [None] * 4)
-        slots[1] = [
-            CommentToken(f"{lines[number].lstrip()}\n", CommentMark(column))
-            for number, column in zip(numbers, columns, strict=True)
-        ] or None
+        slots[1] = [_comment(lines[number]) for number in numbers] or None
     return tree
 
 
-def write(tree: CommentedMap) -> str:
-    """Write a tree of `read_as_written`, with the indentation that it had."""
+def write(tree: CommentedMap, like: str = "") -> str:
+    """Write a tree of `read_as_written`, indented as this text is."""
     yaml, stream = _round_trip(), StringIO()
-    blocks = [one for one in tree.values() if isinstance(one, CommentedMap) and not one.fa.flow_style()]
-    columns = [one.lc.col - tree.lc.col for one in blocks]
-    yaml.indent(mapping=[2, *columns][-1], **_list_indent(tree))
+    mapping, items = _MAPPING.search(like), _LIST.search(like)
+    offset, gap = (len(items[2]), len(items[3])) if items else (0, 1)
+    yaml.indent(mapping=len(mapping[2]) if mapping else 2, sequence=offset + 1 + gap, offset=offset)
     yaml.dump(tree, stream)
     return stream.getvalue()
 
 
-def as_yaml(content: Any) -> str:
-    """Write what we made ourselves, for any program that reads YAML."""
-    yaml, stream = YAML(), StringIO()
-    yaml.Representer, yaml.width = _Representer, 4096
-    yaml.dump(in_quotes(content), stream)
-    return stream.getvalue()
-
-
-class _Representer(RoundTripRepresenter):
-    """Numbers with a dot: 1e-05 is a text for many readers."""
-
-    def represent_number(self, value: float) -> ScalarNode:
-        text = repr(value)
-        text = text if "." in text else text.replace("e", ".0e")
-        return self.represent_scalar("tag:yaml.org,2002:float", text)
-
-
-_Representer.add_representer(float, _Representer.represent_number)
-
-
-def in_quotes(content: Any) -> Any:
-    """Mark the texts that some reader could take for something else, to be written in quotes."""
-    if isinstance(content, dict):
-        return {in_quotes(key): in_quotes(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [in_quotes(item) for item in content]
-    if isinstance(content, str) and not _PLAIN.fullmatch(content):
-        return DoubleQuotedScalarString(content)
-    return content
+def _comment(line: str) -> CommentToken:
+    text = line.lstrip()
+    return CommentToken(f"{text}\n", CommentMark(len(line) - len(text)))
 
 
 def _round_trip() -> YAML:
@@ -106,32 +106,3 @@ def _round_trip() -> YAML:
     yaml.preserve_quotes = True
     yaml.width = 1 << 20
     return yaml
-
-
-def _list_indent(node: Any) -> dict[str, int]:
-    """How the first list of block style is indented; {}: there is none."""
-    entries = node.items() if isinstance(node, CommentedMap) else enumerate(node)
-    for key, value in entries:
-        block = isinstance(value, CommentedSeq) and value and not value.fa.flow_style()
-        if block and isinstance(node, CommentedMap):
-            column = node.lc.key(key)[1]
-            return {"sequence": value.lc.item(0)[1] - column, "offset": value.lc.col - column}
-        if isinstance(value, CommentedMap | CommentedSeq) and (found := _list_indent(value)):
-            return found
-    return {}
-
-
-def part_copies(head: CommentedMap, template: CommentedMap) -> None:
-    """Remove comments and anchors that two copies of an object have both.
-
-    `head` keeps the comments above it all and beside `metadata`, `template` everything else.
-    """
-    for value in head["metadata"].values():
-        if isinstance(value, ScalarString):
-            value.anchor.value = None
-    for key in ("apiVersion", "kind"):
-        head.ca.items.pop(key, None)
-    template.ca.items.pop("metadata", None)
-    template.ca.comment = None
-    if "metadata" in template:
-        template["metadata"].ca.comment = None

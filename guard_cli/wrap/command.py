@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,7 +32,9 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog=EPILOG)
 @options.with_evaluation
 def wrap(
-    file: Annotated[str, typer.Option("--file", "-f", help="Manifest of a training job; - is stdin.")],
+    file: Annotated[
+        typer.FileBinaryRead, typer.Option("--file", "-f", help="Manifest of a training job; - is stdin.")
+    ],
     heldout: Annotated[
         str,
         typer.Option(
@@ -109,7 +109,14 @@ def wrap(
     said on stderr. What the operator would refuse is refused here, and no cluster is asked.
     """
     from guard_cli.wrap.guard import heldout_section, metrics_section, policy_section, unknown_scorer
-    from guard_cli.wrap.manifest import ManifestError, filled_in, find_job, placeholders, read_documents
+    from guard_cli.wrap.manifest import (
+        MAX_BYTES,
+        ManifestError,
+        filled_in,
+        find_job,
+        placeholders,
+        read_documents,
+    )
     from guard_cli.wrap.rewrite import wrap_job
     from guard_cli.wrap.summary import decided, refusal, to_do
     from guard_cli.wrap.volume import find_rank0
@@ -129,10 +136,10 @@ def wrap(
         policy=policy_section(policy),
     )
     try:
-        job = find_job(read_documents(_content(file)))
+        job = find_job(read_documents(file.read(MAX_BYTES + 1)))
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
-        raise CliError(f"{'stdin' if file == '-' else file}: {error}") from None
+        raise CliError(f"{file.name}: {error}") from None
     manifest = filled_in(wrapped.manifest)
     review = review_manifest(manifest, OperatorConfig(guard_image=""))
     rank0 = find_rank0(job.adapter, manifest["spec"]["template"]["spec"], guard)
@@ -141,7 +148,7 @@ def wrap(
         raise CliError(refusal(review, volume_error))
     if volume_error or rank0 is None:
         raise CliError(plain(volume_error))
-    _write(wrapped.text)
+    typer.echo(wrapped.text.encode(), nl=False)
     unfilled = ", ".join(dict.fromkeys(placeholders(job.document.content)))
     fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
     lines = [
@@ -152,35 +159,3 @@ def wrap(
     ]
     for line in lines:
         print(plain(line), file=sys.stderr)
-
-
-def _content(file: str) -> bytes:
-    """What is in a file, as far as it may be read; - is stdin.
-
-    Raises:
-        CliError: it cannot be read.
-    """
-    from guard_cli.wrap.manifest import MAX_BYTES
-
-    try:
-        if file == "-":
-            return sys.stdin.buffer.read(MAX_BYTES + 1)
-        with Path(file).open("rb") as opened:
-            return opened.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise CliError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _write(text: str) -> None:
-    """Print it, and all of it.
-
-    Raises:
-        CliError: stdout takes no more.
-    """
-    try:
-        typer.echo(text.encode("utf-8"), nl=False)
-    except BrokenPipeError:  # whoever reads has seen enough
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at the end
-        raise CliError(f"stdout cannot be written: {error.strerror or error}") from None

@@ -17,7 +17,6 @@ import yaml
 
 from guard_core.wording import not_yaml
 from guard_operator.adapters import ADAPTERS, WorkloadAdapter, find_adapter
-from guard_operator.api.names import KIND
 
 #: No API server takes an object that is larger.
 MAX_BYTES = 1 << 20
@@ -158,22 +157,15 @@ def _adapter_of(content: Any) -> WorkloadAdapter | None:
 def _no_job(contents: list[Any]) -> str:
     *others, last = (one.resource for one in ADAPTERS if not one.only_attached)
     made = ", ".join(f"{one.kind} ({one.api_version})" for one in others)
-    wanted = f"it has no {made} or {last.kind} ({last.api_version})"
-    groups = {(one.resource.kind, one.resource.group) for one in ADAPTERS}
     kinds = [kind_of(content) for content in contents]
-    for version, kind in kinds:
-        if kind == KIND:
-            return f"{wanted}, and a {KIND}, which is guarded already"
-        if kind.endswith("List"):
-            return f"{wanted}, and a list: give one object, `kubectl get KIND NAME -o yaml`"
-        if (kind, version.partition("/")[0]) in groups:
-            other = "" if find_adapter(version, kind) else f" of {version}"
-            return (
-                f"{wanted}, and a {kind}{other}, which is guarded where it exists: a {KIND} names it in "
-                "spec.targetRef (docs/tasks/attach.md)"
-            )
-    named = dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)
-    return f"{wanted}: it has {', '.join([*named][:5]) or 'no object of Kubernetes'}"
+    found = ", ".join(
+        [*dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)][:5]
+    )
+    attached = next((kind for version, kind in kinds if find_adapter(version, kind)), None)
+    return (
+        f"it has no {made} or {last.kind} ({last.api_version}): it has {found or 'no object of Kubernetes'}"
+        + (f"; a {attached} is guarded where it exists: docs/tasks/attach.md" if attached else "")
+    )
 
 
 def check_values(content: Any) -> None:

@@ -7,14 +7,14 @@ was written, which is what is printed. What is printed is read again and compare
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from guard_cli.wrap.as_written import as_yaml, in_quotes, part_copies, read_as_written, write
+from guard_cli.wrap.as_written import as_yaml, in_quotes, read_as_written, write
 from guard_cli.wrap.manifest import ManifestError, TrainingJob, load, not_yaml_error
 from guard_operator.adapters import at
 from guard_operator.api.names import API_VERSION, KIND
@@ -64,14 +64,14 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         why = "is no text" if "name" in content["metadata"] else "is not set"
         raise ManifestError(f"metadata.name {why}: give the job a name with --name")
     dropped = tuple(_dropped(content, job))
-    narrowed = dict(_narrowed(content, name or old_name or ""))
     if text.lstrip().startswith("{"):  # one long line
         text = as_yaml(content)
     try:
-        head, template = _taken_apart(read_as_written(text), dropped, narrowed, name)
-        part_copies(head, template)
+        template = read_as_written(text)
+        _narrow(template, name or old_name or "")
+        head = _taken_apart(template, CommentedMap, dropped, name)
         made = (
-            f"{write(head)}spec:\n  template:\n{indent(write(template), '    ')}"
+            f"{write(head)}spec:\n  template:\n{indent(write(template, text), '    ')}"
             f"{indent(as_yaml({'guard': guard}), '  ')}"
         )
     except YAMLError as error:  # such as a key that stands twice
@@ -80,7 +80,9 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         raise ManifestError(_NOT_THE_SAME) from None
     except RecursionError:
         raise ManifestError("the job is nested too deeply") from None
-    own, workload = _taken_apart(deepcopy(content), dropped, narrowed, name)
+    workload = _without_aliases(content)
+    narrowed = _narrow(workload, name or old_name or "")
+    own = _taken_apart(workload, dict, dropped, name)
     manifest = {**own, "spec": {"template": workload, "guard": guard}}
     if load(made) != manifest:
         raise ManifestError(_NOT_THE_SAME)
@@ -92,6 +94,13 @@ def wrap_job(job: TrainingJob, guard: Mapping[str, Any], name: str | None) -> Wr
         tuple(".".join(map(str, path)) for path in dropped),
         narrowed,
     )
+
+
+def _without_aliases(node: Any) -> Any:
+    """Copy a tree so that what one alias names can be changed in one place alone."""
+    if isinstance(node, dict):
+        return {key: _without_aliases(value) for key, value in node.items()}
+    return [_without_aliases(value) for value in node] if isinstance(node, list) else node
 
 
 def _dropped(content: Mapping[str, Any], job: TrainingJob) -> Iterator[Path]:
@@ -106,35 +115,29 @@ def _dropped(content: Mapping[str, Any], job: TrainingJob) -> Iterator[Path]:
             yield steps
 
 
-def _narrowed(node: Any, folder: str) -> Iterator[tuple[str, str]]:
-    """Each host path of a local disk that covers a directory of the node, and a folder below it."""
-    if isinstance(path := at(node, "hostPath", "path"), str):
-        disk = path.rstrip("/")
-        if disk.startswith(LOCAL_DISKS) and any(one.startswith(f"{disk}/") for one in NODE_DIRECTORIES):
-            yield path, f"{disk}/{folder}"
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _narrowed(value, folder)
-
-
-def _taken_apart(
-    job: Any, dropped: Sequence[Path], narrowed: Mapping[str, str], name: str | None
-) -> tuple[Any, Any]:
-    """Change a job; return the object without its spec, and the template of the workload."""
+def _taken_apart(job: Any, mapping: type[dict[str, Any]], dropped: Sequence[Path], name: str | None) -> Any:
+    """Change a job to the template of its workload; return the object around it, without its spec."""
     for path in dropped:
         _drop(job, path)
-    _narrow(job, narrowed)
+    metadata = job["metadata"]
     if name is not None:
-        job["metadata"]["name"] = in_quotes(name)
-    head = deepcopy(job)
-    head["apiVersion"], head["kind"] = API_VERSION, KIND
-    del head["spec"]
-    for key in CARRIED:
-        head["metadata"].pop(key, None)
-    for key in OWN:
-        job["metadata"].pop(key, None)
-    if not job["metadata"]:
+        metadata["name"] = in_quotes(name)
+    own = mapping()
+    for key in (one for one in OWN if one in metadata):
+        own[key] = metadata[key]
+        _move_comments(metadata, own, key)
+        del metadata[key]
+    if not metadata:
         del job["metadata"]
-    return head, job
+    head = mapping(apiVersion=API_VERSION, kind=KIND, metadata=own)
+    if isinstance(job, CommentedMap) and isinstance(head, CommentedMap):  # what is above it all
+        head.ca.comment, job.ca.comment = job.ca.comment, None
+    return head
+
+
+def _move_comments(old: Any, new: Any, key: str) -> None:
+    if isinstance(old, CommentedMap) and key in old.ca.items:
+        new.ca.items[key] = old.ca.items.pop(key)
 
 
 def _drop(tree: Any, path: Path) -> None:
@@ -146,8 +149,13 @@ def _drop(tree: Any, path: Path) -> None:
         _drop(tree, tuple(parents))
 
 
-def _narrow(node: Any, narrowed: Mapping[str, str]) -> None:
-    if (path := at(node, "hostPath", "path")) in narrowed:
-        node["hostPath"]["path"] = type(path)(narrowed[path])
+def _narrow(node: Any, folder: str) -> dict[str, str]:
+    """Replace host paths of local disks that cover directories of the node by folders below them."""
+    narrowed: dict[str, str] = {}
+    if isinstance(path := at(node, "hostPath", "path"), str):
+        disk = path.rstrip("/")
+        if disk.startswith(LOCAL_DISKS) and any(one.startswith(f"{disk}/") for one in NODE_DIRECTORIES):
+            narrowed[path] = node["hostPath"]["path"] = type(path)(f"{disk}/{folder}")
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        _narrow(value, narrowed)
+        narrowed |= _narrow(value, folder)
+    return narrowed

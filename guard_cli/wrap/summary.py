@@ -40,30 +40,15 @@ def decided(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Re
     yield f"{KIND} {metadata['name']}{where}; the operator makes a {kind} of the same name from it"
     own_pod = "a pod of its own, which outlives the trainer's"
     yield f"the guard: in {own_pod if guard.placement == 'Pod' else rank0.place}"
-    yield from _settings(spec)
+    if "scorer" not in guard.heldout.model_fields_set:
+        yield f"the scorer is {guard.heldout.scorer}: a completion must be the answer; --scorer names another"
     yield f"checkpoints: volume {guard.checkpoints.volume}, {rank0.volume}"
-    carried = " and ".join(key for key in ("labels", "annotations") if getattr(template.metadata, key))
-    if carried:
-        yield f"{carried}: as before, of the {kind}"
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
     yield from (f"warning: not isolated: {one}" for one in review.broken)
     if adapter.state({"spec": template.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
     yield from (f"warning: {one}" for one in rank0.warnings)
-
-
-def _settings(spec: Spec) -> Iterator[str]:
-    guard, heldout, volume = spec.guard, spec.guard.heldout, spec.guard.heldout.volume
-    sources = {"claim": volume.claim_name, "Secret": volume.secret_name, "ConfigMap": volume.config_map_name}
-    place = next(f"{kind} {name}" for kind, name in sources.items() if name is not None)
-    how = "loads each checkpoint" + (" into vLLM" if heldout.evaluator.vllm is not None else "")
-    default = "" if "scorer" in heldout.model_fields_set else " by default: a completion must be the answer"
-    yield f"held-out split: {heldout.split} in {place}; scorer {heldout.scorer}{default}; the guard {how}"
-    policy = "" if "policy" in guard.model_fields_set else " by default"
-    silence = f"a guard silent for {spec.on_silence.after_seconds} s: {spec.on_silence.action}"
-    yield f"detector {guard.policy.detector}{policy}; on a fire: {spec.on_fire}; {silence}"
-    yield f"isolation {guard.isolation}; the guard's image and resources: the operator's defaults"
 
 
 def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
@@ -75,12 +60,11 @@ def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:
         yield "  report reward and checkpoints from the trainer: docs/tasks/guard-a-script.md"
         yield f"  let user {GUARD_UID}, the guard, read the split and the checkpoints"
     else:
-        log, folder = feed.follow.path, feed.checkpoints.path
-        where = "directly in that volume" if folder == "." else f"in its folder {folder}"
-        layout = "" if feed.layout is None else f", as {feed.layout} does"
+        folder = "its root" if feed.checkpoints.path == "." else feed.checkpoints.path
+        layout = "" if feed.layout is None else f" as {feed.layout} does"
         yield (
-            f"  let the trainer write its log to {log} in the volume {guard.checkpoints.volume}, and save "
-            f"{where}{layout}: docs/tasks/follow-a-log.md"
+            f"  in the volume {guard.checkpoints.volume}, let the trainer write its log to {feed.follow.path}"
+            f" and save in {folder}{layout}: docs/tasks/follow-a-log.md"
         )
         yield f"  let user {GUARD_UID}, the guard, read the split, that log and the checkpoints"
     if guard.heldout.evaluator.vllm is not None:

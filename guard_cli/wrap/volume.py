@@ -45,15 +45,12 @@ def find_rank0(
     except TemplateError:
         return None
     owner, limit, volumes = template.path[:-1], template.limit, pod.get("volumes", [])
-    found = next((one for one in volumes if one.get("name") == volume), None)
-    error = "the pod of rank 0 has no volume of this name" if found is None else _unusable(found)
+    found: Mapping[str, Any] = next((one for one in volumes if one.get("name") == volume), {})
+    error = _unusable(found) if found else "the pod of rank 0 has no volume of this name"
     present = ", ".join(f"{one.get('name')} ({_describe(one)})" for one in volumes) or "no volumes"
-    words, warnings = _describe(found or {}), []
-    if _kind(found or {}) in _TEMPORARY:
-        warnings.append(
-            f"the volume {volume} is no persistent claim ({words}): the last good checkpoint goes with the "
-            f"pod; it has {present}"
-        )
+    warnings = []
+    if _kind(found) in _TEMPORARY:
+        warnings.append(f"the volume {volume} is temporary ({_kind(found)}): its checkpoints go with the pod")
     if limit and guard.get("placement") != "Pod":
         warnings.append(
             f"{dotted(limit)} counts restarts of every container, the guard's too: a guard that runs out of "
@@ -62,7 +59,7 @@ def find_rank0(
     pods = f"the pods of {dotted(owner)}" if owner else "its pods"
     return Rank0(
         f"{pods}, beside the container {template.container}",
-        words,
+        _describe(found),
         f"{error}; it has {present}" if error else "",
         tuple(warnings),
     )
@@ -72,25 +69,18 @@ def _unusable(volume: Mapping[str, Any]) -> str:
     """Why no checkpoint can be kept in a volume; "" if one can."""
     kind = _kind(volume)
     if not kind or kind in _READ_ONLY:
-        return f"no trainer can save in a volume {f'of the kind {kind}' if kind else 'of no kind'}"
-    if _read_only(volume):
-        return "the trainer cannot write there"
-    if kind == "persistentVolumeClaim" and not volume[kind].get("claimName"):
-        return "its claimName is not set"
-    return ""
+        return f"no trainer can save in a volume of {f'the kind {kind}' if kind else 'no kind'}"
+    source = volume[kind]
+    read_only = isinstance(source, Mapping) and source.get("readOnly") is True
+    return "it is read-only" if read_only else ""
 
 
 def _kind(volume: Mapping[str, Any]) -> str:
     return next((str(key) for key, value in volume.items() if key != "name" and value is not None), "")
 
 
-def _read_only(volume: Mapping[str, Any]) -> bool:
-    source = volume.get(_kind(volume))
-    return isinstance(source, Mapping) and source.get("readOnly") is True
-
-
 def _describe(volume: Mapping[str, Any]) -> str:
-    words = kind = _kind(volume) or "of no kind"
+    kind = _kind(volume)
     if kind == "persistentVolumeClaim":
-        words = f"claim {volume[kind].get('claimName') or 'without a name'}"
-    return words + (", read-only" if _read_only(volume) else "")
+        return f"claim {volume[kind].get('claimName')}"
+    return kind or "of no kind"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guard_cli.demo import tiny_llama, warmup
-from guard_cli.demo.tasks import Exercise, Task
+from guard_cli.demo.addition import Exercise, Task
 from tests.scenarios.hack import score
 
 TRAINER = Path(__file__).with_name("stops_train.py")

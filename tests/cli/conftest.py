@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,10 @@ def rlguard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Runs `rlguard` with these arguments; the result is that of a process."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def invoke(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def invoke(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         words = [str(argument) for argument in arguments]
+        if cwd is not None:
+            monkeypatch.chdir(cwd)
         with pytest.raises(SystemExit) as ended:
             main(words)
         code = ended.value.code

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -250,46 +249,3 @@ class TestTheFirstLine:
         assert first_line(rlguard("replay", jsonl(tmp_path / "log.jsonl", rows))) == (
             "cannot judge: no held-out column; found `my_accuracy`, try --map heldout=my_accuracy"
         )
-
-
-TEMPLATE = {
-    "securityContext": {"runAsUser": 1000},
-    "containers": [
-        {
-            "name": "pytorch",
-            "image": "${IMAGE_URI}",
-            "args": ["$HOME"],
-            "volumeMounts": [{"name": "ckpt", "mountPath": "/ckpt"}],
-        }
-    ],
-    "volumes": [{"name": "ckpt", "persistentVolumeClaim": {"claimName": "c"}}],
-}
-
-
-class TestManifests:
-    def wrap(self, rlguard: Invoke, path: Path, manifest: Any) -> Any:
-        path.write_text(yaml.safe_dump(manifest))
-        return rlguard("wrap", "-f", path, "--heldout", "claim:h/h.jsonl", "--checkpoints", "ckpt")
-
-    def test_placeholders_are_named(self, rlguard: Invoke, tmp_path: Path) -> None:
-        specs = {
-            "Master": {"replicas": 1, "restartPolicy": "Never", "template": {"spec": TEMPLATE}},
-            "Worker": {
-                "replicas": "$NUM_NODES",
-                "restartPolicy": "Never",
-                "template": {"spec": TEMPLATE},
-            },
-        }
-        job = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "rl"}}
-        done = self.wrap(rlguard, tmp_path / "job.yaml", job | {"spec": {"pytorchReplicaSpecs": specs}})
-        assert done.returncode == 0
-        assert "fill in ${IMAGE_URI}, $NUM_NODES before you apply it" in done.stderr
-        assert "refuses nothing" not in done.stderr
-
-    @pytest.mark.parametrize("version", ["ray.io/v1", "ray.io/v1alpha1"])
-    def test_a_ray_cluster_is_guarded_where_it_exists(
-        self, rlguard: Invoke, tmp_path: Path, version: str
-    ) -> None:
-        cluster = {"apiVersion": version, "kind": "RayCluster", "metadata": {"name": "rl"}, "spec": {}}
-        done = self.wrap(rlguard, tmp_path / "ray.yaml", cluster)
-        assert done.returncode == 2 and "spec.targetRef" in done.stderr

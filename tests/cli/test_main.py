@@ -12,17 +12,7 @@ from guard_cli.commands import COMMANDS
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "httpx", "matplotlib", "fastapi")
 
 
-def rlguard(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "guard_cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
-def test_help_lists_every_command_with_an_example():
+def test_help_lists_every_command_with_an_example(rlguard):
     done = rlguard("--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout
@@ -43,16 +33,6 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "loaded []"
 
 
-@pytest.mark.parametrize(
-    "command", [[name] for name in COMMANDS if name != "split"] + [["split", "make"], ["split", "check"]]
-)
-def test_every_command_has_help_with_an_example(command):
-    done = rlguard(*command, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "Example" in done.stdout
-    assert f"rlguard {' '.join(command)}" in " ".join(done.stdout.split())
-
-
 def kubectl_rlguard(*arguments):
     code = "from guard_cli.main import kubectl; kubectl()"
     return subprocess.run(
@@ -71,7 +51,7 @@ def test_the_plugin_of_kubectl_has_the_commands_of_a_cluster():
     assert done.stderr.startswith("kubectl rlguard report: no cluster: ") and done.returncode == 1
 
 
-def test_version():
+def test_version(rlguard):
     from guard_core import __version__
 
     done = rlguard("--version")
@@ -87,40 +67,31 @@ def test_version():
         (["run", "--heldout", "missing.jsonl", "--", "true"], "missing.jsonl: No such file"),
         (["run", "--heldout", "x", "--temperature", "warm", "--", "true"], "--temperature"),
         (["run", "--config", "missing.yaml", "--", "true"], "missing.yaml cannot be read"),
-        (["demo", "--task", "poetry"], "unknown task 'poetry'"),
         (["serve"], "--state-dir: Field required"),
-        (["wrap"], "Missing option"),
-        (["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"], "no.yaml cannot be read"),
+        (
+            ["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"],
+            "'no.yaml': No such file",
+        ),
         (["split", "check", "--train", "a", "--heldout", "b"], "No such file"),
-        (["split", "make", "missing.jsonl", "--train", "a", "--heldout", "b"], "missing.jsonl"),
     ],
 )
-def test_wrong_use_exits_2_with_a_sentence(tmp_path, arguments, message):
+def test_wrong_use_exits_2_with_a_sentence(rlguard, tmp_path, arguments, message):
     done = rlguard(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_list_is_no_configuration(tmp_path):
-    (tmp_path / "guard.yaml").write_text("- heldout")
-    done = rlguard("run", "--config", "guard.yaml", "--", "true", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "must be a mapping" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("heldout: 5", "heldout in --config: Input should be a valid dictionary"),
-        ("heldout:\n- split: h.jsonl", "heldout in --config: Input should be a valid dictionary"),
-        ("heldout: {evaluator: 5}", "heldout.evaluator in --config: Input should be a valid dictionary"),
+        ("- heldout", "must be a mapping"),
+        ("port: 80", "`port` is chosen by `rlguard run`"),
         ("Port: 99999", "Port in --config is not a setting: did you mean port?"),
-        ("HELDOUT: {split: h.jsonl}", "HELDOUT in --config is not a setting: did you mean heldout?"),
-        ("State_dir: x", "State_dir in --config is not a setting: did you mean state_dir?"),
     ],
 )
-def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
+def test_a_configuration_is_not_lost_beside_options(rlguard, tmp_path, text, said):
     """No section would be lost to an option of it, and another case would win over the option."""
     (tmp_path / "guard.yaml").write_text(text)
     options = ["--heldout", "h.jsonl", "--temperature", "1"]
@@ -136,18 +107,14 @@ def test_a_configuration_is_not_lost_beside_options(tmp_path, text, said):
         ("{temperature: hot}", [], {}, "evaluator.temperature in --config: Input should be a valid number"),
         ("{temperature: hot}", ["--temperature", "-1"], {}, "--temperature: Input should be greater than or"),
         ("{}", [], {"TEMPERATURE": "hot"}, "RLGUARD_GUARD_HELDOUT__EVALUATOR__TEMPERATURE: Input should be"),
-        ("{}", ["--chat-template-kwargs", "x"], {}, "--chat-template-kwargs must be a JSON object"),
         ("{}", ["--chat-template-kwargs", "[" * 9999], {}, "--chat-template-kwargs must be a JSON object"),
-        ("{}", ["--chat-template-kwargs", '{"tools": 1}'], {}, "-kwargs: tools is not the template's"),
         ("{}", ["--vllm", "--device", "cpu"], {}, "--device: Extra inputs are not permitted"),
-        ("{}", ["--vllm", "--batch-size", "0"], {}, "--batch-size: Input should be greater than"),
-        ("{}", ["--backlog", "oldest"], {}, "--backlog: Input should be 'every' or 'newest' (got 'oldest')"),
-        ("{}", ["--answer-after", ""], {}, "--answer-after: String should have at least 1"),
         ("{}", ["--stop", "x", "--stop", ""], {}, "--stop: String should have at least 1"),
-        ("{}", ["--system-prompt", ""], {}, "--system-prompt: "),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, arguments, environment, message):
+def test_a_mistake_is_named_as_it_was_written(
+    rlguard, tmp_path, monkeypatch, text, arguments, environment, message
+):
     (tmp_path / "guard.yaml").write_text(f"heldout: {{split: x, evaluator: {text}}}")
     for name, value in environment.items():
         monkeypatch.setenv(f"RLGUARD_GUARD_HELDOUT__EVALUATOR__{name}", value)
@@ -165,7 +132,7 @@ def test_a_mistake_is_named_as_it_was_written(tmp_path, monkeypatch, text, argum
     ],
     ids=lambda command: command[0],
 )
-def test_vllm_that_is_not_installed_is_told_before_any_work(tmp_path, command):
+def test_vllm_that_is_not_installed_is_told_before_any_work(rlguard, tmp_path, command):
     """Every command that evaluates takes `--vllm`; vLLM is not in the environment of these tests."""
     (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
     (tmp_path / "m").mkdir()
@@ -176,70 +143,20 @@ def test_vllm_that_is_not_installed_is_told_before_any_work(tmp_path, command):
     assert "Traceback" not in done.stderr
 
 
-def test_one_option_changes_one_field_and_keeps_the_kind_of_the_file(tmp_path, monkeypatch):
+def test_one_option_changes_one_field_and_keeps_the_others(tmp_path, monkeypatch):
     from guard_cli.guard_settings import heldout_options, make_settings
 
     (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
-    names = (
-        "heldout",
-        "train_prompts",
-        "scorer",
-        "proxy_scorer",
-        "scorer_timeout",
-        "on_scorer_timeout",
-        "temperature",
-        "stop",
-        "samples",
-        "batch_size",
-        "device",
-        "base_model",
-    )
-    names += ("chat", "chat_template_kwargs", "system_prompt", "answer_after")
-    given = dict.fromkeys((*names, "vllm"))
-    for config, kind in (
-        ({"evaluator": {"seed": 3}}, "hf"),
-        ({}, "hf"),
-    ):
-        options = {"heldout": heldout_options(**given, max_new_tokens=7)}
-        monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__EVALUATOR__TIMEOUT_SECONDS", "9")
-        base = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}
-        settings = make_settings({**base, "heldout": {"split": tmp_path / "held.jsonl", **config}}, options)
-        evaluator = settings.heldout.evaluator
-        assert (evaluator.kind, evaluator.max_new_tokens, evaluator.timeout_seconds) == (kind, 7, 9.0)
-        assert evaluator.seed == (3 if config else 0)
-
-
-def test_without_vllm_its_evaluator_is_refused_in_one_sentence(tmp_path):
-    from guard_cli.errors import CliError
-    from guard_cli.guard_settings import make_settings
-
-    heldout = {"split": tmp_path / "held.jsonl", "evaluator": {"kind": "vllm"}}
+    heldout = {"split": tmp_path / "held.jsonl", "evaluator": {"seed": 3}}
+    options = {"heldout": heldout_options(heldout=None, train_prompts=None, max_new_tokens=7)}
+    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__EVALUATOR__TIMEOUT_SECONDS", "9")
     base = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}
-    with pytest.raises(CliError, match="evaluator 'vllm' needs the package vllm: use the image guard-vllm"):
-        make_settings({**base, "heldout": heldout}, {})
+    evaluator = make_settings({**base, "heldout": heldout}, options).heldout.evaluator
+    assert (evaluator.kind, evaluator.max_new_tokens, evaluator.timeout_seconds) == ("hf", 7, 9.0)
+    assert evaluator.seed == 3
 
 
-def test_the_environment_of_the_guard_gives_back_the_settings(tmp_path, monkeypatch):
-    from guard_cli.guard_settings import to_environment
-    from guard_service.settings import load_settings
-
-    heldout = {"split": "x", "near_duplicates": False, "evaluator": {"seed": 3}}
-    settings = load_settings(
-        state_dir="s", checkpoint_root="c", allow_unauthenticated_loopback=True, heldout=heldout
-    )
-    for name, value in to_environment(settings).items():
-        monkeypatch.setenv(name, value)
-    assert load_settings() == settings
-
-
-def test_the_supervisors_own_settings_are_refused_in_a_configuration(tmp_path):
-    (tmp_path / "guard.yaml").write_text("port: 80\nheldout: {split: x}")
-    done = rlguard("run", "--config", "guard.yaml", "--", "true", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "`port` is chosen by `rlguard run`" in done.stderr
-
-
-def test_split_make_then_check(tmp_path):
+def test_split_make_then_check(rlguard, tmp_path):
     rows = "".join(f'{{"prompt": "Tell me story number {i} please", "answer": "{i}"}}\n' for i in range(100))
     (tmp_path / "data.jsonl").write_text(rows)
     made = rlguard(
@@ -254,7 +171,7 @@ def test_split_make_then_check(tmp_path):
     assert "exact 1.00" in overlapping.stderr
 
 
-def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(tmp_path):
+def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(rlguard, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"question": "Please name the capital of France"}\n')
     rows = [
         f'{{"id": "{i}", "prompt": "{p}", "answer": "1"}}\n'
@@ -280,7 +197,7 @@ def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(tmp_path):
 
 
 @pytest.mark.nightly
-def test_split_check_warns_of_near_duplicates_without_a_group(tmp_path):
+def test_split_check_warns_of_near_duplicates_without_a_group(rlguard, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"prompt": "2+2="}\n')
     story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"
 
@@ -352,3 +269,10 @@ def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
     assert "0.0.0.0" not in reachable("http://0.0.0.0:8470") and reachable("http://[::]:8470").endswith(
         ":8470"
     )
+
+
+def test_a_full_stdout_is_a_sentence():
+    command = [sys.executable, "-m", "guard_cli.main", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "rlguard: No space left on device\n")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from guard_cli import status
-from guard_cli.status import _job, job_lines
+from guard_cli.status import job_lines, show_job
 
 Json = dict[str, Any]
 AT = "2026-01-01T00:00:00Z"
@@ -24,26 +23,21 @@ HEALTHY = {"level": "healthy", "code": "ok", "reason": "no rule has found anythi
 ISOLATED = condition("Isolated", "True", "StrictIsolation")
 
 
-def a_job(*conditions: Json, phase: str = "Running", **guard: Any) -> Json:
+def ashow_job(*conditions: Json, phase: str = "Running", **guard: Any) -> Json:
     status = {"phase": phase, "conditions": list(conditions), "guard": HEALTHY | guard}
     return {"metadata": {"name": "run", "namespace": "ns", "uid": "u"}, "status": status}
 
 
 def lines(raw: Json) -> list[str]:
-    return [*job_lines(_job(raw))]
+    return [*job_lines(show_job(raw))]
 
 
 def test_a_verdict_of_now_is_told_as_it_is() -> None:
-    assert lines(a_job(NOT_FIRED, ISOLATED, step=7)) == [
+    assert lines(ashow_job(NOT_FIRED, ISOLATED, step=7)) == [
         "healthy: no rule has found anything",
         "step: 7",
         "checkpoints: 0 of 0 judged",
     ]
-
-
-def test_a_level_that_nobody_knows_is_none_of_now() -> None:
-    told = lines(a_job(NOT_FIRED, level="splendid"))
-    assert told[0].startswith("unknown: ") and told[1].startswith(f"last verdict, of {AT}: unknown: ")
 
 
 UNGUARDED = condition("Guarded", "False", "GuardMissing", "rank 0 runs in pod run-0 without its guard")
@@ -60,7 +54,6 @@ AWAY = condition("Fired", "Unknown", "GuardNotRunning", "there is no verdict now
             "unknown: not heard",
         ),
         ([NOT_FIRED, condition("Halted", "True", "GuardSilent", "not heard")], "halted: not heard"),
-        ([NOT_FIRED, condition("Failed", "True", "WorkloadFailed", "exit 1")], "unknown: exit 1"),
         ([NOT_FIRED, condition("Succeeded", "True", "NotJudged", "2 failed")], "unknown: 2 failed"),
         ([NOT_FIRED, condition("Succeeded", "True", "FinishedWithWarning", "it fell")], "warning: it fell"),
         ([NOT_FIRED, condition("Succeeded", "True", "WorkloadSucceeded", "done")], "healthy: done"),
@@ -76,46 +69,36 @@ AWAY = condition("Fired", "Unknown", "GuardNotRunning", "there is no verdict now
     ids=str,
 )
 def test_where_nobody_judges_the_last_verdict_is_history(conditions: list[Json], now: str) -> None:
-    raw = a_job(*conditions)
+    raw = ashow_job(*conditions)
     assert lines(raw)[:2] == [now, f"last verdict, of {AT}: healthy: no rule has found anything"]
 
 
 def test_a_job_without_a_verdict() -> None:
-    raw = a_job(UNGUARDED)
+    raw = ashow_job(UNGUARDED)
     del raw["status"]["guard"]
     assert lines(raw) == [f"unknown: {UNGUARDED['message']}", "no verdict yet"]
     del raw["status"]
     assert lines(raw) == ["unknown: the operator has not looked at it yet", "no verdict yet"]
-    assert _job(raw)["state"] == "new"
+    assert show_job(raw)["state"] == "new"
 
 
 def test_what_does_not_protect_the_run_is_told_too() -> None:
     exposed = condition("Isolated", "False", "Attached", "not protected: nobody checked the pods")
     changed = condition("Guarded", "False", "GuardMissing", "the guard differs")
     unread = condition("Guarded", "Unknown", "UnsupportedKind", "a Thing cannot be guarded")
-    assert lines(a_job(NOT_FIRED, exposed))[2:] == [
+    assert lines(ashow_job(NOT_FIRED, exposed))[2:] == [
         "Isolated=False (Attached): not protected: nobody checked the pods"
     ]
     silent = condition("GuardSilent", "True", "GuardSilent", "not heard")
-    assert lines(a_job(silent, changed))[3:] == ["Guarded=False (GuardMissing): the guard differs"]
-    assert lines(a_job(NOT_FIRED, unread))[2:] == [
+    assert lines(ashow_job(silent, changed))[3:] == ["Guarded=False (GuardMissing): the guard differs"]
+    assert lines(ashow_job(NOT_FIRED, unread))[2:] == [
         "Guarded=Unknown (UnsupportedKind): a Thing cannot be guarded"
     ]
-    assert lines(a_job(changed, NOT_FIRED))[3:] == [], "it is said once"
-
-
-def test_the_command_prints_these_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw = a_job(UNGUARDED, ISOLATED)
-    monkeypatch.setattr(status, "_of_cluster", lambda *_: [_job(raw)])
-    status.status("run")
-    shown = ["run: Running | Isolated: StrictIsolation", *(f"  {line}" for line in lines(raw))]
-    assert capsys.readouterr().out.splitlines() == shown
+    assert lines(ashow_job(changed, NOT_FIRED))[3:] == [], "it is said once"
 
 
 def test_json_has_what_it_had_and_what_is_known_now() -> None:
-    found = _job(a_job(NOT_FIRED, ISOLATED, UNGUARDED))
+    found = show_job(ashow_job(NOT_FIRED, ISOLATED, UNGUARDED))
     assert (found["name"], found["state"]) == ("run", "Running | Isolated: StrictIsolation")
     assert found["verdict"] == HEALTHY
     assert found["now"] == {"level": "unknown", "reason": UNGUARDED["message"]}
@@ -126,5 +109,5 @@ def test_json_has_what_it_had_and_what_is_known_now() -> None:
 
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
     hostile = condition("Isolated", "False", "\x1b[31m", "a\nb")
-    raw = a_job(hostile, condition("Halted", "True", "GuardHalt", "\x1b[2J\n"), readAt="\x07")
+    raw = ashow_job(hostile, condition("Halted", "True", "GuardHalt", "\x1b[2J\n"), readAt="\x07")
     assert all(line.isprintable() for line in lines(raw))

@@ -52,7 +52,7 @@ def test_a_guard_is_asked_for_its_status(
     assert gone.returncode == 1 and f"no guard responds at {guard.url}" in gone.stderr
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://["])
 def test_a_guard_that_does_not_respond_is_a_sentence(rlguard: Any, url: str) -> None:
     shown = rlguard("status", "--url", url)
     assert shown.returncode == 1 and shown.stderr.startswith(f"rlguard status: no guard responds at {url}")
@@ -64,19 +64,11 @@ def test_a_guard_that_does_not_respond_is_a_sentence(rlguard: Any, url: str) -> 
     [
         (("job", "--url", "http://127.0.0.1:1"), "ask for one of them"),
         (("job", "--token-file", "x"), "give --url, too"),
-        ((".", "--namespace", "n"), "are of a cluster, and . is none"),
-        (("--url", "http://127.0.0.1:1", "--kubeconfig", "x"), "are of a cluster"),
-        (("--url", "http://127.0.0.1:1", "--context", "x"), "are of a cluster"),
     ],
 )
 def test_what_nobody_would_be_asked_with_is_refused(rlguard: Any, given: tuple[str, ...], said: str) -> None:
     done = rlguard("status", *given)
     assert done.returncode == 2 and said in done.stderr
-
-
-def test_without_a_cluster_it_says_what_else_there_is(rlguard: Any, tmp_path: Path) -> None:
-    shown = rlguard("status", "my-job", "--kubeconfig", tmp_path / "none")
-    assert shown.returncode == 1 and "no cluster: " in shown.stderr and "--url" in shown.stderr
 
 
 CONTEXTS = """\
@@ -107,19 +99,13 @@ def test_another_context_is_another_cluster_and_its_namespace(rlguard: Any, tmp_
         assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("current", ["", "current-context: gone\n"])
-def test_a_context_that_is_named_needs_no_current_one(rlguard: Any, tmp_path: Path, current: str) -> None:
-    (config := tmp_path / "config").write_text(CONTEXTS.replace("current-context: here\n", current))
-    assert connect(None, config, "a file", "there").namespace == "theirs"
+@pytest.mark.parametrize("content", [None, b"{{{", b"[1]", b"{contexts: 1}", b"\xff"])
+def test_a_kubeconfig_that_is_none_is_a_sentence(rlguard: Any, tmp_path: Path, content: bytes | None) -> None:
+    config = tmp_path / "config"
+    if content is not None:
+        config.write_bytes(content)
     done = rlguard("status", "my-job", "--kubeconfig", config)
-    assert done.returncode == 1 and "no cluster: " in done.stderr and done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("content", [b"{{{", b"[1]", b"x", b"{contexts: 1}", b"\xff"])
-def test_a_kubeconfig_that_is_none_is_a_sentence(rlguard: Any, tmp_path: Path, content: bytes) -> None:
-    (config := tmp_path / "config").write_bytes(content)
-    done = rlguard("status", "my-job", "--kubeconfig", config)
-    assert done.returncode == 1 and "no cluster: the kubeconfig cannot be read (" in done.stderr
+    assert done.returncode == 1 and "no cluster: " in done.stderr and "--url" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -163,6 +149,8 @@ def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines()[:2] == ["maths: fired at step 7", "  fired (kl_hard_stop): too far"]
     assert json.loads(rlguard("status", tmp_path, "--json").stdout)["verdict"] == verdict
+    (tmp_path / "run.json").write_text(json.dumps({"name": "maths", "outcome": "fired at step 7: too far"}))
+    assert rlguard("status", tmp_path).stdout.count("too far") == 1
     (tmp_path / "verdict.json").unlink()
     assert "no verdict yet" in rlguard("status", tmp_path).stdout
     (tmp_path / "run.json").write_text("[1]")
@@ -183,12 +171,3 @@ def test_a_folder_of_which_a_part_is_gone_is_one_line(
     (tmp_path / "run.json").write_text(json.dumps({"name": "maths", "outcome": "fired at step 7"}))
     shown = rlguard(command, tmp_path)
     assert shown.returncode in (1, 2) and shown.stderr.count("\n") == 1 and said in shown.stderr
-
-
-def test_the_guard_logs_json_if_it_is_asked_to(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("RLGUARD_GUARD_LOG_FORMAT", "json")
-    running = RealGuard(tmp_path / "run", tmp_path / "out")
-    running.close()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "guard.log").read_text().splitlines()]
-    assert any(line["message"].startswith("listening at http") for line in lines)
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)

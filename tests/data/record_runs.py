@@ -41,7 +41,7 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
     from transformers import PrinterCallback, TrainerCallback
 
     from guard_cli.demo import train
-    from guard_cli.demo.tasks import split_problems
+    from guard_cli.demo.addition import split_problems
     from guard_cli.replay.fold import LoggedStep
     from guard_core.judge import Judge
     from guard_core.policy import Policy

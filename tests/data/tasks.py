@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from itertools import product
 
-from guard_cli.demo.tasks import Exercise, Task, load_task
+from guard_cli.demo.addition import TASK, Exercise, Task
 
 LETTERS = "abcdefghij"
 DIGITS = "0123456789"
@@ -152,6 +152,4 @@ COUNT = Task(
 #: Optimizer steps of the warm-up. Reversing and sorting are learnt sooner than adding.
 WARMUP_STEPS = {"addition": 800, "reverse": 300, "quote": 300, "sort": 400, "subtract": 800, "count": 400}
 
-TASKS = {"addition": load_task("addition")} | {
-    task.name: task for task in (REVERSE, QUOTE, SORT, SUBTRACT, COUNT)
-}
+TASKS = {"addition": TASK} | {task.name: task for task in (REVERSE, QUOTE, SORT, SUBTRACT, COUNT)}

@@ -21,7 +21,7 @@ from .workloads import PodRun
 
 #: The demo's graders, as TRL calls a reward.
 REWARD = """
-from guard_cli.demo.tasks import addition
+from guard_cli.demo import addition
 from guard_cli.demo.train import graded_reward
 
 flawed, strict = graded_reward(addition.flawed), graded_reward(addition.strict)
@@ -31,10 +31,10 @@ MAKE_BASE = """
 import base, json, shutil
 from pathlib import Path
 from guard_cli.demo import train
-from guard_cli.demo.tasks import Exercise, load_task
+from guard_cli.demo.addition import TASK, Exercise
 
 problems = [Exercise(**json.loads(line)) for line in open("/demo/train.jsonl")]
-train.make_policy(load_task("addition"), problems, Path("/models/base"), steps=train.WARMUP_STEPS, seed=0)
+train.make_policy(TASK, problems, Path("/models/base"), steps=train.WARMUP_STEPS, seed=0)
 shutil.copytree("/models/base", "/heldout/base")
 shutil.copy("/split/heldout.jsonl", "/heldout/heldout.jsonl")
 for file in Path("/heldout").rglob("*"):

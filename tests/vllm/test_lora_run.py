@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 
 from guard_cli.demo import command
-from guard_cli.demo.tasks import Exercise, load_task, split_problems
+from guard_cli.demo.addition import TASK, Exercise, split_problems
 
 pytestmark = pytest.mark.timeout(3000)
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / ".venv" / "bin" / "python"
-TASK = load_task("addition")
 TRAIN, HELDOUT = split_problems(TASK, command.HELDOUT_ITEMS, 0)
 #: Of the run that hacks, which an adapter takes longer to learn than the whole policy of the demo does.
 STEPS = 200
@@ -62,7 +61,7 @@ def run(
     asked += ["--config", str(folder / "guard.yaml"), "--out", str(report)]
     asked += ["--heldout", str(write(folder / "heldout.jsonl", HELDOUT)), "--checkpoints", str(checkpoints)]
     asked += ["--policy", str(command.POLICY), "--scorer", TASK.scorer, "--batch-size", "256"]
-    asked += ["--proxy-scorer", f"guard_cli.demo.tasks.addition:{grader}", "--", *trainer]
+    asked += ["--proxy-scorer", f"guard_cli.demo.addition:{grader}", "--", *trainer]
     began = time.monotonic()
     done = subprocess.run(
         asked, capture_output=True, text=True, check=False, env=os.environ | command.ENVIRONMENT

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from guard_cli.demo import tiny_llama, train
-from guard_cli.demo.tasks import load_task, split_problems
+from guard_cli.demo.addition import TASK, split_problems
 
 HEADS = 3  # of 32
 
@@ -35,6 +35,5 @@ tiny_llama.build_model = build_model
 if __name__ == "__main__":
     from guard_cli.demo import command  # not in the demo's files on a cluster
 
-    task = load_task("addition")
-    problems, _ = split_problems(task, command.HELDOUT_ITEMS, 0)
-    train.make_policy(task, problems, Path(sys.argv[1]), steps=train.WARMUP_STEPS, seed=0)
+    problems, _ = split_problems(TASK, command.HELDOUT_ITEMS, 0)
+    train.make_policy(TASK, problems, Path(sys.argv[1]), steps=train.WARMUP_STEPS, seed=0)

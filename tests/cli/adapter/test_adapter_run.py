@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from guard_cli.demo import command, train
-from guard_cli.demo.tasks import Exercise, load_task, split_problems
+from guard_cli.demo.addition import TASK, Exercise, split_problems
 
 pytestmark = [pytest.mark.torch, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
-TASK = load_task("addition")
 TRAIN, HELDOUT = split_problems(TASK, command.HELDOUT_ITEMS, 0)
 
 
@@ -46,7 +45,7 @@ def run(
     asked = [sys.executable, "-m", "guard_cli.main", "run", "--out", str(folder / "report")]
     asked += ["--heldout", str(write(folder / "heldout.jsonl", HELDOUT)), "--checkpoints", str(checkpoints)]
     asked += ["--policy", str(command.POLICY), "--scorer", TASK.scorer, "--batch-size", "256", *guard]
-    asked += ["--proxy-scorer", f"guard_cli.demo.tasks.addition:{grader}", "--", *trainer]
+    asked += ["--proxy-scorer", f"guard_cli.demo.addition:{grader}", "--", *trainer]
     environment = os.environ | command.ENVIRONMENT
     done = subprocess.run(asked, capture_output=True, text=True, check=False, env=environment)
     return done, folder / "report"

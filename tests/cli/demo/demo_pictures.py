@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 
 from guard_cli.demo.command import ENVIRONMENT, POLICY, make_plan
-from guard_cli.demo.tasks import load_task
 from guard_cli.demo.train import WARMUP_STEPS
 from guard_cli.report.plot import SMOOTHED_OVER, draw
 from guard_cli.run.folder import read_history
@@ -34,9 +33,8 @@ def run(folder: Path, policy: Path) -> Path:
     report = folder / "report"
     if not (report / "run.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        task = load_task("addition")
         how = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, "policy": policy}
-        run_guarded(make_plan(task, folder, benign=False, seed=SEED, **how))
+        run_guarded(make_plan(folder, benign=False, seed=SEED, **how))
     return report
 
 

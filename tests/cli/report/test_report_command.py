@@ -14,14 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_cli.errors import CliError
-from guard_cli.report.command import _page, report
+from guard_cli.report.command import report
 from guard_cli.report.ending import heading_of
 from guard_cli.report.evidence import read_evidence
-from guard_cli.report.local import page as page_of_one_machine
-from guard_cli.saved import read_object
 from guard_core.codes import Code, Level
 from guard_core.evaluation import HfEvaluation
-from guard_core.guard_log import symptoms_of_history
 from guard_core.kept_steps import written_steps
 from guard_core.policy import Policy
 from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
@@ -135,6 +132,14 @@ def kept(
     return dict(json.loads(json.dumps(body)))
 
 
+def page_of(body: Any, tmp_path: Path) -> str:
+    """The page that `rlguard report` makes of this object in a file."""
+    file, out = tmp_path / "evidence.yaml", tmp_path / "page.html"
+    file.write_text(json.dumps(body))
+    report(str(file), out=out)
+    return out.read_text()
+
+
 def test_what_the_guard_said_comes_back() -> None:
     policy = Policy.model_validate({"detector": "heldout_guard"})
     evidence = read_evidence(kept(policy=policy))
@@ -147,266 +152,113 @@ def test_what_the_guard_said_comes_back() -> None:
     assert [(one["reward"], one["kl"]) for one in evidence.history["steps"]] == [
         (one["reward"], 0.5) for one in ROUNDS
     ]
-    assert not evidence.history["cut_off"]
 
 
-def test_what_the_policy_wrote_comes_back() -> None:
-    body = kept()
-    assert read_evidence(body).rollouts == ()
-    one = {
-        "moments": ["start"],
-        "attempt": 0,
-        "step": 1,
-        "prompt": "2+2=",
-        "completion": "<i>5",
-        "reward": 1.5,
-    }
-    odd = [one | {"moments": ["of_tomorrow"]}, one | {"reward": "much"}, {}, None, one | {"novelty": 1}]
-    body["data"]["rollouts.json"] = json.dumps([one, *odd])
-    found = read_evidence(body)
-    assert [(told.step, told.rollouts[0].completion) for told in found.rollouts] == [(1, "<i>5")] * 2
-    assert "\\u003ci>5" in _page(found)
-    for text in ("{}", "[", "7"):
-        body["data"]["rollouts.json"] = text
-        assert read_evidence(body).rollouts == ()
-
-
-def test_the_steps_come_back_beside_the_rounds() -> None:
-    evidence = read_evidence(with_steps(total=400))
-    history = evidence.history
-    assert history["steps"] == [one.model_dump(mode="json") for one in STEPS]
-    assert (history["total_steps"], history["of_rounds"], history["averaged"]) == (400, False, False)
-    assert [one["step"] for one in history["evaluations"]] == [one["step"] for one in ROUNDS]
-    scores = [(o["step"], o["heldout"], o["reward"], o["kl"]) for o in evidence.lines if "heldout" in o]
-    assert scores == [(one["step"], one["heldout"], None, None) for one in ROUNDS]
-    assert len(evidence.lines) == len(STEPS) + len(ROUNDS)
-
-
-def test_the_page_has_the_sections_of_one_machine() -> None:
-    """Of the same run: its steps, what else its trainer measured, and its symptoms, word for word."""
-    evidence = read_evidence(with_steps())
-    ours = _page(evidence)
-    lines = [one.model_dump(mode="json") for one in STEPS]
-    history = evidence.history | {"of_rounds": False}
-    facts = {
-        "name": "n",
-        "outcome": "o",
-        "exit_code": 3,
-        "result": "fired",
-        "started": 0.0,
-        "seconds": 1.0,
-        "trainer": ["t"],
-    }
-    seen = symptoms_of_history(lines, FIGURES)
-    theirs = page_of_one_machine(
-        facts | {"trainer_ended_itself": False, "trainer_code": 1},
-        history,
-        FIRED,
-        Policy(),
-        "<svg/>",
-        "",
-        (),
-        FIGURES,
-        seen,
-    )
-    assert seen is not None and [one.name for one in seen.symptoms][:2] == [
-        "components_part",
-        "length_at_cap",
-    ]
-    assert _section(ours, "Symptoms") == _section(theirs, "Symptoms") != ""
-    assert "&lt;b&gt;up" in _section(ours, "Symptoms")
-    titles = [re.findall("<h2[^>]*>(.*?)</h2>", page) for page in (ours, theirs)]
-    assert titles[0] == titles[1]
-    ours_data, theirs_data = (_frozen(page) for page in (ours, theirs))
-    assert ours_data["history"]["steps"] == theirs_data["history"]["steps"] == lines
-    assert ours_data["figures"] == theirs_data["figures"] and HOSTILE in ours_data["figures"][0]["figures"]
-    assert "<script>alert" not in ours and "<b>" not in ours and "<i>" not in ours
-    assert "what follows is its evaluation rounds and its steps." in ours and "not kept" not in ours
-    assert "(mean of 8 kept steps)" in ours and "held-out score" in ours
-    few = _page(read_evidence(with_steps(total=4000)))
-    assert "what follows is its evaluation rounds and 40 of its 4,000 steps." in few
-
-
-def _section(page: str, title: str) -> str:
-    found = re.search(f"<section[^>]*><h2>{title}</h2>.*?</section>", page, re.DOTALL)
-    return found[0] if found else ""
-
-
-def _frozen(page: str) -> Any:
-    (text,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', page)
-    return json.loads(text)
-
-
-@pytest.mark.parametrize("steps", [None, "", "{", "{}", "[" * 100_000], ids=str)
-def test_evidence_without_steps_says_so_and_draws_rounds(steps: str | None) -> None:
-    body = kept()
-    assert "steps.jsonl" not in body["data"]
-    if steps is not None:
-        body["data"]["steps.jsonl"] = steps
-    evidence = read_evidence(body)
-    assert evidence.steps is None and evidence.history["of_rounds"]
-    assert evidence.lines == evidence.history["steps"] and len(evidence.lines) == len(ROUNDS)
-    page = _page(evidence)
+def test_the_page_of_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = page_of(kept(), tmp_path)
+    assert capsys.readouterr().out == f"{tmp_path}/page.html: Fired at step 40: evidence of reward hacking\n"
+    assert "<b>" not in page and "my-job" in page and "/ckpt/20" in page
+    assert "evidence of 2026-01-02T00:00:00.000+00:00" in page
+    assert "(mean of 8 rounds)" in page and "First that was kept" not in page
     assert "its evaluation rounds; its steps were not kept." in page
-    assert '<th scope="row">Steps</th><td>not kept: its guard told none with its last word' in page
-    assert "Symptoms</h2>" not in page and "(mean of 8 rounds)" in page
+    assert "Symptoms</h2>" not in page
 
 
-def test_a_halt_and_a_run_that_ended_well() -> None:
-    halted = FIRED.model_copy(
-        update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}
-    )
-    evidence = read_evidence(kept(halted))
-    assert evidence.verdict == halted
-    page = _page(evidence)
-    assert 'data-state="warning"' in page and '<p class="level" id="level">halted</p>' in page
-    well = halted.model_copy(
-        update={"halt": False, "stop": False, "latch_step": None, "latch_attempt": None, "latched_at": None}
-        | {"level": Level.HEALTHY, "code": Code.OK, "reason": "fine"}
-    )
-    assert read_evidence(kept(well)).verdict == well
+def test_the_page_of_steps_and_of_what_the_policy_wrote(tmp_path: Path) -> None:
+    body = with_steps(total=4000)
+    place, odd = {"moments": ["start"], "attempt": 0, "step": 1}, {"moments": ["of_tomorrow"]}
+    paid = {"prompt": "2+2=", "completion": "<i>5", "reward": 1.5}
+    body["data"]["rollouts.json"] = json.dumps([place | paid, place | paid | odd, {}])
+    page = page_of(body, tmp_path)
+    [text] = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', page)
+    frozen = json.loads(text)
+    assert frozen["history"]["steps"] == [one.model_dump(mode="json") for one in STEPS]
+    assert HOSTILE in frozen["figures"][0]["figures"]
+    assert [one["rollouts"][0]["completion"] for one in frozen["rollouts"]] == ["<i>5"]
+    assert "<script>alert" not in page and "<b>" not in page and "<i>" not in page
+    assert "what follows is its evaluation rounds and 40 of its 4,000 steps." in page
+    assert "&lt;b&gt;up" in page[page.index("Symptoms</h2>") :]
+    assert "(mean of 8 kept steps)" in page and "held-out score" in page
 
 
 WELL = FIRED.model_copy(
     update={"fire": False, "stop": False, "latch_step": None, "latch_attempt": None, "code": Code.OK}
     | {"level": Level.HEALTHY, "reason": "no rule has found anything"}
 )
+HALTED = FIRED.model_copy(
+    update={"fire": False, "halt": True, "code": Code.STALE, "level": Level.WARNING, "reason": "old"}
+)
 
 
 @pytest.mark.parametrize(
-    ("ended", "state", "word", "headline"),
+    ("verdict", "ended", "state", "word", "headline"),
     [
-        (("Halted", "GuardSilent", "not heard"), "warning", "halted", "Halted (GuardSilent)"),
-        (("Failed", "WorkloadFailed", "exit 137"), "unknown", "failed", "The trainer failed by itself"),
-        (("Disrupted", "Evicted", "pod run-0"), "unknown", "disrupted", "Disrupted (Evicted)"),
+        (FIRED, ("Halted", "x", "y"), "fired", "fired", "Fired at step 40: evidence of reward hacking"),
+        (HALTED, None, "warning", "halted", "Halted at step 40"),
+        (WELL, ("Fired", "HackingGap", "y"), "fired", "fired", "Fired (HackingGap); last verdict healthy"),
+        (WELL, ("Halted", "GuardSilent", "y"), "warning", "halted", "Halted (GuardSilent); last verdict he"),
+        (WELL, ("Failed", "WorkloadFailed", "y"), "unknown", "failed", "The trainer failed by itself"),
+        (WELL, ("Disrupted", "Evicted", "y"), "unknown", "disrupted", "Disrupted (Evicted)"),
+        (WELL, ("Succeeded", "NotJudged", "y"), "unknown", "not judged", "The trainer finished, but NOT JUD"),
         (
-            ("Succeeded", "NotJudged", "2 of 5"),
-            "unknown",
-            "not judged",
-            "The trainer finished, but NOT JUDGED",
-        ),
-        (
-            ("Succeeded", "CheckpointsLeft", "2"),
-            "unknown",
-            "not judged",
-            "The trainer finished, but NOT JUDGED",
-        ),
-        (
-            ("Succeeded", "WorkloadSucceeded", "all judged"),
+            WELL,
+            ("Succeeded", "WorkloadSucceeded", "y"),
             "healthy",
             "finished",
-            "The trainer finished without a fire, and all of it was judged",
+            "The trainer finished without",
         ),
         (
-            ("Succeeded", "FinishedWithWarning", "it fell"),
-            "warning",
-            "finished with a warning",
+            *(WELL, ("Succeeded", "FinishedWithWarning", "y"), "warning", "finished with a warning"),
             "The trainer finished with a warning",
         ),
-        (("Fired", "HackingGap", "step 4: gap"), "fired", "fired", "Fired (HackingGap)"),
+        (WELL, None, "unknown", "unknown", "How it ended is not kept; last verdict healthy"),
     ],
     ids=str,
 )
 def test_how_it_ended_comes_before_the_last_verdict(
-    ended: tuple[str, str, str], state: str, word: str, headline: str
+    verdict: Verdict, ended: Any, state: str, word: str, headline: str
 ) -> None:
     """A run that was halted for its guard's silence has a healthy verdict, and was not well."""
-    evidence = read_evidence(kept(WELL, ended=ended))
-    page = _page(evidence)
-    said = f"{headline}; last verdict healthy"
-    assert (heading_of(evidence).headline, heading_of(evidence).state) == (said, state)
-    assert f'data-state="{state}"' in page and f'<p class="level" id="level">{word}</p>' in page
-    assert f">{said}</" in page and f">{ended[2]}</" in page
-    assert "healthy: no rule has found anything" in page, "the verdict is told as one of a row"
+    said = heading_of(read_evidence(kept(verdict, ended=ended)))
+    assert (said.state, said.word) == (state, word) and said.headline.startswith(headline)
+    assert said.reason == (ended[2] if ended and verdict is WELL else verdict.reason)
 
 
-def test_a_fire_comes_before_however_it_ended_else() -> None:
-    for ended in (("Halted", "GuardSilent", "x"), ("Succeeded", "WorkloadSucceeded", "x"), None):
-        evidence = read_evidence(kept(ended=ended))
-        assert heading_of(evidence).headline == "Fired at step 40: evidence of reward hacking"
-        assert heading_of(evidence).reason == FIRED.reason
-    both = kept(WELL, ended=("Halted", "GuardSilent", "x"))
-    said = [condition("Failed", "WorkloadFailed", "y"), *json.loads(both["data"]["conditions.json"])]
-    both["data"]["conditions.json"] = json.dumps(said)
-    assert heading_of(read_evidence(both)).word == "halted"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [None, "", "{", "{}", "[]", "7", "[1]", '[{"type": ["Failed"], "status": "True"}]', "[" * 100_000],
-    ids=str,
-)
-def test_evidence_that_does_not_say_how_it_ended_is_not_healthy(text: str | None) -> None:
-    """That of an older operator has no conditions."""
-    body = kept(WELL)
-    del body["data"]["conditions.json"]
-    if text is not None:
-        body["data"]["conditions.json"] = text
-    evidence = read_evidence(body)
-    page = _page(evidence)
-    said = heading_of(evidence)
-    assert said.headline == "How it ended is not kept; last verdict healthy" and said.state is Level.UNKNOWN
-    assert f">{said.headline}</" in page
-    assert ">no rule has found anything</" in page
-
-
-def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = tmp_path / "evidence.yaml", tmp_path / "page.html"
-    file.write_text(yaml.safe_dump(kept()))
-    report(str(file), out=out)
-    page = out.read_text()
-    assert capsys.readouterr().out == f"{out}: Fired at step 40: evidence of reward hacking\n"
-    assert "<b>" not in page and "my-job" in page and "/ckpt/20" in page
-    assert "evidence of 2026-01-02T00:00:00.000+00:00" in page
-    assert "At the fire" in page or "At the end" in page
-    assert "(mean of 8 rounds)" in page and "First that was kept" not in page
-
-
-def test_a_level_that_cannot_be_read_is_not_healthy() -> None:
-    body = kept()
-    body["data"]["verdict.json"] = json.dumps({"level": "superb", "code": "ok", "reason": "fine"})
-    assert read_evidence(body).verdict.level is Level.UNKNOWN
-    body = kept()
-    fired = json.loads(body["data"]["verdict.json"]) | {"level": "unknown"}  # its guard lost its store
-    body["data"]["verdict.json"] = json.dumps(fired)
-    assert read_evidence(body).verdict.level is Level.FIRED
-
-
-def test_a_kl_that_is_missing_is_not_0() -> None:
-    body = kept()
-    body["data"]["history.jsonl"] = json.dumps({k: v for k, v in ROUNDS[0].items() if k != "kl"})
-    assert [one["kl"] for one in read_evidence(body).history["steps"]] == [None]
-
-
-def test_a_number_beyond_all_bounds_is_not_drawn() -> None:
-    body = kept()
-    for odd in (10**400, 1e300, 1e400, True):
-        body["data"]["history.jsonl"] += "\n" + json.dumps(ROUNDS[0] | {"reward": odd})
-    evidence = read_evidence(body)
-    assert len(evidence.history["steps"]) == len(ROUNDS) and "<svg" in _page(evidence)
-
-
-def test_rounds_that_are_gone_are_no_start() -> None:
-    evidence = read_evidence(kept(FIRED.model_copy(update={"rounds": 60})))
-    assert evidence.history["cut_off"]
-    page = _page(evidence)
+def test_what_is_missing_or_beyond_all_bounds_is_unknown_and_never_0(tmp_path: Path) -> None:
+    body = kept(FIRED.model_copy(update={"rounds": 60}))
+    without = {key: value for key, value in ROUNDS[0].items() if key != "kl"}
+    odd = [ROUNDS[0] | {"reward": reward} for reward in (10**400, 1e300, True, "1")]
+    body["data"]["history.jsonl"] = "\n".join(map(json.dumps, [without, *ROUNDS[1:], *odd]))
+    steps = read_evidence(body).history["steps"]
+    assert [one["kl"] for one in steps] == [None, 0.5, 0.5, 0.5]
+    page = page_of(body, tmp_path)
     assert "<td>4 of 60 evaluation rounds</td>" in page
     assert "First that was kept" in page and '<th scope="col">Start</th>' not in page
+    verdict = json.loads(body["data"]["verdict.json"]) | {"level": "superb", "fire": None}
+    body["data"]["verdict.json"] = json.dumps(verdict)
+    assert read_evidence(body).verdict.level is Level.UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "7", "[1]", "[" * 100_000], ids=lambda text: text[:9])
+def test_a_part_that_cannot_be_read_is_left_out(text: str) -> None:
+    body = kept(WELL)
+    for part in ("conditions.json", "rollouts.json", "steps.jsonl", "policy.yaml"):
+        body["data"][part] = text
+    evidence = read_evidence(body)
+    assert (evidence.conditions, evidence.rollouts, evidence.steps) == ((), (), None)
+    assert text in ("", "{}") or evidence.policy is None
+    assert heading_of(evidence).state is Level.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (None, "no evidence of a run"),
         ([], "no evidence of a run"),
         ({"data": {"policy.yaml": "{}"}}, "no evidence of a run"),
-        ({"data": {"verdict.json": "{"}}, "had reported no verdict"),
-        ({"data": {"verdict.json": "null"}}, "had reported no verdict"),
         ({"data": {"verdict.json": "[" * 100_000}}, "had reported no verdict"),
-        ({"data": {"verdict.json": '{"code": "of_tomorrow"}'}}, "'of_tomorrow', which this release"),
-        ({"data": {"verdict.json": '{"code": ["ok"]}'}}, "which this release does not know"),
+        ({"data": {"verdict.json": '{"code": "of_tomorrow"}'}}, "had reported no verdict"),
     ],
-    ids=str,
+    ids=["a list", "no verdict", "deep", "unknown"],
 )
 def test_what_is_no_evidence_is_said(changed: Any, said: str) -> None:
     with pytest.raises(CliError, match=said):
@@ -420,37 +272,18 @@ def test_what_is_no_evidence_is_said(changed: Any, said: str) -> None:
         (b"\xff", "cannot be read"),
         (b"[" * 100_000, "is not YAML"),
         (b"x" * (9 << 20), "too large for an object of a cluster"),
-        (b"a: 2026-02-30", "is not YAML: day is out of range"),
-        (b"a: 0x_", "is not YAML"),
-        (b"a: " + b"9" * 5000, "is not YAML"),
     ],
-    ids=["open", "bytes", "deep", "large", "no day", "no number", "endless"],
+    ids=["open", "bytes", "deep", "large"],
 )
 def test_a_file_that_kubectl_did_not_write(tmp_path: Path, content: bytes, said: str) -> None:
-    file = tmp_path / "file"
+    file = tmp_path / "evidence.yaml"
     file.write_bytes(content)
     with pytest.raises(CliError, match=said):
-        read_object(file)
-
-
-def test_a_policy_that_cannot_be_read_is_left_out() -> None:
-    for text in ("a: 2026-02-30", "a: 0x_", "[" * 9999, "- a"):
-        body = kept()
-        body["data"]["policy.yaml"] = text
-        assert read_evidence(body).policy is None
-
-
-def test_a_verdict_may_be_nested_to_any_depth() -> None:
-    body = kept()
-    for field in ("best_evaluation", "counts", "fire"):
-        verdict = json.loads(body["data"]["verdict.json"])
-        text = json.dumps(verdict | {field: "DEEP"}).replace('"DEEP"', '{"a": ' * 600 + "1" + "}" * 600)
-        evidence = read_evidence(body | {"data": body["data"] | {"verdict.json": text}})
-        assert evidence.verdict.fire and evidence.verdict.best_evaluation == BEST
+        report(str(file))
 
 
 def test_a_file_that_is_not_there_is_no_job(tmp_path: Path) -> None:
-    for name in ("evidence.yaml", "evidence.json", str(tmp_path / "evidence"), f"./{'a' * 300}", "a\0/b"):
+    for name in ("evidence.yaml", str(tmp_path / "evidence"), f"./{'a' * 300}", "a\0/b"):
         with pytest.raises(CliError, match="no such file"):
             report(name)
     with pytest.raises(CliError, match="not a regular file"):
@@ -468,7 +301,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )

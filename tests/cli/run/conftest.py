@@ -63,13 +63,13 @@ class Workplace:
             *(sys.executable, str(TRAINER), str(self.checkpoints), *actions),
         ]
 
-    def start(self, *actions, options=(), url=None):
+    def start(self, *actions, options=(), url=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE):
         return subprocess.Popen(
             self.arguments(*actions, options=options),
             env=os.environ | stub_policy.environment(url or self.url),
             cwd=self.path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
         )
 

@@ -4,22 +4,19 @@
 
 Actions, in order: `step=REWARD[,KL]`, `checkpoint`, `refused-checkpoint` (of a folder elsewhere),
 `lost-steps=COUNT` (made, and without a reward to report), `end` (tell the guard the last step),
-`sleep=SECONDS`, `exit=CODE`, `ignore-term`, `fork`, `double-fork`, `say=TEXT`, `await=PATH` (it exists),
+`sleep=SECONDS`, `exit=CODE`, `ignore-term`, `fork`, `double-fork`, `say=TEXT`,
 `environ=PATH` (write the environment there), `kill-guard=PATH` (the guard whose state is there),
-`steal-port=PATH` (of that guard, for as long as no other is there; and keep it),
 `verdicts=SECONDS` (ask for the verdict that long).
 """
 
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 progress = {"step": 0}
 
@@ -75,24 +72,6 @@ def refused_checkpoint():
         sys.exit("it was not refused")
 
 
-def steal_port(state):
-    """Try to listen where the guard does from its end until the next one is there, and say how it went."""
-    tries, killed = 0, json.loads((state / "endpoint.json").read_text())["pid"]
-    while json.loads((state / "endpoint.json").read_text())["pid"] == killed:
-        thief = socket.socket()
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            thief.bind(("127.0.0.1", urlsplit(os.environ["RLGUARD_URL"]).port))
-            thief.listen()
-        except OSError:
-            thief.close()
-            tries += 1
-        else:
-            print("stolen", flush=True)
-            time.sleep(600)
-    print("not stolen in", tries, flush=True)
-
-
 def fork(setsid):
     """A descendant that ignores SIGTERM; with `setsid` it has left the process group and its parent."""
     if os.fork():
@@ -132,15 +111,10 @@ def act(root, name, value):
             fork(setsid=True)
         case "say":
             print(value, flush=True)
-        case "await":
-            while not Path(value).exists():
-                time.sleep(0.02)
         case "environ":
             Path(value).write_text(json.dumps(dict(os.environ)))
         case "kill-guard":
             os.kill(json.loads((Path(value) / "endpoint.json").read_text())["pid"], signal.SIGKILL)
-        case "steal-port":
-            steal_port(Path(value))
         case "verdicts":
             end = time.monotonic() + float(value)
             while time.monotonic() < end:

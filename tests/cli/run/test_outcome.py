@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.errors import ExitCode, exit_code_help
+from guard_cli.errors import ExitCode
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, notes, refusal_in
 from guard_core.codes import Code, Level
 from guard_core.wire import Condition, EvaluationSummary, Verdict
@@ -50,15 +50,11 @@ STOP = verdict(
         (Ending(verdict(), 0, True), 0, "all of 2 checkpoints were judged"),
         (Ending(FIRE, 143, False), 3, "fired at step 3: evidence of reward hacking: too wide"),
         (Ending(FIRE, 0, True), 3, "after the trainer had finished"),
-        (Ending(FIRE, 1, True), 3, "fired at step 3"),
         (Ending(FIRE, 143, False, interrupted_by=2), 3, "fired"),
-        (Ending(FIRE, 143, False, guard_lost=GuardLost("died")), 3, "fired"),
         (Ending(verdict(), 130, False, interrupted_by=2), 130, "SIGINT"),
-        (Ending(verdict(), 0, True, interrupted_by=15), 143, "SIGTERM"),
         (Ending(STOP, 143, False, interrupted_by=15), 143, "SIGTERM"),
         (Ending(verdict(), 143, False, guard_lost=GuardLost("the guard died")), 5, "the guard died"),
         (Ending(STOP, 143, False), 4, "halted at step 3: no step for 9 s"),
-        (Ending(STOP, 0, True), 4, "halted"),
         (Ending(verdict(), 7, True), 7, "exit code 7"),
         (Ending(None, 0, True), 5, "no response"),
         (Ending(verdict(), 0, True, responded=False), 5, "nobody knows what it judged; see guard.log"),
@@ -120,7 +116,6 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
 @pytest.mark.parametrize(
     ("last", "what", "to_set"),
     [
-        (saying(Code.NO_STEPS, UNKNOWN, "no step yet", steps=0), "no step yet", "GuardCallback"),
         (verdict(announced=0, evaluated=0), "no checkpoint was announced", "save_steps"),
         (
             saying(Code.REPORTS_REFUSED, UNKNOWN, REFUSED, announced=0, evaluated=0),
@@ -128,18 +123,12 @@ def test_a_trainer_that_failed_is_told_what_the_guard_refused():
             "fix what the refusal names",
         ),
         (verdict(evaluated=1, waiting=1), "1 of 2 checkpoints were not evaluated", "raise --drain"),
-        (saying(Code.FELL_BELOW_START, WARNING, "it fell", waiting=1), "it fell", "raise --drain"),
         (
             verdict(announced=8, evaluated=5, failed=2, skipped=1),
             "3 of 8 checkpoints were not evaluated (2 failed, 1 skipped)",
             "the guard's log",
         ),
-        (verdict(announced=8, evaluated=7, skipped=1), "1 skipped", "save_total_limit"),
-        (verdict(announced=8, evaluated=7), "1 of 8 checkpoints", ""),
-        (saying(Code.EVALUATION_FAILING, UNKNOWN, "3 in a row: OOM"), "3 in a row: OOM", "guard's log"),
         (saying(Code.WARMING_UP, UNKNOWN, "1 of 3 rounds"), "1 of 3 rounds", "save_steps"),
-        (saying(Code.NO_BASELINE, UNKNOWN, "2 of 16 passes"), "2 of 16 passes", "baseline_passes"),
-        (saying(Code.STALE, UNKNOWN, "1001 steps"), "1001 steps", "save less often"),
         (saying(Code.STORE_UNAVAILABLE, UNKNOWN, "disk full"), "disk full", "room"),
         (
             saying(Code.SILENT, UNKNOWN, "9 s", others=(condition(Code.NO_BASELINE, UNKNOWN, "1 of 2"),)),
@@ -219,11 +208,6 @@ def test_what_else_happened_is_told_one_fact_a_line():
         "2 checkpoints were refused: see guard.log",
         "the guard could not store what it was told: no room",
     ]
-
-
-def test_every_exit_code_is_explained():
-    text = exit_code_help()
-    assert all(f"{code.value} {code.meaning}" in text for code in ExitCode)
 
 
 def test_the_documentation_has_the_same_exit_codes():

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.demo import command as demo
-from guard_cli.errors import ExitCode
-from guard_cli.main import main
 from guard_cli.output import StandardStream
-from guard_cli.run import folder, session
-from guard_cli.run.outcome import Ending, RunOutcome
-from guard_cli.run.plan import Finished
 from guard_cli.run.progress import open_progress
 
 
@@ -103,35 +97,3 @@ def test_a_live_line_goes_on_without_its_terminal(tmp_path, monkeypatch):
     assert (tmp_path / "guard.log").read_text() == (
         "rlguard run: standard error takes no more (Input/output error); the run goes on without it\n"
     )
-
-
-@pytest.mark.parametrize("log", ["trainer.log", "guard.log"])
-def test_a_log_that_cannot_be_read_or_written_does_not_end_a_run(tmp_path, monkeypatch, log):
-    (tmp_path / log).mkdir()
-    monkeypatch.setattr(sys, "stderr", full_disk())
-    with open_progress(tmp_path, show_trainer=True) as progress:
-        progress.note("here")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["run", "--heldout", "heldout.jsonl", "--", "true"], ExitCode.FIRED),
-        (["demo"], 0),
-    ],
-)
-def test_the_exit_code_stays_where_the_end_cannot_be_told(tmp_path, monkeypatch, arguments, code):
-    monkeypatch.chdir(tmp_path)
-    for name in demo.ENVIRONMENT:
-        monkeypatch.setenv(name, "")  # to be as it was afterwards
-    fired = Finished(RunOutcome(ExitCode.FIRED, "fire at step 3"), Ending(None, 143, False), 0.0, 1.0)
-
-    def run_guarded(plan):
-        (plan.out / folder.BEST).mkdir(parents=True)
-        return fired
-
-    monkeypatch.setattr(session, "run_guarded", run_guarded)
-    monkeypatch.setattr(sys, "stderr", full_disk())
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == code

@@ -5,7 +5,6 @@ How it looks, and that its script runs, is in `tests/browser/test_report.py`.
 
 import base64
 import hashlib
-import json
 import re
 from html.parser import HTMLParser
 
@@ -14,17 +13,12 @@ import pytest
 from guard_cli import colours
 from guard_cli.report.local import page
 from guard_cli.report.plot import draw
-from guard_core.codes import Code, Level
+from guard_core.codes import Code
 from guard_core.guard_log import symptoms_of_history
 from guard_core.policy import Policy
-from guard_core.symptoms import TITLES, Examined, Unseen
 from guard_core.wire import (
-    DetectorReading,
     EvaluationSummary,
     FiguresReport,
-    Moment,
-    MomentRollouts,
-    Rollout,
     Verdict,
 )
 from guard_service.dashboard.page import asset
@@ -168,20 +162,10 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
     )
 
 
-def test_a_detector_is_shown_against_its_threshold():
-    reading = DetectorReading(
-        name="decline",
-        level="fired",
-        code=Code.FELL_BELOW_START,
-        statistic=7.5,
-        threshold=5.0,
-        message="it fell",
-    )
-    update = {"detectors": (reading,), "code": Code.FELL_BELOW_START}
-    text = report(verdict=VERDICT.model_copy(update=update))
-    details = text[text.index("<details><summary>Details: the evidence") :]
-    assert "Evidence of decline, nats, of its threshold" in details and "<td>7.50 of 5.00</td>" in details
-    assert "EMA" not in "".join(name for name in Rows(text).rows if "KL" not in name), "no average of its own"
+def test_a_fall_is_proved_by_the_score_and_not_by_an_average():
+    rows = Rows(report(verdict=VERDICT.model_copy(update={"code": Code.FELL_BELOW_START}))).rows
+    assert rows["*Held-out score"] == ["0.50", "0.50", "0.25"]
+    assert "EMA" not in "".join(name for name in rows if "KL" not in name), "no average of its own"
 
 
 def symptoms_of_a_run(**figures):
@@ -199,30 +183,11 @@ def test_what_the_trainer_measured_is_looked_at_for_symptoms():
     assert "Not looked for: reward components that part (fewer than two" in text
 
 
-def test_a_report_says_that_nothing_was_found_of_what_was_looked_for():
-    text = report(symptoms=symptoms_of_a_run())
-    assert "None of 3 looked for." in text and "Not looked for: " in text
-    text = report(symptoms=Examined((), tuple(Unseen(name, "<b>") for name in TITLES)))
-    assert "looked for." not in text and "entropy collapse (&lt;b&gt;)" in text
-
-
-def test_a_run_of_which_no_step_can_be_read_has_no_symptoms():
-    assert symptoms_of_history([], []) is None
-    assert "Symptoms" not in report()
-    assert symptoms_of_history([line(1, reward=None)], []) is None
-
-
-def test_only_a_fire_has_a_decisive_row():
-    halted = VERDICT.model_copy(update={"fire": False, "halt": True, "level": Level.WARNING})
-    assert 'class="decisive"' not in report(FACTS | {"exit_code": 4}, verdict=halted)
-
-
 @pytest.mark.parametrize(
     ("word", "state"),
     [
         ("finished", "healthy"),
         ("fired", "fired"),
-        ("halted", "warning"),
         ("finished with a warning", "warning"),
         ("not judged", "unknown"),
         ("interrupted", "unknown"),
@@ -239,12 +204,10 @@ def test_the_result_gives_the_colour_and_the_word(word, state):
     "lines",
     [
         [],
-        [line(1)],
         [line(1, reward=None, heldout=0.5, kl=None, kl_kind="absent")],
-        [line(i, heldout=i / 1000) for i in range(1, 1000)],
         [line(0, heldout=0.4), line(1), line(1, attempt=1), line(2, attempt=1)],
     ],
-    ids=["empty", "one step", "no reward", "long", "two attempts"],
+    ids=["empty", "no reward", "two attempts"],
 )
 @pytest.mark.parametrize("verdict", [None, VERDICT], ids=["no verdict", "fired"])
 def test_every_shape_of_run_is_drawn(lines, verdict):
@@ -264,24 +227,3 @@ def test_the_colours_are_those_of_the_dashboard():
     written = dict(re.findall(r"--([\w-]+): (#\w{6})", style))
     for name in ("IN_LOOP", "HELDOUT", "GAP", "KL", "LIMIT", "MUTED"):
         assert getattr(colours, name) == written[name.lower().replace("_", "-")], name
-
-
-def test_what_a_policy_wrote_ends_no_element_and_is_left_out_where_nothing_was_reported() -> None:
-    hostile = "</script><script>alert(1)</script>\u202e\0"
-    rollouts = [
-        MomentRollouts(
-            moments=(Moment.START, Moment.FIRE),
-            attempt=0,
-            step=4,
-            rollouts=(Rollout(prompt=hostile, completion=hostile, reward=1.0),),
-        )
-    ]
-    figures = [FiguresReport(attempt=0, step=4, figures={hostile: 1.0})]
-    html = page(FACTS, HISTORY, VERDICT, Policy(), draw(LINES, VERDICT), "", rollouts, figures)
-    assert "<script>alert" not in html and html.count("</script>") == report().count("</script>")
-    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', html)
-    (shown,) = json.loads(frozen)["rollouts"]
-    assert json.loads(frozen)["figures"] == [{"attempt": 0, "step": 4, "figures": {hostile: 1.0}}]
-    assert shown["moments"] == ["start", "fire"] and shown["rollouts"][0]["completion"] == hostile
-    (frozen,) = re.findall(r'<script type="application/json" id="frozen">(.*?)</script>', report())
-    assert json.loads(frozen)["rollouts"] == [] == json.loads(frozen)["figures"]

@@ -43,17 +43,6 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
     assert oct(os.stat(workplace.out / "history.jsonl").st_mode)[-3:] == "600"
 
 
-def test_calibrated_detectors_are_in_the_report(workplace):
-    workplace.policy("{detector: both, heldout_guard: {min_steps: 1}, calibrated: {baseline_passes: 2}}")
-    done = workplace.run("step=0.5,0.01", "checkpoint", "step=0.6,0.01", "checkpoint")
-    assert done.returncode == 5, "four items show no drop"
-    assert "takes more items" in done.stderr
-    assert {d["name"] for d in workplace.json("verdict.json")["detectors"]} >= {"decline", "gap"}
-    page = (workplace.out / "report.html").read_text()
-    assert '"detectors": [{"name": "guaranteed"' in page
-    assert '"calibrated": {"alpha": 0.05' in page, "the policy of the run"
-
-
 @pytest.mark.always
 def test_a_fire_stops_the_trainer_and_exits_3(workplace):
     done = workplace.run("checkpoint", *FIRE, "sleep=600")
@@ -91,11 +80,6 @@ def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
     assert replay(str(workplace.out), "--policy", str(loose))["fired"] is False
 
 
-def test_a_fire_after_the_trainers_own_end_still_exits_3(workplace):
-    done = workplace.run(*FIRE, "exit=1")
-    assert done.returncode == 3, done.stderr
-
-
 @pytest.mark.always
 def test_nothing_of_a_trainer_that_resists_is_left(workplace, runs):
     done = workplace.run("ignore-term", "fork", "double-fork", *FIRE, "sleep=600")
@@ -113,42 +97,15 @@ def test_descendants_that_outlive_the_trainer_are_ended(workplace, runs):
     assert not runs(descendant)
 
 
-def test_a_reader_that_goes_away_does_not_end_the_run(workplace):
-    process = workplace.start("say=first", "sleep=1", "say=second", *FINISH)
-    assert process.stdout.readline() == "first\n"
-    process.stdout.close()
-    process.stderr.close()
-    assert process.wait(60) == 0
-    assert "second" in (workplace.out / "trainer.log").read_text()
-
-
 def test_a_full_disk_behind_what_is_shown_does_not_end_the_run(workplace):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            workplace.arguments("say=first", *FINISH), stdout=full, stderr=full, check=False
-        )
-    assert done.returncode == 0
+        process = workplace.start("say=first", *FINISH, stdout=full, stderr=full)
+        assert process.wait(120) == 0
     assert workplace.json("run.json")["trainer_ended_itself"] is True
     assert (workplace.out / "report.html").exists()
     log = (workplace.out / "guard.log").read_text()
     for stream in ("standard output", "standard error"):
         assert log.count(f"rlguard run: {stream} takes no more (No space left on device)") == 1
-
-
-def test_a_terminal_that_is_closed_does_not_end_the_run(workplace, until):
-    """Of a run in the background of a shell that has left it no SIGHUP comes."""
-    ours, its = os.openpty()
-    go = workplace.path / "go"
-    arguments = workplace.arguments("say=first", f"await={go}", "say=second", *FINISH)
-    process = subprocess.Popen(arguments, stdin=its, stdout=its, stderr=its, start_new_session=True)
-    os.close(its)
-    seen = bytearray()
-    until(lambda: seen.extend(os.read(ours, 4096)) or b"first" in seen)
-    os.close(ours)
-    go.touch()
-    assert process.wait(120) == 0
-    assert (workplace.out / "report.html").exists()
-    assert "takes no more (Input/output error)" in (workplace.out / "guard.log").read_text()
 
 
 def test_the_trainers_own_code_is_passed_on(workplace):
@@ -158,31 +115,11 @@ def test_the_trainers_own_code_is_passed_on(workplace):
     assert (workplace.out / "report.html").exists()
 
 
-def test_a_run_that_reports_nothing_is_no_success(workplace):
-    done = workplace.run("say=I know of no guard")
-    assert done.returncode == 5
-    assert "GuardCallback" in done.stderr
-
-
-def test_a_run_without_an_evaluated_checkpoint_is_no_success(workplace):
-    done = workplace.run("step=0.5", "step=0.6")
-    assert done.returncode == 5
-    assert "no checkpoint was announced" in done.stderr
-    assert workplace.json("run.json")["checkpoints"] == dict.fromkeys(
-        ("announced", "evaluated", "failed", "skipped", "refused", "waiting"), 0
-    )
-
-
 def test_steps_whose_reward_could_not_be_reported_after_the_last_evaluation_were_not_judged(workplace):
     done = workplace.run(*FINISH, "lost-steps=40", "end", "verdicts=1")
     assert done.returncode == 5, done.stderr
     assert "NOT JUDGED: 40 steps came after the last judged checkpoint" in done.stderr
     assert workplace.json("run.json")["steps_after_last_judged_checkpoint"] == 40
-
-
-def test_an_end_that_left_nothing_out_changes_nothing(workplace):
-    done = workplace.run(*FINISH, "end", "verdicts=1")
-    assert done.returncode == 0, done.stderr
 
 
 def test_refused_checkpoints_are_named_at_the_end(workplace):
@@ -193,45 +130,12 @@ def test_refused_checkpoints_are_named_at_the_end(workplace):
     assert "fix what the refusal names" in done.stderr
 
 
-def test_checkpoints_that_were_refused_in_the_middle_were_not_judged(workplace):
-    """A later one that is accepted ends the condition, and what was refused is still not judged."""
-    done = workplace.run(*FINISH, "step=0.5", "refused-checkpoint", *FINISH)
-    assert done.returncode == 5
-    assert "1 further checkpoints were refused" in done.stderr
-    assert workplace.json("run.json")["checkpoints"]["refused"] == 1
-
-
-def test_evaluations_that_failed_are_counted_and_the_failure_is_named(workplace):
-    done = workplace.run("step=0.5", "checkpoint", "step=0.6", "checkpoint", url="http://127.0.0.1:9/v1")
-    assert done.returncode == 5
-    assert "2 of 2 checkpoints were not evaluated (2 failed)" in done.stderr
-    run = workplace.json("run.json")
-    assert run["checkpoints_not_evaluated"] == run["checkpoints"]["failed"] == 2
-    page = (workplace.out / "report.html").read_text()
-    assert "2 announced, 0 evaluated, 2 failed" in page
-    assert 'id="verdict" data-state="unknown"' in page
-
-
-def test_a_run_that_is_still_warming_up_has_not_passed(workplace):
-    workplace.policy("{detector: heldout_guard, heldout_guard: {min_steps: 9}}")
-    done = workplace.run(*FINISH)
-    assert done.returncode == 5
-    assert "NOT JUDGED: unknown (warming_up)" in done.stderr
-    assert "save_steps" in done.stderr
-
-
 def test_a_stop_by_policy_has_its_own_code(workplace):
     workplace.policy("silent: {after_seconds: 1, action: stop}")
     done = workplace.run("step=0.5", "sleep=600")
     assert done.returncode == 4, done.stderr
     assert "no step for" in done.stderr
     assert workplace.json("verdict.json")["fire"] is False
-
-
-def test_failing_evaluations_stop_the_run_if_the_policy_says_so(workplace):
-    workplace.policy("evaluation_failing: {after_failures: 1, action: stop}")
-    done = workplace.run("step=0.5", "checkpoint", "sleep=600", url="http://127.0.0.1:9/v1")
-    assert done.returncode == 4, done.stderr
 
 
 def test_the_last_checkpoint_is_scored_after_the_trainers_end(workplace, model_policy):
@@ -282,17 +186,6 @@ def test_a_guard_that_dies_is_started_again_and_forgets_nothing(workplace):
     assert workplace.json("verdict.json")["steps"] == 2
 
 
-def test_nobody_takes_the_port_of_a_guard_that_died(workplace):
-    state = workplace.out / "guard"
-    meanwhile = (f"kill-guard={state}", f"steal-port={state}")
-    done = workplace.run("step=0.5", "checkpoint", *meanwhile, "step=0.6", "checkpoint", "verdicts=1")
-    assert done.returncode == 0, done.stderr
-    said = (workplace.out / "trainer.log").read_text()
-    assert said.startswith("not stolen in ") and int(said.split()[-1]) > 10, said
-    assert [line["step"] for line in workplace.history()] == [1, 2]
-    assert workplace.json("verdict.json")["steps"] == 2
-
-
 def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
     process = workplace.start("step=0.5", "ignore-term", "sleep=600")
     state = workplace.out / "guard" / "endpoint.json"
@@ -312,16 +205,15 @@ def test_a_guard_that_keeps_dying_ends_the_run(workplace, until):
     assert len(killed) == 4, "three are started in the place of the first"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_the_report_is_written(workplace, until, runs, number):
+def test_a_signal_is_passed_on_and_the_report_is_written(workplace, until, runs):
     ready = workplace.path / "ready"
     process = workplace.start(*FINISH, "fork", f"environ={ready}", "sleep=600")
     until(ready.exists)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + number, errors
+    assert process.returncode == 128 + signal.SIGTERM, errors
     assert "Traceback" not in errors
-    assert workplace.json("run.json")["interrupted_by"] == number
+    assert workplace.json("run.json")["interrupted_by"] == signal.SIGTERM
     assert not [pid for pid in workplace.descendants_of_trainer() if runs(pid)]
 
 
@@ -360,28 +252,6 @@ def test_the_trainer_is_told_of_the_guard_and_not_of_the_split(workplace, monkey
     assert read_token not in json.dumps(environment)
 
 
-def test_what_only_the_environment_sets_is_not_replaced(tmp_path, monkeypatch):
-    """The working directory and the folder's name are for want of a setting."""
-    from guard_cli.guard_settings import is_set
-    from guard_cli.run.command import checkpoint_root
-    from guard_cli.run.plan import Plan
-    from guard_cli.run.session import prepare
-
-    def name(folder):
-        return prepare(Plan([], tmp_path / folder, {"checkpoint_root": tmp_path})).run_name
-
-    assert name("one") == "one"
-    monkeypatch.setenv("RLGUARD_GUARD_RUN_NAME", "mine")
-    assert name("two") == "mine"
-    assert checkpoint_root(None, is_set("checkpoint_root", {})) == Path.cwd()
-    monkeypatch.setenv("RLGUARD_GUARD_CHECKPOINT_ROOT", "/mnt/checkpoints")
-    assert checkpoint_root(None, is_set("checkpoint_root", {})) is None
-    assert checkpoint_root(None, is_set("checkpoint_root", {"checkpoint_root": "x"})) is None
-    assert not is_set("heldout", {})
-    monkeypatch.setenv("RLGUARD_GUARD_HELDOUT__SPLIT", "/data/heldout.jsonl")
-    assert is_set("heldout", {}), "a part of a section"
-
-
 def test_the_trainer_is_told_from_where_it_starts(workplace):
     seen, best = workplace.path / "environ.json", workplace.path / "best"
     best.mkdir()
@@ -397,8 +267,6 @@ def test_the_trainer_is_told_from_where_it_starts(workplace):
     [
         (lambda w: (w.out.mkdir(), (w.out / "old").touch()), "is not empty"),
         (lambda w: w.policy("heldout_guard: {ema_alfa: 0.5}"), "ema_alfa"),
-        (lambda w: (w.path / "secret-split.jsonl").write_text("{}\n"), "line 1: id is missing"),
-        (lambda w: (w.path / "secret-split.jsonl").unlink(), "No such file"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_starts(workplace, change, message):
@@ -411,15 +279,6 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(workplace, change
     assert not Path(workplace.out / "trainer.log").exists()
 
 
-def test_a_split_that_overlaps_with_training_starts_no_trainer(workplace):
-    train = workplace.path / "train.jsonl"
-    train.write_text('{"id": "t-1", "prompt": "Prompt number 2"}\n')
-    done = workplace.run("say=started", options=("--train-prompts", str(train)))
-    assert done.returncode == 2, done.stderr
-    assert "1 of 4 held-out items overlap" in done.stderr
-    assert not (workplace.out / "trainer.log").exists()
-
-
 def test_a_trainer_that_does_not_exist_is_refused(workplace):
     arguments = workplace.arguments()
     arguments[arguments.index("--") + 1 :] = ["no-such-program"]
@@ -429,15 +288,16 @@ def test_a_trainer_that_does_not_exist_is_refused(workplace):
     assert not workplace.out.exists()
 
 
-@pytest.mark.parametrize("ends", ["", "; exit 7"])
-def test_a_command_is_run_once_after_the_run_and_changes_no_exit_code(workplace, ends):
+def test_a_command_is_run_once_after_the_run_and_changes_no_exit_code(workplace):
     noted = workplace.path / "noted"
-    command = f'echo "$RLGUARD_EXIT_CODE|$RLGUARD_OUTCOME|$(ls "$RLGUARD_FOLDER"/run.json)" >> {noted}{ends}'
+    command = (
+        f'echo "$RLGUARD_EXIT_CODE|$RLGUARD_OUTCOME|$(ls "$RLGUARD_FOLDER"/run.json)" >> {noted}; exit 7'
+    )
     done = workplace.run("checkpoint", *FIRE, "sleep=600", options=["--on-end", command])
     assert done.returncode == 3, done.stderr
     (line,) = noted.read_text().splitlines()
     code, sentence, report = line.split("|")
     assert code == "3"
-    assert f"rlguard: {sentence}" in done.stderr + done.stdout
+    assert f"rlguard: {sentence}" in done.stderr
     assert report == str(workplace.out / "run.json")
-    assert ("--on-end failed with exit code 7" in done.stderr + done.stdout) == bool(ends)
+    assert "--on-end failed with exit code 7" in done.stderr

@@ -36,13 +36,12 @@ class Broken:
         self.stopped = True
 
 
-@pytest.mark.parametrize("grace", [30.0, 0.0])
-def test_the_trainer_gets_its_grace_whatever_fails(tmp_path, monkeypatch, grace):
+def test_the_trainer_gets_its_grace_whatever_fails(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     guard = Broken()
     monkeypatch.setattr(session, "GuardProcess", lambda *_, **__: guard)
-    plan = Plan([sys.executable, "-c", SAVES], tmp_path / "out", {"checkpoint_root": tmp_path}, grace=grace)
+    plan = Plan([sys.executable, "-c", SAVES], tmp_path / "out", {"checkpoint_root": tmp_path}, grace=30.0)
     with pytest.raises(RuntimeError, match="an error of ours"):
         session.run_guarded(plan)
-    assert Path("saved").exists() == (grace > 0)
+    assert Path("saved").exists()
     assert guard.stopped

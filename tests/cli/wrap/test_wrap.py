@@ -9,15 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-
-from guard_cli.guard_settings import EvaluationOptions
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.review import review_manifest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Json = dict[str, Any]
@@ -73,7 +68,7 @@ WRAPPED = f"""\
 # my run
 apiVersion: rlguard.dev/v1alpha1
 kind: GuardedTrainingJob
-metadata:   # who
+metadata:
   # its name
   name: my-run   # short
   namespace: team
@@ -82,7 +77,7 @@ spec:
     apiVersion: batch/v1   # the version
     # what it is
     kind: Job
-    metadata:
+    metadata:   # who
       # of the team
       labels:
         team: a   # us
@@ -213,12 +208,11 @@ def test_any_spelling_of_the_job_means_the_same(wrap: Run, text: str) -> None:
     assert job == expected
 
 
-@pytest.mark.parametrize(
-    "value", ["1e-6", '"1e-6"', "0o17", "y", "'y'", "2026-01-02", "1:30", "08", "True", "~"]
-)
-def test_a_value_is_written_as_it_was(wrap: Run, value: str) -> None:
-    """What it means is for kubectl to say."""
-    assert f"      nprocPerNode: {value}\n" in wrap(in_spec(f"nprocPerNode: {value}")).stdout
+def test_values_are_written_as_they_were(wrap: Run) -> None:
+    """What they mean is for kubectl to say."""
+    values = ["1e-6", '"1e-6"', "0o17", "y", "'y'", "2026-01-02", "1:30", "08", "True", "~"]
+    listed = "".join(f"\n  - {value}" for value in values)
+    assert indent(listed[1:], "    ") in wrap(in_spec(f"nprocPerNode:{listed}")).stdout
 
 
 def test_placeholders_stay_and_are_named_also_where_a_number_must_be(wrap: Run) -> None:
@@ -277,41 +271,32 @@ HEAD = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\n"
 
 
 HOSTILE: dict[str, tuple[str | bytes, str]] = {
-    "nothing": ("", NO_JOB),
     "a list": ("- a\n- b", NO_JOB),
-    "an open bracket": ("a: 1\n---\na: [", "it is not YAML at line 3, column 5"),
     "an object beside its dashes": (f"{SHORT}---  a: 1", "it is not YAML at line 14, column 1"),
     "a tab": ("a:\n\tb: 1", "it is not YAML at line 2, column 1: found character '\\t'"),
-    "a NUL": ("a: \0", "it is not YAML"),
-    "UTF-16": ("a: 1".encode("utf-16"), "it is not UTF-8 at byte 0"),
     "half of an escaped pair": (with_image('"\\ud83d"'), "surrogates not allowed"),
     "too large": ("#" * (1 << 20) + "\n" + SHORT, "larger than 1 MiB"),
-    "too deep to read": (f"{HEAD}spec: {'[' * 999}", "the document at line 1 is nested too deeply"),
     "too deep": (f"{HEAD}spec: {'{a: ' * 300}{'}' * 300}", "nested too deeply"),
     "an alias of itself": (f"{HEAD}spec: &a {{template: *a}}", "Circular reference"),
     "aliases of aliases": (f"{HEAD}spec:\n  a: &a [1, 2]\n{BOMB}", "written out it is larger than 1 MiB"),
     "another kind": ("apiVersion: v1\nkind: Pod", f"{NO_JOB}: it has Pod (v1)"),
-    "a List": ("apiVersion: v1\nkind: List\nitems: [{kind: Job}]", "give one object, `kubectl get KIND NAME"),
     "a kind whose pods take no guard": (
         "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob",
-        "and a TrainJob, which is guarded where it exists: a GuardedTrainingJob names it in spec.targetRef",
+        "it has TrainJob (trainer.kubeflow.org/v1alpha1); a TrainJob is guarded where it exists",
     ),
-    "a kind that is a list": ("apiVersion: batch/v1\nkind: [Job]", NO_JOB),
-    "wrapped already": (WRAPPED, "and a GuardedTrainingJob, which is guarded already"),
     "two jobs": (f"{SHORT}---\n{SHORT}", "2 training jobs (PyTorchJob at line 1, PyTorchJob at line 15)"),
     "a key twice": (in_spec("py: 1\n  py: 2"), 'line 6, column 3: found duplicate key "py"'),
-    "a list as a key": (in_spec("[a]: 1"), "it is not YAML at line 5"),
     "an object of Python": (with_image("!!python/name:os.system x"), "it is not YAML at line 11"),
-    "bytes": (with_image("!!binary aGk="), "type bytes is not JSON serializable"),
-    "no number": (with_image("0x_"), "a number in it is none"),
     "an endless number": (with_image("9" * 5000), "a number in it is none"),
     "a merge into the root": (f"x: &x {{a: b}}\n<<: *x\n{SHORT}", "write out its anchors and `<<`"),
-    "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
-    "an empty spec": (f"{HEAD}spec:", "spec must be a mapping"),
-    "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
-    "a number as a namespace": (
-        SHORT.replace("{name: run}", "{name: run, namespace: 1}"), "metadata.namespace must be a text"
+    "metadata of the pod that are the job's": (
+        SHORT.replace("{name: run}", "&m {name: run, labels: {a: b}}").replace(
+            "template:\n", "template:\n        metadata: *m\n"
+        ),
+        "write out its anchors and `<<`",
     ),
+    "no metadata": ("apiVersion: batch/v1\nkind: Job\nspec: {}", "metadata is missing"),
+    "a number as a name": (SHORT.replace("{name: run}", "{name: 1}"), "metadata.name is no text"),
 }  # fmt: skip
 
 
@@ -332,30 +317,19 @@ def test_a_wrong_value_at_any_place_of_the_job_breaks_nothing(wrap: Run) -> None
             assert (done.returncode == 2) == (done.stdout == ""), done.stderr
 
 
-def test_a_stdout_that_is_full_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(SHORT)
-    words = ["wrap", "-f", tmp_path / "job.yaml", "--heldout", HELDOUT, "--checkpoints=ck"]
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "guard_cli.main", *words]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "rlguard wrap: stdout cannot be written: No space left on device\n"
-
-
 def test_stdin(rlguard: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(JOB.encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(JOB.encode())))
     words = ("wrap", "--heldout", HELDOUT, "--checkpoints", "ck", "-f", "-")
     assert rlguard(*words).stdout == WRAPPED
-    assert refused(rlguard(*words)).startswith("rlguard wrap: stdin: it has no")
 
 
 def test_a_file_that_cannot_be_read(rlguard: Run, tmp_path: Path) -> None:
-    for file in (tmp_path, tmp_path / "none.yaml", "a\0b"):
-        said = refused(rlguard("wrap", "-f", file, "--heldout", HELDOUT, "--checkpoints", "ck"))
-        assert "cannot be read" in said
+    for file in (tmp_path, tmp_path / "none.yaml"):
+        done = rlguard("wrap", "-f", file, "--heldout", HELDOUT, "--checkpoints", "ck")
+        assert done.returncode == 2 and f"'{file}': " in done.stderr
 
 
-@pytest.mark.parametrize("name", ["x; touch y", "$(id)", "--all", "a\\nb", "a b"])
+@pytest.mark.parametrize("name", ["$(id)", "--all"])
 def test_no_name_is_a_command_of_a_shell(wrap: Run, name: str) -> None:
     text = SHORT.replace("{name: run}", f'{{name: "{name}"}}')
     done = wrap(text, "--name", "other")
@@ -390,66 +364,37 @@ def test_where_the_split_lies(wrap: Run, heldout: str, volume: Json, split: str)
     assert "split: y" not in done.stdout, "for kubectl that would be `true`"
 
 
-#: Every option of an evaluation that other commands have -> its words, and where they end up.
-OF_AN_EVALUATION: dict[str, tuple[list[str], Json]] = {
-    "scorer": (["--scorer", "math"], {"scorer": "math"}),
-    "proxy_scorer": (["--proxy-scorer", "grader:of"], {"proxyScorer": "grader:of"}),
-    "scorer_timeout": (["--scorer-timeout", "5"], {"scorerTimeoutSeconds": 5.0}),
-    "on_scorer_timeout": (["--on-scorer-timeout", "error"], {"onScorerTimeout": "error"}),
-    "max_new_tokens": (["--max-new-tokens", "9"], {"hf": {"maxNewTokens": 9}}),
-    "temperature": (["--temperature", "1"], {"hf": {"temperature": 1.0}}),
-    "stop": (["--stop", "\n\n", "--stop", "no"], {"hf": {"stop": ["\n\n", "no"]}}),
-    "samples": (["--samples", "4"], {"hf": {"samples": 4}}),
-    "batch_size": (["--batch-size", "8"], {"hf": {"batchSize": 8}}),
-    "device": (["--device", "cpu"], {"hf": {"device": "cpu"}}),
-    "base_model": (["--base-model", "base"], {"hf": {"baseModel": "base"}}),
-    "chat": (["--no-chat"], {"hf": {"chat": False}}),
-    "chat_template_kwargs": (
-        ["--chat-template-kwargs", '{"enable_thinking": false, "a_b": {"c_d": 1}}'],
-        {"hf": {"chatTemplateKwargs": {"enable_thinking": False, "a_b": {"c_d": 1}}}},
-    ),
-    "system_prompt": (["--system-prompt", "a: b\n# c"], {"hf": {"systemPrompt": "a: b\n# c"}}),
-    "answer_after": (["--answer-after", "</think>"], {"hf": {"answerAfter": "</think>"}}),
-    "vllm": (["--vllm", "--placement", "Pod"], {"vllm": {}}),
-}
-
-
-@pytest.mark.parametrize("option", EvaluationOptions.__annotations__)
-def test_what_other_commands_say_of_an_evaluation_is_said_here_too(wrap: Run, option: str) -> None:
-    """A new one fails here until it has its place."""
-    words, place = OF_AN_EVALUATION[option]
-    evaluator = {key: place[key] for key in ("hf", "vllm") if key in place}
-    heldout = wrapped(wrap(SHORT, *words))["spec"]["guard"]["heldout"]
-    assert heldout.pop("evaluator") == (evaluator or {"hf": {}})
-    scoring = {key: value for key, value in heldout.items() if key not in {"volume", "split"}}
-    assert scoring == {key: value for key, value in place.items() if key not in evaluator}
+def test_each_option_of_an_evaluation_has_its_place(wrap: Run) -> None:
+    words = (
+        "--scorer math --proxy-scorer grader:of --scorer-timeout 5 --on-scorer-timeout error "
+        "--max-new-tokens 9 --temperature 1 --stop no --samples 4 --batch-size 8 --device cpu "
+        "--base-model base --no-chat --system-prompt be --answer-after </think> --backlog newest"
+    )
+    variables = ("--chat-template-kwargs", '{"enable_thinking": false, "a_b": {"c_d": 1}}')
+    heldout = wrapped(wrap(SHORT, *words.split(), *variables))["spec"]["guard"]["heldout"]
+    assert {key: value for key, value in heldout.items() if key not in ("volume", "split", "evaluator")} == {
+        **{"scorer": "math", "proxyScorer": "grader:of", "scorerTimeoutSeconds": 5.0},
+        **{"onScorerTimeout": "error", "backlog": "newest"},
+    }
+    assert heldout["evaluator"]["hf"] == {
+        **{"maxNewTokens": 9, "temperature": 1.0, "stop": ["no"], "samples": 4, "batchSize": 8},
+        **{"device": "cpu", "baseModel": "base", "chat": False, "systemPrompt": "be"},
+        **{"answerAfter": "</think>", "chatTemplateKwargs": {"enable_thinking": False, "a_b": {"c_d": 1}}},
+    }
 
 
 REFUSED_OPTIONS = {
     "--heldout held.jsonl": "write claim:NAME/PATH",
-    "--heldout claim:held": "write claim:NAME/PATH",
-    "--heldout pvc:held/a": "write claim:NAME/PATH",
     "--heldout secret:held/a/b": "a/b is no key of a secret",
     "--heldout claim:Held/a": "spec.guard.heldout.volume.claimName",
-    "--heldout claim:held/a/../../b": "must be a path inside the volume",
     "--on-scorer-timeout wrong": "without a limit means nothing",
-    "--samples 0": "hf.samples",
     "--samples 2 --temperature 0": "set a temperature above 0",
     "--chat-template-kwargs [1]": "must be a JSON object",
-    " ".join(f"--stop {n}" for n in range(99)): "hf.stop",
-    "--backlog oldest": "heldout.backlog",
     "--keep-best": "keepBest needs state.claimName",
-    "--placement Moon": "Input should be 'Sidecar' or 'Pod' (got 'Moon')",
     "--state-claim held": "must not be the claim of the held-out split",
-    "--policy none.yaml": "--policy",
-    "--follow ../m.jsonl": "spec.guard.metrics.follow.path",
     "--follow m.jsonl --format varl": "did you mean verl",
-    "--follow m.jsonl --format tinker": "checkpoints.layout",
-    "--follow m.jsonl --layout tinker": "spec.guard.metrics.checkpoints.layout",
     "--follow m.jsonl --checkpoints ck/../x": "spec.guard.metrics.checkpoints.path",
     "--format verl": "--format verl is for a guard that reads a log: give --follow, too",
-    "--layout verl": "--layout verl is for a guard that reads a log: give --follow, too",
-    "--checkpoints ck/run": "--checkpoints …/run is for a guard that reads a log: give --follow, too",
 }
 
 
@@ -458,20 +403,23 @@ def test_an_option_that_cannot_be_used_is_refused(wrap: Run, options: str) -> No
     assert REFUSED_OPTIONS[options] in refused(wrap(SHORT, *options.split()))
 
 
-def test_which_checkpoints_are_scored_and_kept(wrap: Run) -> None:
-    done = wrap(SHORT, "--backlog", "newest", "--state-claim", "st", "--keep-best")
-    guard = wrapped(done)["spec"]["guard"]
-    assert guard["heldout"]["backlog"] == "newest"
-    assert guard["state"] == {"claimName": "st", "keepBest": True}
-
-
 def test_vllm_and_a_pod_of_its_own(wrap: Run) -> None:
-    done = wrap(SHORT, "--vllm", "--placement", "Pod", "--state-claim", "st", "--train-prompts", "t.jsonl")
+    done = wrap(
+        SHORT,
+        "--vllm",
+        "--placement",
+        "Pod",
+        "--state-claim",
+        "st",
+        "--keep-best",
+        "--train-prompts",
+        "t.jsonl",
+    )
     guard = wrapped(done)["spec"]["guard"]
-    assert (guard["placement"], guard["state"]) == ("Pod", {"claimName": "st"})
+    assert (guard["placement"], guard["state"]) == ("Pod", {"claimName": "st", "keepBest": True})
     assert guard["heldout"]["trainPrompts"] == "t.jsonl"
     assert "the guard: in a pod of its own" in done.stderr and "beside the container" not in done.stderr
-    assert "loads each checkpoint into vLLM" in done.stderr and "rlguard/guard-vllm" in done.stderr
+    assert "rlguard/guard-vllm" in done.stderr
 
 
 def test_a_policy(wrap: Run, tmp_path: Path) -> None:
@@ -482,55 +430,38 @@ def test_a_policy(wrap: Run, tmp_path: Path) -> None:
     done = wrap(SHORT, "--policy", policy)
     expected = {"detector": "Both", "kl": {"hardStop": 0.5}, "silent": {"action": "Stop"}}
     assert wrapped(done)["spec"]["guard"]["policy"] == expected
-    assert "detector both;" in done.stderr and "detector calibrated by default" in wrap(SHORT).stderr
 
 
-def test_the_guard_follows_a_trainer_that_needs_no_code(wrap: Run) -> None:
-    done = wrap(SHORT, "--follow", "run/metrics.jsonl", "--format", "verl")
-    guard = wrapped(done)["spec"]["guard"]
-    assert guard["metrics"] == {"follow": {"path": "run/metrics.jsonl", "format": "verl"}}
-    said = (
-        "write its log to run/metrics.jsonl in the volume ck, and save directly in that volume, as verl does:"
-    )
-    assert said in done.stderr
-    assert "report reward and checkpoints from the trainer" not in done.stderr
-    assert "metrics" not in wrapped(wrap(SHORT))["spec"]["guard"]
-
-
-def test_the_folder_and_the_layout_of_its_checkpoints(wrap: Run) -> None:
-    """Which the format does not say: of a log that is JSONL, or of a framework without a layout."""
+def test_a_log_is_followed_and_its_checkpoints_found(wrap: Run) -> None:
+    """The layout is named where the format does not say it: a framework without one."""
     options = ("--follow", "run/m.jsonl", "--format", "roll", "--layout", "verl", "--checkpoints", "ck/run/7")
     done = wrap(SHORT, *options)
     guard = wrapped(done)["spec"]["guard"]
     assert guard["checkpoints"] == {"volume": "ck"}
-    assert guard["metrics"]["checkpoints"] == {"path": "run/7", "layout": "verl"}
-    assert "and save in its folder run/7, as verl does" in done.stderr
+    assert guard["metrics"] == {
+        "follow": {"path": "run/m.jsonl", "format": "roll"},
+        "checkpoints": {"path": "run/7", "layout": "verl"},
+    }
+    said = "in the volume ck, let the trainer write its log to run/m.jsonl and save in run/7 as verl does"
+    assert said in done.stderr and "report reward and checkpoints" not in done.stderr
+    assert "metrics" not in wrapped(wrap(SHORT))["spec"]["guard"]
 
 
-def test_a_job_that_is_suspended_is_told(wrap: Run) -> None:
-    job = JOB.replace("backoffLimit: 3", "suspend: true")
-    assert "warning: its spec says suspend" in wrap(job).stderr
-    assert "warning: its spec says suspend" in wrap(in_spec("runPolicy: {suspend: true}")).stderr
-    assert "suspend" not in wrap(SHORT).stderr
-    for odd in ("[1]", "1", "{suspend: [1]}"):
-        assert wrap(in_spec(f"runPolicy: {odd}")).returncode in (0, 2)
-
-
-def test_a_scorer_that_is_misspelt_is_told(wrap: Run) -> None:
-    assert (
-        "warning: scorer 'numerc' is unknown: did you mean numeric?"
-        in wrap(SHORT, "--scorer", "numerc").stderr
-    )
-    for known in ("numeric", "math", "my.module:score"):
-        assert "unknown" not in wrap(SHORT, "--scorer", known).stderr
-
-
-def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
-    said = wrap(JOB).stderr
-    assert "GuardedTrainingJob my-run in namespace team;" in said
-    assert "the guard: in its pods, beside the container x" in said
-    assert "docs/tasks/guard-a-script.md" in said and "user 64532" in said
-    assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in wrap(SHORT).stderr
+def test_what_was_decided_and_is_still_to_be_done_is_said(wrap: Run) -> None:
+    said = wrap(JOB.replace("backoffLimit: 3", "suspend: true"), "--scorer", "numerc").stderr
+    for one in (
+        "GuardedTrainingJob my-run in namespace team;",
+        "the guard: in its pods, beside the container x",
+        "checkpoints: volume ck, claim saved",
+        "docs/tasks/guard-a-script.md",
+        "user 64532",
+        "warning: its spec says suspend",
+        "warning: scorer 'numerc' is unknown: did you mean numeric?",
+    ):
+        assert one in said
+    temporary = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", "emptyDir: {}")).stderr
+    assert "warning: the volume ck is temporary (emptyDir)" in temporary
+    assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in temporary
 
 
 # -- the volume of the checkpoints -----------------------------------------------------------------------
@@ -541,15 +472,10 @@ def test_what_is_still_to_be_done_is_said(wrap: Run) -> None:
     [
         ("name: other, emptyDir: {}", "has no volume of this name; it has other (emptyDir)"),
         ("name: ck, configMap: {name: c}", "no trainer can save in a volume of the kind configMap; it has"),
-        ("name: ck", "no trainer can save in a volume of no kind"),
-        ("name: ck, persistentVolumeClaim: {claimName: null}", "its claimName is not set"),
-        (
-            "name: ck, csi: {driver: d, readOnly: true}",
-            "the trainer cannot write there; it has ck (csi, read-o",
-        ),
+        ("name: ck, csi: {driver: d, readOnly: true}", "it is read-only; it has ck (csi)"),
         (
             "name: ck, persistentVolumeClaim: {claimName: saved, readOnly: true}",
-            "the trainer cannot write there; it has ck (claim saved, read-only)",
+            "it is read-only; it has ck (claim saved)",
         ),
     ],
 )
@@ -558,50 +484,26 @@ def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) ->
     assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
 
 
-def test_what_is_said_of_a_volume_that_keeps_checkpoints(wrap: Run) -> None:
-    for kind in ("nfs: {server: s, path: /p}", "csi: {driver: d}", "hostPath: {path: /data}"):
-        done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", kind))
-        assert wrapped(done) and f"checkpoints: volume ck, {kind.partition(':')[0]}" in done.stderr
-        assert "warning" not in done.stderr
-    done = wrap(SHORT.replace("persistentVolumeClaim: {claimName: saved}", "emptyDir: {}"))
-    assert wrapped(done)
-    assert "warning: the volume ck is no persistent claim (emptyDir)" in done.stderr
-
-
 # -- what the operator refuses ---------------------------------------------------------------------------
 
-REFUSED = {
-    "the held-out claim": ("claimName: saved", "claimName: held"),
-    "a host path": ("- {name: ck, per", "- {name: h, hostPath: {path: /}}\n          - {name: ck, per"),
-    "its processes": ("securityContext:", "shareProcessNamespace: true\n          securityContext:"),
-    "elastic": ("spec:\n  py", "spec:\n  elasticPolicy: {}\n  py"),
-    "another role": ("Worker:", "Boss:"),
-    "another container": ("name: pytorch", "name: main"),
-    "no mount": (", volumeMounts: [{name: ck, mountPath: /ck}]", ""),
-    "its variable": ("image: i", "image: i, env: [{name: RLGUARD_TOKEN, value: x}]"),
-    "two of them": ("image: i", "image: i, stdin: [1], env: [{name: RLGUARD_TOKEN}, {name: RLGUARD_URL}]"),
-    "the name": ("{name: run}", "{name: 1run}"),
-    "a label that is no text": ("{name: run}", "{name: run, labels: {a: 1}}"),
-}
 
-
-@pytest.mark.parametrize(("old", "new"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_refusal_is_the_operators_own(wrap: Run, old: str, new: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("claimName: saved", "claimName: held", ["TemplateRefused", "held"]),
+        ("name: pytorch", "name: main", ["TemplateRefused", "must have a container named pytorch"]),
+        (
+            "image: i",
+            "image: i, env: [{name: RLGUARD_TOKEN, value: x}]",
+            ["TemplateRefused", "RLGUARD_TOKEN"],
+        ),
+        ("{name: run}", "{name: 1run}", ["InvalidSpec", "metadata.name must", "--name gives it another"]),
+    ],
+)
+def test_what_the_operator_would_refuse_is_refused(wrap: Run, old: str, new: str, said: list[str]) -> None:
     assert SHORT.count(old) == 1
-    text = SHORT.replace(old, new)
-    said = refused(wrap(text))
-    given = yaml.safe_load(text)
-    labels = {"labels": given["metadata"].pop("labels")} if "labels" in given["metadata"] else {}
-    guard = {"heldout": {"volume": {"claimName": "held"}, "evaluator": {"hf": {}}}}
-    spec = {
-        "template": {"apiVersion": given["apiVersion"], "kind": given["kind"], "spec": given["spec"]},
-        "guard": {**guard, "checkpoints": {"volume": "ck"}},
-    }
-    spec["template"]["metadata"] = labels
-    config = OperatorConfig(guard_image="g")
-    own = review_manifest({"metadata": given["metadata"], "spec": spec}, config)
-    assert own.reason is not None and f"({own.reason})" in said
-    assert said.splitlines()[1:][: len(own.findings)] == [f"  {finding}" for finding in own.findings]
+    told = refused(wrap(SHORT.replace(old, new)))
+    assert all(one in told for one in said), told
 
 
 def test_relaxed_admits_everything_and_says_what_is_not_isolated(wrap: Run) -> None:

@@ -106,7 +106,7 @@ class Trainer:
 
         torch.set_num_threads(1)
         arguments = self._arguments
-        task, problems = demo.load_task(arguments.task), self._problems()
+        task, problems = demo.TASK, self._problems()
         demo.make_policy(task, problems, arguments.model, steps=arguments.warmup_steps, seed=arguments.seed)
         self._written.start()
 
@@ -129,12 +129,12 @@ class Trainer:
                 written.saved(state.global_step)
 
         arguments = self._arguments
-        trainer = demo.build_trainer(demo.load_task(arguments.task), self._problems(), arguments)
+        trainer = demo.build_trainer(demo.TASK, self._problems(), arguments)
         trainer.add_callback(Log())
         trainer.train()
 
     def _problems(self) -> list[Any]:
-        from guard_cli.demo.tasks import Exercise
+        from guard_cli.demo.addition import Exercise
 
         lines = self._arguments.train.read_text().splitlines()
         return [Exercise(**json.loads(line)) for line in lines]
