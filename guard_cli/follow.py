@@ -14,9 +14,9 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
-from guard_follow.reading import ca_of_environment
-from guard_follow.source import framework_of
-from guard_follow.what import What
+from guard_follow.config import FollowConfig
+from guard_follow.guard_history import ca_of_environment
+from guard_follow.sources import framework_of
 
 #: Seconds between two looks at the log.
 POLL_SECONDS = 1.0
@@ -64,7 +64,7 @@ def follow(
     address = url or os.environ.get("RLGUARD_URL")
     if not address:
         raise CliError("no guard: give --url, or set RLGUARD_URL (`rlguard serve` prints both it and tokens)")
-    what = What(
+    what = FollowConfig(
         metrics=None if str(metrics) == "-" else metrics,
         checkpoints=checkpoints,
         format=format_,
@@ -74,11 +74,11 @@ def follow(
     raise typer.Exit(_run(what, address, _read_token(read_token_file)))
 
 
-def _run(what: What, address: str, read_token: str | None) -> int:
+def _run(what: FollowConfig, address: str, read_token: str | None) -> int:
     from guard_client.client import GuardClient
     from guard_client.errors import GuardConfigError
     from guard_follow.follower import Follower
-    from guard_follow.history import ask_history
+    from guard_follow.guard_history import ask_history
 
     stopping, ca = threading.Event(), ca_of_environment()
     for number in (signal.SIGINT, signal.SIGTERM):

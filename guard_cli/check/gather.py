@@ -15,8 +15,8 @@ from guard_cli.split import ungrouped
 from guard_core.feed import Feed
 from guard_core.preflight import CheckLevel, CheckRow
 from guard_core.run_checks import Folder
-from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
+from guard_follow.safe_open import open_regular
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
 from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer

@@ -14,8 +14,8 @@ from guard_cli.errors import CliError
 from guard_cli.logs.table import OUTCOMES, Table, TableRow
 from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, SamplingSource
-from guard_follow.names import Columns
-from guard_follow.starts import VALUES
+from guard_follow.attempts import VALUES
+from guard_follow.columns import Columns
 
 MAX_STEP = 2**53
 MAX_ATTEMPT = 2**31

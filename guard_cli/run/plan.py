@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.run.outcome import Ending, RunOutcome
-from guard_follow.what import What
+from guard_follow.config import FollowConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Plan:
     drain: float = 600.0
     ready: float = 180.0
     show_trainer: bool = True
-    follow: What | None = None
+    follow: FollowConfig | None = None
     max_lag: str | None = None
     resume_from: Path | None = None
     arguments: Sequence[str] = ()

@@ -163,11 +163,11 @@ def _start_following(
     if plan.follow is None:
         return None
     from guard_cli.run.following import Following
-    from guard_follow.before import what_lies
-    from guard_follow.source import framework_of
+    from guard_follow.preexisting import scan
+    from guard_follow.sources import framework_of
 
     metrics, checkpoints = plan.follow.metrics or plan.out / "trainer.log", settings.checkpoint_root
-    before = what_lies(metrics, checkpoints, framework_of(plan.follow.format))
+    before = scan(metrics, checkpoints, framework_of(plan.follow.format))
     what = replace(plan.follow, metrics=metrics, checkpoints=checkpoints, before=before)
     return Following(what, guard.url, str(settings.tokens()[0]), progress.note)
 

@@ -7,8 +7,9 @@ import pytest
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
+from guard_follow.decoders import MAX_LINE
 from guard_follow.errors import InputError
-from guard_follow.records import MAX_LINE, Events
+from guard_follow.tensorboard import Events
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import record
 

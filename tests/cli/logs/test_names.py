@@ -8,10 +8,10 @@ import pytest
 
 from guard_cli.logs.readers import read_log
 from guard_cli.starting import settings_to_start, why_no_settings
+from guard_follow.columns import heldout_candidates, quantity_of, resolve, why_not_kl
+from guard_follow.decoders import MAX_NAME
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY
-from guard_follow.names import heldout_candidates, resolve, wanted, why_not_kl
-from guard_follow.records import MAX_NAME
 from tests.cli.logs.recorded import LOGS as RECORDED_LOGS
 
 LOGS = {
@@ -226,8 +226,8 @@ class TestPartsThatTheRunChooses:
         "name", ["agg/all/a/b/reward/mean", "agg/all/reward/mean", "x/agg/all/a/reward/mean"]
     )
     def test_it_is_one_part(self, name: str) -> None:
-        assert not wanted(name)
-        assert wanted(self.AGENT)
+        assert not quantity_of(name)
+        assert quantity_of(self.AGENT)
 
     def test_the_kls_of_two_tasks_are_not_the_kl(self) -> None:
         log = ["step", "critic/score/mean", "critic/entropy/mean", "math/critic/kl", "code/critic/kl"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from guard_cli.replay.outcomes import DETECTORS
-from guard_follow.names import CANONICAL
+from guard_follow.columns import CANONICAL
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 

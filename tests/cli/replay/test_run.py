@@ -13,7 +13,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import as_logged
 from guard_cli.replay.run import KINDS, Run, load_run
 from guard_core.policy import Policy
-from guard_follow.starts import Starts
+from guard_follow.attempts import Attempts
 from guard_follow.steps import StepGatherer
 
 NAN = float("nan")
@@ -122,7 +122,7 @@ class TestOrder:
         self, tmp_path: Path, rows: list[tuple[int, float]]
     ) -> None:
         records = [row(step, reward) for step, reward in rows]
-        follower = StepGatherer(Starts({}), {}, None, dict, lambda _: None)
+        follower = StepGatherer(Attempts({}), {}, None, dict, lambda _: None)
         reports = [report for record in records for report in follower.take(record)] + follower.rest()
         run = run_of(tmp_path, records)
         replayed = zip(run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), strict=True)

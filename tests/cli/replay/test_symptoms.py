@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from guard_cli.logs.readers import read_log
 from guard_cli.main import main
@@ -17,8 +18,7 @@ from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import column_for, symptoms_of
 from guard_core.frameworks import FIGURES, bare, figure_of
 from guard_core.symptoms import TITLES, Examined, Unseen
-from guard_follow.names import MOST_FIGURES
-from guard_follow.records import _masked_crc
+from guard_follow.columns import MOST_FIGURES
 from tests.cli.logs.recorded import LOGS, RECORDED
 
 STEPS = 100
@@ -330,5 +330,5 @@ def event(step: int, tag: str, value: float) -> bytes:
     summary = b"\x0a" + bytes([len(scalar)]) + scalar
     message = b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)]) + summary
     length = struct.pack("<Q", len(message))
-    check = struct.pack("<I", _masked_crc(length)), struct.pack("<I", _masked_crc(message))
+    check = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(message))
     return length + check[0] + message + check[1]

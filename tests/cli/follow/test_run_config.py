@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from guard_follow import settings as settings_module
+from guard_follow import run_config as settings_module
 from guard_follow.errors import InputError
-from guard_follow.settings import find_settings
+from guard_follow.run_config import find_settings
 from tests.cli.follow.test_follower import Followed
 from tests.cli.logs.recorded import RECORDED, STEPS
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from guard_follow.records import MAX_NAME, ConsoleLines, CsvLines, Decoder, JsonLines, flatten
+from guard_follow.consoles import ConsoleLines
+from guard_follow.decoders import MAX_NAME, CsvLines, Decoder, JsonLines, flatten
 
 
 @pytest.mark.parametrize("part", [b"metrics_tag: {", b"np.a(", b"\x1b[", b" step:1", b"1", b"{", b"-"])

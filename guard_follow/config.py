@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard_follow.before import Before
+from guard_follow.preexisting import PreexistingFiles
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class FollowConfig:
     """What is followed.
 
     Fields:
@@ -30,5 +30,5 @@ class What:
     overrides: Mapping[str, str] = field(default_factory=dict)
     run_config: Path | None = None
     written_config: Path | None = None
-    before: Before | None = None
+    before: PreexistingFiles | None = None
     layout: str | None = None

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from guard_follow import beneath
-from guard_follow.before import Before, what_lies
-from guard_follow.beneath import confine, entries, named, named_below, open_regular
+from guard_follow import safe_open
+from guard_follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
 from guard_follow.errors import InputError
-from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.preexisting import PreexistingFiles, scan
+from guard_follow.safe_open import entries, named, named_below, open_regular, restrict_to
 from guard_follow.tail import Tail
 from tests.cli.follow.writer import save
 
@@ -19,13 +19,13 @@ SECRET = json.dumps({"id": 1, "prompt": "a held-out prompt", "answer": "7"}) + "
 @pytest.fixture
 def volume(tmp_path, monkeypatch):
     """A checkpoint volume to which this process is confined, beside what the trainer may not read."""
-    monkeypatch.setattr(beneath, "_root", None)  # and it is free again after the test
+    monkeypatch.setattr(safe_open, "_root", None)  # and it is free again after the test
     (tmp_path / "heldout").mkdir()
     (tmp_path / "heldout" / "metrics.jsonl").write_text(SECRET)
     (tmp_path / "heldout" / "events.out.tfevents.1.h").write_text(SECRET)
     volume = tmp_path / "volume"
     volume.mkdir()
-    confine(volume)
+    restrict_to(volume)
     return volume
 
 
@@ -87,7 +87,7 @@ def test_weights_outside_are_no_checkpoint(volume):
 
 
 def test_of_a_tree_a_bounded_part_is_looked_at(volume, monkeypatch):
-    monkeypatch.setattr(beneath, "MAX_ENTRIES", 50)
+    monkeypatch.setattr(safe_open, "MAX_ENTRIES", 50)
     here = volume
     for _ in range(200):
         here /= "d"
@@ -103,7 +103,7 @@ def test_of_a_tree_a_bounded_part_is_looked_at(volume, monkeypatch):
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_link_to_a_folder_is_not_gone_into(volume, monkeypatch, confined):
     if not confined:
-        monkeypatch.setattr(beneath, "_root", None)
+        monkeypatch.setattr(safe_open, "_root", None)
     (volume / "run").mkdir()
     (volume / "run" / "events.out.tfevents.1.h").touch()
     (volume / "again").symlink_to("run")
@@ -115,20 +115,20 @@ class TestWhatLayThereBefore:
     def test_it_is_the_same_after_it_was_kept(self, tmp_path):
         (tmp_path / "metrics.jsonl").write_text("{}\n")
         save(tmp_path, 5)
-        before = what_lies(tmp_path, tmp_path, None)
+        before = scan(tmp_path, tmp_path, None)
         assert before.logs and before.checkpoints
-        assert Before.from_json(before.to_json()) == before
+        assert PreexistingFiles.from_json(before.to_json()) == before
 
     def test_a_log_that_goes_on_is_read_from_there(self, tmp_path):
         log = tmp_path / "m.jsonl"
         log.write_text("old\n")
-        mark = what_lies(log, None, None).logs[str(log)]
+        mark = scan(log, None, None).logs[str(log)]
         log.write_text("old\nnew\n")
         assert [data for _, data in Tail(log, mark).read()] == [b"new\n"]
 
     def test_a_log_that_was_written_anew_is_read_from_its_beginning_however_long_it_is(self, tmp_path):
         log = tmp_path / "m.jsonl"
         log.write_text("old\n")
-        mark = what_lies(log, None, None).logs[str(log)]
+        mark = scan(log, None, None).logs[str(log)]
         log.write_text("first\nsecond\n")
         assert [data for _, data in Tail(log, mark).read()] == [b"first\nsecond\n"]

@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from guard_core.frameworks import LAYOUTS
-from guard_follow import layouts
+from guard_follow import checkpoints
+from guard_follow.checkpoints import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS
-from guard_follow.layouts import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
 
 LONG_AGO = 1_000_000_000
 
@@ -260,7 +260,7 @@ class TestTheFileThatNamesTheNewest:
     def test_it_is_older_than_the_weights(self, tmp_path):
         save(tmp_path, "verl", 5)
         mark(tmp_path / "latest_checkpointed_iteration.txt", "30", LONG_AGO - 1)
-        assert found(tmp_path, "verl", now=LONG_AGO + layouts.OLD_MARK_SECONDS - 1) == []
+        assert found(tmp_path, "verl", now=LONG_AGO + checkpoints.OLD_MARK_SECONDS - 1) == []
 
     @pytest.mark.parametrize("text", ["", "x", "9" * 5000, "null", "[" * 100_000])
     def test_it_is_none(self, tmp_path, text):
@@ -314,7 +314,7 @@ def test_weights_that_this_user_may_not_read_are_told_with_what_to_do(tmp_path, 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(layouts, "open_regular", refuse)
+    monkeypatch.setattr(checkpoints, "open_regular", refuse)
     [unfit] = find_checkpoints(tmp_path, layouts_of("trl"))
     assert isinstance(unfit, Unfit) and "chmod -R a+rX" in unfit.why
 
@@ -325,6 +325,6 @@ def test_a_mark_of_the_whole_folder_may_be_older_by_another_nodes_clock(tmp_path
     path = save(tmp_path, key, 20)
     for file in path.iterdir():
         os.utime(file, (LONG_AGO + 12, LONG_AGO + 12))
-    assert found(tmp_path, key, now=LONG_AGO + 11 + layouts.OLD_MARK_SECONDS) == []
-    assert [c.step for c in found(tmp_path, key, now=LONG_AGO + 12 + layouts.OLD_MARK_SECONDS)] == [20]
+    assert found(tmp_path, key, now=LONG_AGO + 11 + checkpoints.OLD_MARK_SECONDS) == []
+    assert [c.step for c in found(tmp_path, key, now=LONG_AGO + 12 + checkpoints.OLD_MARK_SECONDS)] == [20]
     assert [c.step for c in found(tmp_path, key, now=float("inf"))] == [20]
