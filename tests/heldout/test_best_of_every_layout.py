@@ -18,8 +18,8 @@ from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from tests.cli.follow.followed import Followed
 from tests.cli.follow.test_checkpoints import LAID_OUT, LONG_AGO, save
-from tests.cli.follow.test_follower import Followed
 from tests.heldout.models import save_tiny_model
 
 pytestmark = pytest.mark.torch

@@ -4,22 +4,14 @@ import os
 
 import pytest
 
-from guard_core.frameworks import FILE_FORMATS
 from guard_follow.errors import InputError
-from guard_follow.frameworks import BY_KEY
-from tests.cli.follow.test_follower import Followed, pieces, replayed
-from tests.cli.logs.shapes import SHAPES, STEPS, reward
+from tests.cli.follow.followed import Followed, pieces, replayed
+from tests.cli.logs.shapes import SHAPES, STEPS
 
-#: (log, `--format`): each decoder, by a format of files and by the framework's own.
+#: (log, `--format`): each decoder, by a format of files or by the framework's own.
 BY_PIPE = [
-    ("csv", "csv"),
-    ("verl", "jsonl"),
-    ("verl", "verl"),
-    ("verl-console", "verl"),
-    ("verl-console", "auto"),
-    ("ms-swift", "ms-swift"),
-    ("roll", "roll"),
-    ("openrlhf", "tensorboard"),
+    *(("csv", "csv"), ("verl", "jsonl"), ("verl", "verl"), ("verl-console", "auto")),
+    *(("roll", "roll"), ("openrlhf", "tensorboard")),
 ]
 
 
@@ -50,22 +42,18 @@ def test_what_is_piped_in_pieces_is_what_is_replayed(tmp_path, standard_input, n
     assert followed.follower.ended
     followed.finish()
     assert followed.rows() == replayed(tmp_path / file)
-    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, STEPS + 1)]
-    assert [row[2] for row in followed.rows()] == pytest.approx([reward(s) for s in range(1, STEPS + 1)])
+    assert followed.places() == [(0, s) for s in range(1, STEPS + 1)]
 
 
-def test_every_format_of_files_is_among_them():
-    formats = {format_ for _, format_ in BY_PIPE}
-    assert set(FILE_FORMATS) <= formats <= {*FILE_FORMATS, *BY_KEY}
-
-
-def test_a_line_that_lacks_its_end_counts(standard_input):
-    followed = Followed(None, "csv")
-    standard_input.write(b"step,reward\n1,0.5\n2,0.25")
+def test_a_line_without_an_end_counts_and_one_that_cannot_be_read_is_told(standard_input):
+    followed = Followed(None, "jsonl")
+    standard_input.write(b'{"step": 1, "reward": 0.5}\nloading weights\n{"step": 2, "reward": 0.5}')
+    followed.poll()
     standard_input.close()
     followed.poll()
     followed.finish()
-    assert [row[1:3] for row in followed.rows()] == [(1, 0.5), (2, 0.25)]
+    assert [row[1] for row in followed.rows()] == [1, 2]
+    assert "1 lines or records could not be read, and were left out" in followed.said
 
 
 def test_bytes_that_are_no_event_file_are_refused(standard_input):
@@ -73,14 +61,3 @@ def test_bytes_that_are_no_event_file_are_refused(standard_input):
     standard_input.write(b"step:1 - critic/score/mean:0.5\n")
     with pytest.raises(InputError, match="standard input: not a TensorBoard event file"):
         followed.poll()
-
-
-def test_a_line_that_cannot_be_read_is_counted_and_told(standard_input):
-    followed = Followed(None, "jsonl")
-    standard_input.write(b'{"step": 1, "reward": 0.5}\nloading weights\n{"step": 2, "reward": 0.5}\n')
-    followed.poll()
-    standard_input.close()
-    followed.poll()
-    followed.finish()
-    assert [row[1] for row in followed.rows()] == [1, 2]
-    assert "1 lines or records could not be read, and were left out" in followed.said

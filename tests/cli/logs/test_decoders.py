@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -21,29 +22,32 @@ def test_no_line_holds_up_the_process(part: bytes, start: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "record"),
+    ("line", "records", "bad"),
     [
-        (b"step:3 - a:np.float64(0.5) - b:np.int64(7)", {"step": 3, "a": "0.5", "b": "7"}),
-        (b"step:3 - a:np.int64(1 - b:(1) - c:np.x", {"step": 3, "a": "np.int64(1", "b": "(1)", "c": "np.x"}),
-        (b'(actor) metrics_tag: {"a": {"b": 1}} now', {"a/b": 1}),
+        (b"step:3 - a:np.float64(0.5) - b:np.int64(7)", [{"step": 3, "a": "0.5", "b": "7"}], 0),
+        (b"step:3 - a:np.int64(1 - b:(1)", [{"step": 3, "a": "np.int64(1", "b": "(1)"}], 0),
+        (b'(actor) metrics_tag: {"a": {"b": 1}} now', [{"a/b": 1}], 0),
+        # The end of a name begins no line.
+        (b"step:9 - training/global_step:9 - timestep:7 - timing_s/step:3",
+         [{"step": 9, "training/global_step": "9", "timestep": "7", "timing_s/step": "3"}], 0),
+        # A writer was ended in mid-line, and another one goes on: what ends the line is a whole record.
+        (b"step:9 - a:0.5 - b:8.1step:2 - a:1 - b:2", [{"step": 2, "a": "1", "b": "2"}], 1),
+        (b"step:9 - a:0.(Runner pid=7) step:2 - a:0.25", [{"step": 2, "a": "0.25"}], 1),
+        (b'metrics_tag: {"st[I] metrics_tag: {"step": 2, "a": 1}', [{"step": 2, "a": 1}], 1),
+        (b"step:9 - a:0.5 - bstep:2 - a:0.25 - b:0.5", [], 1),
+        # A line of ROLL without an object is none of its metrics; one whose object is broken is counted.
+        *((line, [], 0) for line in (b"metrics_tag: }", b"metrics_tag: none", b"{metrics_tag: a}")),
+        *((line, [], 1) for line in (b"metrics_tag: {", b"} metrics_tag: {", b'metrics_tag: {"a": 1, "b')),
     ],
 )  # fmt: skip
-def test_what_surrounds_a_value_is_taken_off(line: bytes, record: dict[str, object]) -> None:
-    assert ConsoleLines().feed(line + b"\n") == [record]
-
-
-@pytest.mark.parametrize("line", [b"metrics_tag: }", b"metrics_tag: none", b"{metrics_tag: a}"])
-def test_a_line_of_roll_without_an_object_is_none_of_its_metrics(line: bytes) -> None:
+def test_a_line_of_a_console(line: bytes, records: list[dict[str, Any]], bad: int) -> None:
     lines = ConsoleLines()
-    assert lines.feed(line + b"\n") == [] and lines.bad == 0
+    assert lines.feed(line + b"\n") == records and lines.bad == bad
 
 
-@pytest.mark.parametrize(
-    "line", [b"metrics_tag: {", b"} metrics_tag: {", b'metrics_tag: {"a": 1, "b', b'metrics_tag: {"a": }']
-)
-def test_a_line_of_roll_whose_object_is_broken_is_counted(line: bytes) -> None:
-    lines = ConsoleLines()
-    assert lines.feed(line + b"\n") == [] and lines.bad == 1
+def test_two_json_lines_in_one_are_not_read() -> None:
+    lines = JsonLines()
+    assert lines.feed(b'{"step": 2, "rew{"step": 2, "reward": 0.2}\n') == [] and lines.bad == 1
 
 
 LONG = "x" * 100_000
@@ -58,6 +62,7 @@ NESTED: dict[str, object] = {LONG: {f"{LONG}{i}" if i < 2 else f"k{i}": 1 for i 
         (CsvLines(), f"step,{LONG}\n1,2".encode()),
         (ConsoleLines(), f"step:1 - {LONG}:2".encode()),
     ],
+    ids=range(4),
 )
 def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data: bytes) -> None:
     (record,) = decoder.feed(data + b"\n")
@@ -65,45 +70,6 @@ def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data:
 
 
 @pytest.mark.parametrize("name", ["global_step/max_steps", "iteration"])
-def test_ms_swift_has_its_step_in_a_fraction(name):
+def test_ms_swift_has_its_step_in_a_fraction(name: str) -> None:
     assert flatten({name: "12/500", "reward": 0.5})["global_step"] == 12
     assert "global_step" not in flatten({name: "12", "reward": 0.5})
-
-
-class TestAWriterThatWasEndedInMidLine:
-    """And another one that goes on in the same file: what ends the line is a whole record."""
-
-    @pytest.mark.parametrize(
-        ("decoder", "line", "record"),
-        [
-            (ConsoleLines, b"step:9 - a:0.5 - b:8.1step:2 - a:1 - b:2", {"step": 2, "a": "1", "b": "2"}),
-            (ConsoleLines, b"step:9 - a:0.(Runner pid=7) step:2 - a:0.25", {"step": 2, "a": "0.25"}),
-            (ConsoleLines, b'metrics_tag: {"st[I] metrics_tag: {"step": 2, "a": 1}', {"step": 2, "a": 1}),
-        ],
-    )  # fmt: skip
-    def test_it_is_read_and_the_other_is_counted(self, decoder, line, record):
-        lines = decoder()
-        assert lines.feed(line + b"\n") == [record] and lines.bad == 1
-
-    @pytest.mark.parametrize(
-        ("decoder", "line"),
-        [
-            (JsonLines, b'{"step": 2, "rew{"step": 2, "reward": 0.2}'),
-            (ConsoleLines, b"step:9 - a:0.5 - bstep:2 - a:0.25 - b:0.5"),
-        ],
-    )
-    def test_what_may_be_a_part_of_the_other_is_not_read(self, decoder, line):
-        lines = decoder()
-        assert lines.feed(line + b"\n") == [] and lines.bad == 1
-
-    def test_the_end_of_a_metrics_name_begins_no_line(self):
-        line = b"step:9 - training/global_step:9 - timestep:7 - timing_s/step:3 - a:0.5\n"
-        (record,) = ConsoleLines().feed(line)
-        assert record["step"] == 9 and record["timestep"] == "7"
-
-
-@pytest.mark.parametrize("decoder", [JsonLines, ConsoleLines])
-def test_a_byte_order_mark_is_no_part_of_the_first_line(decoder):
-    lines = decoder()
-    assert lines.feed(b'\xef\xbb\xbf{"step": 1}\n{"step": 2}\n') == [{"step": 1}, {"step": 2}]
-    assert lines.bad == 0
