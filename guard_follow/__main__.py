@@ -66,7 +66,7 @@ def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Even
     before = _before(order, log, saved)
     _tell(began=True)
     what = FollowConfig(
-        log, saved, followed.format, written_config=config, before=before, layout=order.feed.layout
+        log, saved, followed.format, run_config=config, before=before, layout=order.feed.layout
     )
     follower = Follower(
         what, GuardClient(order.url, order.token, ca=order.ca), _history(order, ended), _say, stopping

@@ -81,9 +81,7 @@ class Follower:
         self._source: Source = open_source(
             config.metrics, config.format, config.before, first=not history.steps
         )
-        settings = settings_finder(
-            config.run_config, config.written_config, config.metrics, before.has, self._once
-        )
+        settings = settings_finder(config.run_config, config.metrics, before.has, self._once)
         self._attempts = Attempts(history.steps, history.attempt)
         self._steps = StepGatherer(self._attempts, config.overrides, self._framework, settings, self._tell)
         self._layouts = layouts_of(config.layout or self._framework)
@@ -96,11 +94,6 @@ class Follower:
         self.accepted = 0
         self.announced = 0
         self.verdict: VerdictView | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the log has come to its end, as standard input does."""
-        return self._source.ended
 
     @property
     def bad(self) -> int:
@@ -268,11 +261,11 @@ class Follower:
         return self._clock() - self._begun >= PATIENCE_SECONDS
 
     def _no_log(self) -> str:
-        where = "standard input" if self._config.metrics is None else _shown(self._config.metrics)
         reads = BY_KEY[self._framework].reads if self._framework else ""
         return (
-            f"after {PATIENCE_SECONDS / 60:.0f} minutes there is no record in {where}: is it where the "
-            f"trainer writes, and does it write {reads or 'metrics'}?"
+            f"after {PATIENCE_SECONDS / 60:.0f} minutes there is no record in "
+            f"{_shown(self._config.metrics)}: is it where the trainer writes, and does it write "
+            f"{reads or 'metrics'}?"
         )
 
     def _no_checkpoint(self, root: Path) -> str:

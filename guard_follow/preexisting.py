@@ -60,26 +60,24 @@ class PreexistingFiles:
         return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]), kept["rows"])
 
 
-def scan(metrics: Path | None, checkpoints: Path | None, framework: str | None) -> PreexistingFiles:
-    """What is there now.
+def scan(metrics: Path, checkpoints: Path | None, framework: str | None) -> PreexistingFiles:
+    """Look at what is there now.
 
     Args:
-        metrics: a file or a folder, which need not exist; None is standard input.
+        metrics: a file or a folder, which need not exist.
         checkpoints: the folder in which the trainer saves; None without one.
         framework: by whose layout a checkpoint is complete; None: by any.
     """
-    files: list[Path] = []
-    logs: dict[str, Mark] = {}
-    rows: list[str] = []
-    if metrics is not None:
-        saved = states(metrics)
-        files = [*named_below(metrics, EVENTS), *saved, *configurations(metrics)]
-        rows = _rows(saved)
-        marks = {log: mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
-        logs = {str(log): mark for log, mark in marks.items() if mark is not None}
+    saved = states(metrics)
+    files = [*named_below(metrics, EVENTS), *saved, *configurations(metrics)]
+    marks = {str(log): mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
     found = () if checkpoints is None else find_checkpoints(checkpoints, layouts_of(framework))
-    complete = {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)}
-    return PreexistingFiles({str(file): written(file) for file in files}, logs, complete, rows)
+    return PreexistingFiles(
+        {str(file): written(file) for file in files},
+        {log: mark for log, mark in marks.items() if mark is not None},
+        {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)},
+        _rows(saved),
+    )
 
 
 def _rows(saved: Sequence[Path]) -> list[str]:

@@ -34,27 +34,16 @@ for _framework in FRAMEWORKS:
 
 
 def settings_finder(
-    given: Path | None,
-    written: Path | None,
-    near: Path | None,
-    is_old: Callable[[Path], bool],
-    say: Callable[[str], None],
+    written: Path | None, near: Path, is_old: Callable[[Path], bool], say: Callable[[str], None]
 ) -> Callable[[], dict[str, str]]:
     """Make a function that finds the settings anew: a trainer writes its configuration when it starts.
 
     Args:
-        given: see `find_settings`.
         written: where the trainer writes its configuration, if that is known; then no other one counts.
         near: see `find_settings`.
         is_old: whether a file is of another run.
         say: gets why what is `written` says nothing.
-
-    Raises:
-        InputError: the given one cannot be read.
     """
-    if given is not None:
-        settings = _read(given)
-        return lambda: settings
     if written is None:
         return lambda: find_settings(None, near, is_old)
 

@@ -1,11 +1,8 @@
-"""Where a trainer writes its metrics: a file, a folder of event files, standard input. Gives what is new."""
+"""Where a trainer writes its metrics: a file, or a folder. Gives what is new."""
 
 from __future__ import annotations
 
 import math
-import os
-import select
-import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -35,7 +32,7 @@ from guard_follow.event_files import (
 )
 from guard_follow.preexisting import PreexistingFiles
 from guard_follow.safe_open import named
-from guard_follow.tail import CHUNK, REMEMBERED, Tail
+from guard_follow.tail import REMEMBERED, Tail
 from guard_follow.tensorboard import Events
 from guard_follow.trainer_state import rows_of, states, without
 
@@ -44,9 +41,8 @@ LOOK_SECONDS = 10.0
 
 
 class Source:
-    """A log that grows. `ended`: nothing comes any more. `note`: what the user should know of it, or ""."""
+    """A log that grows. `note`: what the user should know of it, or ""."""
 
-    ended = False
     note = ""
 
     @property
@@ -79,9 +75,9 @@ def framework_of(chosen: str) -> str | None:
 
 
 def open_source(
-    path: Path | None, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True
+    path: Path, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True
 ) -> Source:
-    """Open the log at `path`, None for standard input.
+    """Open the log at `path`.
 
     Args:
         path: a file or a folder, which need not exist yet.
@@ -92,18 +88,15 @@ def open_source(
     Raises:
         InputError: it holds several runs, or can be no log.
     """
-    if path is None:
-        return StandardInput(decoder_of(None, chosen)())
     if path.exists() and not path.is_dir():
         return FileSource(path, decoder_of(path, chosen), before)
     return LateSource(path, chosen, before, first=first)
 
 
-def decoder_of(path: Path | None, chosen: str = "auto") -> type[Decoder]:
-    """What reads it: as its name says, else as `chosen` does; None, standard input, has no name."""
-    name = "" if path is None else path.name
-    suffix = Path(name).suffix.lower()
-    if EVENTS.rstrip(".") in name or chosen == "tensorboard":
+def decoder_of(path: Path, chosen: str = "auto") -> type[Decoder]:
+    """What reads it: as its name says, else as `chosen` does."""
+    suffix = path.suffix.lower()
+    if EVENTS.rstrip(".") in path.name or chosen == "tensorboard":
         return Events
     if suffix == ".csv" or chosen == "csv":
         return CsvLines
@@ -298,30 +291,3 @@ class StateSource(Source):
         self._read = now
         yield AGAIN
         yield from map(flatten, without(rows, self._old))
-
-
-class StandardInput(Source):
-    """What is piped into the command; the end of the pipe is the end of the log."""
-
-    def __init__(self, decoder: Decoder, descriptor: int = 0) -> None:
-        self._descriptor, self._decoder = descriptor, decoder
-        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-    @property
-    def bad(self) -> int:
-        """See `Source`."""
-        return self._decoder.bad
-
-    def poll(self) -> Iterator[Record]:
-        """See `Source`."""
-        while not self.ended and (self._is_file or select.select([self._descriptor], [], [], 0)[0]):
-            data = os.read(self._descriptor, CHUNK)
-            self.ended = not data
-            try:
-                yield from self._decoder.feed(data)
-            except DamagedError as error:
-                raise InputError(f"standard input: {error}.") from None
-
-    def rest(self) -> list[Record]:
-        """See `Source`."""
-        return self._decoder.rest()

@@ -171,6 +171,7 @@ def _followed(
     metrics: Path | None, format_: str, run_config: Path | None, column: list[str]
 ) -> FollowConfig | None:
     """What `--follow` and the options beside it say; None without it."""
+    from guard_cli.run.plan import TRAINER_OUTPUT
     from guard_follow.sources import framework_of
 
     framework_of(format_)
@@ -179,7 +180,7 @@ def _followed(
             raise CliError("--format, --run-config and --map are for a log that is followed: give --follow")
         return None
     return FollowConfig(
-        metrics=None if str(metrics) == "-" else metrics.absolute(),
+        metrics=metrics if metrics == TRAINER_OUTPUT else metrics.absolute(),
         format=format_,
         overrides=read_map(column),
         run_config=run_config,

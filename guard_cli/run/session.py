@@ -19,7 +19,7 @@ from guard_cli.links import dashboard_link
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess, write_tokens
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
-from guard_cli.run.plan import Finished, Plan
+from guard_cli.run.plan import TRAINER_OUTPUT, Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
 from guard_cli.starting import settings_to_start, why_no_settings
@@ -166,7 +166,9 @@ def _start_following(
     from guard_follow.preexisting import scan
     from guard_follow.sources import framework_of
 
-    metrics, checkpoints = plan.follow.metrics or plan.out / "trainer.log", settings.checkpoint_root
+    checkpoints = settings.checkpoint_root
+    printed = plan.follow.metrics == TRAINER_OUTPUT
+    metrics = plan.out / "trainer.log" if printed else plan.follow.metrics
     before = scan(metrics, checkpoints, framework_of(plan.follow.format))
     what = replace(plan.follow, metrics=metrics, checkpoints=checkpoints, before=before)
     return Following(what, guard.url, str(settings.tokens()[0]), progress.note)

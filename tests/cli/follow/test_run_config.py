@@ -146,8 +146,8 @@ def test_a_configuration_that_the_trainer_writes_may_hold_anything_or_come_late(
     (tmp_path / ".hydra/config.yaml").write_text("kl_penalty: kl")  # not the one that is named
     row = {"step": 1, "data": {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.1}}
     log.write_text(json.dumps(row) + "\n")
-    followed = followed_to_the_end(log, "verl", written_config=config)
+    followed = followed_to_the_end(log, "verl", run_config=config)
     assert followed.rows() == [(0, 1, 0.5, None)]
     assert followed.tells("the run's configuration is not known") == bool(told) and followed.tells(told)
     config.write_text("algorithm: {kl_penalty: low_var_kl}")
-    assert followed_to_the_end(log, "verl", written_config=config).rows() == [(0, 1, 0.5, 0.1)]
+    assert followed_to_the_end(log, "verl", run_config=config).rows() == [(0, 1, 0.5, 0.1)]
