@@ -125,20 +125,28 @@ def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
     One that the command has itself, because it means something else there, is None among them.
     """
     every = get_type_hints(EvaluationOptions, include_extras=True)
-    parameters = dict(signature(command, eval_str=True).parameters)
-    del parameters["evaluation"]
+    parameters = signature(command, eval_str=True).parameters
     shared = {
         name: Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
         for name, option in every.items()
         if name not in parameters
     }
+    taken = Signature(
+        [
+            one
+            for parameter in parameters.values()
+            for one in (
+                shared.values()
+                if parameter.name == "evaluation"
+                else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+            )
+        ]
+    )
 
     @wraps(command)
     def with_them(**given: Any) -> None:
         command(evaluation=dict.fromkeys(every) | {name: given.pop(name) for name in shared}, **given)
 
-    own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters.values()]
-    taken = Signature([*own, *shared.values()])
     with_them.__signature__ = taken  # type: ignore[attr-defined]
     with_them.__annotations__ = {one.name: one.annotation for one in taken.parameters.values()}
     return with_them
@@ -217,11 +225,9 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
     if settings.heldout is None:
         return settings
     evaluator = settings.heldout.evaluator
-    if evaluator.kind == "hf" and evaluator.device.startswith("cuda") and not _has_gpu():
-        raise CliError(
-            f"--device {evaluator.device}: this machine has no GPU: leave --device out, or use cpu"
-        )
-    vllm = evaluator.kind == "vllm"
+    vllm, device = evaluator.kind == "vllm", evaluator.device if evaluator.kind == "hf" else ""
+    if device.startswith("cuda") and not any(Path("/dev", name).exists() for name in _GPUS):
+        raise CliError(f"--device {device}: this machine has no GPU: leave --device out, or use cpu")
     if missing := missing_vllm() if vllm else missing_extra("the evaluator 'hf'", ["eval-hf"]):
         raise CliError(missing)
     try:
@@ -229,10 +235,6 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
     except SplitError as error:
         raise CliError(str(error)) from None
     return settings
-
-
-def _has_gpu() -> bool:
-    return any(Path("/dev", name).exists() for name in _GPUS)
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:
