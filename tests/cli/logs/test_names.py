@@ -12,59 +12,13 @@ from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY
 from tests.cli.logs.recorded import LOGS as RECORDED_LOGS
 
-LOGS = {
-    "TRL": {"step": "step", "reward": "reward", "kl": "kl", "entropy": "entropy", "reward_std": "reward_std"},
-    "verl": {
-        "step": "training/global_step",
-        "reward": "critic/score/mean",
-        "kl": "actor/reward_kl_penalty",
-        "entropy": "actor/entropy",
-    },
-    "OpenRLHF": {
-        "step": "global_step",
-        "reward": "rollout/reward_mean",
-        "kl": "kl",
-        "entropy": "entropy_loss",
-        "reward_std": "rollout/reward_std",
-    },
-    "NeMo-RL": {"step": "step", "reward": "reward", "kl": "kl_penalty", "entropy": "approx_entropy"},
-    "SkyRL": {
-        "step": "global_step",
-        "reward": "reward/avg_raw_reward",
-        "kl": "policy/policy_kl",
-        "entropy": "policy/policy_entropy",
-    },
-    "ROLL": {
-        "step": "step",
-        "reward": "critic/score/mean",
-        "kl": "math_rule/critic/kl",
-        "entropy": "critic/entropy/mean",
-    },
-    "torchtune": {"step": "global_step", "reward": "rewards", "kl": "kl_loss"},
-    "prime-rl": {
-        "step": "step",
-        "reward": "reward/all/mean",
-        "entropy": "entropy/all/mean",
-        "reward_std": "reward/all/std",
-    },
-}
 TOKEN_MEAN = {"kl_penalty": "low_var_kl"}
 NEMO_RL = {"token_level_loss": "true", "reference_policy_kl_penalty": "0.01"}
 OPENRLHF = {"kl.estimator": "k1", "kl.init_coef": "1e-3"}
 SKYRL = {"kl_estimator_type": "k3"}
-#: Under these the KL of every framework is a token mean.
-ARMED = TOKEN_MEAN | NEMO_RL | OPENRLHF | SKYRL
-EXTRAS = ["epoch", "loss", "grad_norm", "completions/mean_length", "rewards/grade/mean", "num_tokens"]
 
 
 class TestFrameworks:
-    @pytest.mark.parametrize("name", LOGS)
-    def test_each_is_recognised_also_with_what_a_tracker_puts_before_it(self, name: str) -> None:
-        columns = resolve([*EXTRAS, *LOGS[name].values()], {}, settings=ARMED)
-        assert (columns.framework, columns.source, columns.notes) == (name, LOGS[name], ())
-        wrapped = {ours: f"train/{theirs}" for ours, theirs in LOGS[name].items()}
-        assert resolve(list(wrapped.values()), {}, settings=ARMED).source == wrapped
-
     def test_wandb_chart_export(self) -> None:
         columns = ["Step", *(f"my - run - train/reward{tail}" for tail in ("", "__MIN", "__MAX"))]
         assert resolve(columns, {}).source == {"step": "Step", "reward": "my - run - train/reward"}
@@ -94,13 +48,8 @@ class TestLookalikes:
         ("column", "why"),
         [
             ("actor/ppo_kl", "the policy that sampled"),
-            ("approx_policy_kls", "the policy that sampled"),
             ("losses/old_approx_kl", "the policy that sampled"),
-            ("policy/approxkl_avg", "the policy that sampled"),
             ("mismatch_kl/all/mean", "inference engine"),
-            ("train/gen_kl_error", "inference engine"),
-            ("js_divergence_error", "inference engine"),
-            ("vllm_kl", "inference engine"),
             ("rollout_corr/k3_kl", "inference engine"),
             ("a/kl_sample_train_x/b", "inference engine"),
             ("objective/kl", "summed over the tokens"),
@@ -162,18 +111,13 @@ class TestAKlThatTheLogAloneDoesNotTell:
         ("columns", "enough", "wrong"),
         [
             (["critic/score/mean", "actor/reward_kl_penalty"], TOKEN_MEAN, {"kl_penalty": "mse"}),
-            (["critic/score/mean", "critic/kl"], TOKEN_MEAN, {"kl_penalty": "abs"}),
-            (["reward/overall", "actor/kl_penalty"], TOKEN_MEAN, {"kl_penalty": "k2"}),
             (
                 ["reward/overall", "actor/kl_loss"],
                 TOKEN_MEAN | {"loss_avg_mode": "token"},
                 {"loss_avg_mode": "sequence"},
             ),
-            (["reward", "approx_entropy", "kl_penalty"], NEMO_RL, {"reference_policy_kl_type": "k2"}),
-            (["reward", "approx_entropy", "kl_penalty"], NEMO_RL, {"token_level_loss": "false"}),
             (["reward", "approx_entropy", "kl_penalty"], NEMO_RL, {"use_kl_in_reward": "true"}),
             (["reward", "approx_entropy", "kl_penalty"], NEMO_RL, {"reference_policy_kl_penalty": "0.0"}),
-            (["rollout/reward_mean", "rollout/reward_std", "kl"], OPENRLHF, {"kl.estimator": "k2"}),
             (["rollout/reward_mean", "rollout/reward_std", "kl"], OPENRLHF, {"kl.use_loss": "true"}),
             (["reward/avg_raw_reward", "policy/policy_kl"], SKYRL, {"use_kl_loss": "false"}),
         ],

@@ -205,12 +205,26 @@ class TestTheReportOfARun:
         return good.parent
 
     def test_a_run_that_was_not_judged_is_said_to_be(self, replay: Invoke, good: Path) -> None:
-        ended = {"exit_code": 5, "outcome": "the trainer finished, but NOT JUDGED: 3 refused\x1b[2J"}
-        result = replay(self.report(good, json.dumps(ended)))
+        outcome = "the trainer finished, but NOT JUDGED: 3 refused\x1b[2J"
+        ended = {"exit_code": 5, "outcome": outcome, "result": "not judged"}
+        folder = self.report(good, json.dumps(ended))
+        guard = json.loads(replay(folder, "--json").stdout)["detectors"][0]
+        assert guard["level"] == "unknown" and "NOT JUDGED: 3 refused" in guard["reason"]
+        result = replay(folder)
         assert result.returncode == 0
         said = " ".join(result.stdout.split())
         assert "exit code 5: the trainer finished, but NOT JUDGED: 3 refused" in said
         assert "\x1b[2J" not in result.stdout
+
+    def test_a_log_without_a_report_whose_end_was_not_evaluated_is_not_healthy(
+        self, replay: Invoke, tmp_path: Path
+    ) -> None:
+        rows = history(hack=False)
+        early = [{k: v for k, v in row.items() if k != "items" or row["step"] <= 100} for row in rows]
+        for log, level in ((rows, "healthy"), (early, "unknown")):
+            answer = json.loads(replay(write(tmp_path / "log.jsonl", log), "--json").stdout)
+            assert answer["level"] == level
+        assert "steps 101 to 200 came after the last judged checkpoint" in answer["reason"]
 
     def test_one_that_passed_needs_no_words(self, replay: Invoke, good: Path) -> None:
         result = replay(self.report(good, json.dumps({"exit_code": 0, "outcome": "fine"})), "--json")

@@ -13,7 +13,7 @@ import pytest
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import Run, load_run
 from guard_cli.replay.symptoms import column_for, symptoms_of
-from guard_core.frameworks import FIGURES, bare, figure_of
+from guard_core.frameworks import FIGURES, bare
 from guard_core.symptoms import TITLES, Unseen
 from guard_follow.columns import MOST_FIGURES
 from tests.cli.logs.recorded import LOGS, RECORDED
@@ -124,26 +124,6 @@ class TestNothingDependsOnIt:
 
 
 class TestColumns:
-    @pytest.mark.parametrize(
-        ("column", "figure"),
-        [
-            ("my-run - train/completions / clipped_ratio", "clipped"),
-            ("response_length/clip_ratio", "clipped"),
-            ("env/all/by_group/frac_mixed", "mixed"),
-            ("train/agg/all/agent/is_truncated/mean", "clipped"),
-            ("train/agg/all/agent/num_output_tokens/max", "longest"),
-            ("train/mean_gen_tokens_per_sample", "length"),
-            ("train/gsm8k/all/agent/num_output_tokens/max", ""),
-            ("train/agg/all/a/b/is_truncated/mean", ""),
-            ("rewards / form", "components"),
-            ("reward/format", "components"),
-            *((name, "") for name in ("reward", "rewards/form/std", "reward/mean", "rewards/chosen")),
-            *((name, "") for name in ("prompt_length/clip_ratio", "clip_ratio")),
-        ],
-    )
-    def test_which_figure_a_column_is(self, column: str, figure: str) -> None:
-        assert figure_of(column) == figure
-
     @pytest.mark.parametrize(
         ("name", "figures"),
         [
