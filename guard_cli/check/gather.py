@@ -87,7 +87,7 @@ def look_at_model(path: Path, base: Path | None) -> Model:
         problem = None
     except EvaluationError as error:
         problem = str(error)
-    return Model(path, problem, no_tokenizer, adapter)
+    return Model(path, problem, no_tokenizer or None, adapter)
 
 
 def look_at_split(settings: HeldoutSettings) -> Split:

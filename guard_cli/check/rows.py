@@ -69,11 +69,11 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint. `problem`: why the guard cannot take it, or None; `no_tokenizer` the same, or ""."""
+    """A checkpoint. The problems: why the guard cannot take it, or its tokenizer; None if it can."""
 
     path: Path
     problem: str | None
-    no_tokenizer: str
+    no_tokenizer: str | None
     adapter: bool = False
 
 
@@ -193,7 +193,7 @@ def facts_for_checks(found: Found) -> RunFacts:
         folder=found.folder,
         layout=None if model is None else model.problem or "",
         adapter=model is not None and model.adapter,
-        tokenizer=None if model is None else model.no_tokenizer and f"{model.path}: {model.no_tokenizer}",
+        tokenizer=None if model is None else _tokenizer(model),
         saves=Saves(trainer.steps_per_save, trainer.max_steps, trainer.saves),
         needed=Needed(*evaluations_until_judged(found)) if readable else None,
         kept=trainer.save_total_limit,
@@ -214,6 +214,10 @@ def facts_for_checks(found: Found) -> RunFacts:
             TIME: "--time evaluates --model once",
         },
     )
+
+
+def _tokenizer(model: Model) -> str:
+    return "" if model.no_tokenizer is None else f"{model.path}: {model.no_tokenizer}"
 
 
 def _failed_evaluation(measured: TriedEvaluation | None) -> dict[str, CheckRow]:

@@ -126,7 +126,9 @@ def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workpla
             follower.kill()
             follower.communicate()
         last = rlguard(*follow, env=environment)
-        time.sleep(4)
+        until = time.monotonic() + 120
+        while len(reported(state)) < len(EXPECTED) and time.monotonic() < until:
+            time.sleep(0.5)
         last.send_signal(signal.SIGTERM)
         _, said = last.communicate(timeout=30)
         assert last.returncode == 0, said
