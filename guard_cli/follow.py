@@ -14,15 +14,15 @@ from guard_cli.epilog import epilog
 from guard_cli.errors import CliError, ExitCode
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
-from guard_follow.reading import ca_of_environment
-from guard_follow.source import framework_of
-from guard_follow.what import What
+from guard_follow.config import FollowConfig
+from guard_follow.guard_history import ca_of_environment
+from guard_follow.sources import framework_of
 
 #: Seconds between two looks at the log.
 POLL_SECONDS = 1.0
 
 EXIT_CODES = {
-    ExitCode.FINISHED.value: "the log has ended, or a signal came",
+    ExitCode.FINISHED.value: "a signal came",
     1: "the guard does not respond at the start, or refuses a token",
     ExitCode.USAGE.value: "wrong arguments or files",
     ExitCode.FIRED.value: "a fire",
@@ -30,11 +30,10 @@ EXIT_CODES = {
 }
 EPILOG = epilog(
     "rlguard follow --metrics run.jsonl --checkpoints ckpt --format verl",
-    "python train.py | rlguard follow --metrics - --checkpoints ckpt",
     codes=EXIT_CODES,
 )
 
-MetricsHelp = "A log that a trainer writes: a file, a folder of event files, or - for standard input."
+MetricsHelp = "A log that a trainer writes: a file, or a folder of event files."
 app = typer.Typer(add_completion=False)
 
 
@@ -64,8 +63,10 @@ def follow(
     address = url or os.environ.get("RLGUARD_URL")
     if not address:
         raise CliError("no guard: give --url, or set RLGUARD_URL (`rlguard serve` prints both it and tokens)")
-    what = What(
-        metrics=None if str(metrics) == "-" else metrics,
+    if str(metrics) == "-":
+        raise CliError("--metrics -: give a file; what is only printed goes into one with `| tee train.log`")
+    what = FollowConfig(
+        metrics=metrics,
         checkpoints=checkpoints,
         format=format_,
         overrides=read_map(column or ()),
@@ -74,11 +75,11 @@ def follow(
     raise typer.Exit(_run(what, address, _read_token(read_token_file)))
 
 
-def _run(what: What, address: str, read_token: str | None) -> int:
+def _run(what: FollowConfig, address: str, read_token: str | None) -> int:
     from guard_client.client import GuardClient
     from guard_client.errors import GuardConfigError
     from guard_follow.follower import Follower
-    from guard_follow.history import ask_history
+    from guard_follow.guard_history import ask_history
 
     stopping, ca = threading.Event(), ca_of_environment()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,10 +94,8 @@ def _run(what: What, address: str, read_token: str | None) -> int:
         if follower.verdict is not None and follower.verdict.stop:
             _say(f"the guard says stop: {follower.verdict.code}: {follower.verdict.reason}")
             return ExitCode.FIRED if follower.verdict.fire else ExitCode.HALTED
-        if follower.ended:
-            break
         stopping.wait(POLL_SECONDS)
-    follower.finish(trainer_ended=follower.ended)
+    follower.finish(trainer_ended=False)
     _say(f"{follower.accepted} steps and {follower.announced} checkpoints reported")
     return ExitCode.FINISHED
 

@@ -48,7 +48,7 @@ KeepBestOption = Annotated[bool | None, typer.Option(help="Keep a copy of the be
 
 
 class _Option(NamedTuple):
-    """An option of every command that evaluates: its parameter, type and help, and the setting that it is."""
+    """An option of every command that evaluates: its type, help and flags, and the setting that it is."""
 
     name: str
     type: Any
@@ -57,12 +57,12 @@ class _Option(NamedTuple):
     flags: str = ""
 
 
-def _evaluator(name: str, type_: Any, help_: str, flags: str = "") -> _Option:
-    return _Option(name, type_, help_, ("evaluator", name), flags or f"--{name.replace('_', '-')}")
-
-
 def _scoring(name: str, type_: Any, help_: str, place: str = "") -> _Option:
     return _Option(name, type_, help_, (place or name,), f"--{name.replace('_', '-')}")
+
+
+def _evaluator(name: str, type_: Any, help_: str, flags: str = "") -> _Option:
+    return _Option(name, type_, help_, ("evaluator", name), flags or f"--{name.replace('_', '-')}")
 
 
 _FUNCTION = (
@@ -94,9 +94,6 @@ _EVALUATION = (
 )
 #: Setting -> the option that sets it.
 OPTIONS: Mapping[Place, str] = {
-    ("run_name",): "--name",
-    ("checkpoint_root",): "--checkpoints",
-    ("policy_file",): "--policy",
     **{
         (name,): f"--{name.replace('_', '-')}"
         for name in (
@@ -104,6 +101,9 @@ OPTIONS: Mapping[Place, str] = {
             *("ingest_token_file", "read_token_file", "evaluations_token_file"),
         )
     },
+    ("run_name",): "--name",
+    ("checkpoint_root",): "--checkpoints",
+    ("policy_file",): "--policy",
     ("heldout", "split"): "--heldout",
     ("heldout", "train_prompts"): "--train-prompts",
     ("heldout", "backlog"): "--backlog",
@@ -124,23 +124,31 @@ def with_evaluation(command: Callable[..., None]) -> Callable[..., None]:
 
     One that the command has itself, because it means something else there, is None among them.
     """
-    of_command = signature(command, eval_str=True).parameters
     every = get_type_hints(EvaluationOptions, include_extras=True)
-    shared = {name: option for name, option in every.items() if name not in of_command}
+    parameters = signature(command, eval_str=True).parameters
+    shared = {
+        name: Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in every.items()
+        if name not in parameters
+    }
+    taken = Signature(
+        [
+            one
+            for parameter in parameters.values()
+            for one in (
+                shared.values()
+                if parameter.name == "evaluation"
+                else [parameter.replace(kind=Parameter.KEYWORD_ONLY)]
+            )
+        ]
+    )
 
     @wraps(command)
     def with_them(**given: Any) -> None:
         command(evaluation=dict.fromkeys(every) | {name: given.pop(name) for name in shared}, **given)
 
-    parameters: list[Parameter] = []
-    for name, parameter in of_command.items():
-        own = {name: parameter.annotation} if name != "evaluation" else shared
-        default = parameter.default if name != "evaluation" else None
-        parameters += [
-            Parameter(n, Parameter.KEYWORD_ONLY, default=default, annotation=a) for n, a in own.items()
-        ]
-    with_them.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    with_them.__annotations__ = {one.name: one.annotation for one in parameters}
+    with_them.__signature__ = taken  # type: ignore[attr-defined]
+    with_them.__annotations__ = {one.name: one.annotation for one in taken.parameters.values()}
     return with_them
 
 
@@ -207,36 +215,26 @@ def make_settings(config: Mapping[str, Any], options: Mapping[str, Any]) -> Guar
     """Validated settings.
 
     Raises:
-        CliError: a setting is wrong or unknown, the split or the policy cannot be used, or a package that
-            the evaluator needs is not installed.
+        CliError: a setting is wrong or unknown, the split or the policy cannot be used, or a package or a GPU
+            that the evaluator needs is not there.
     """
     from guard_service.heldout.errors import SplitError
     from guard_service.heldout.split import HeldoutSplit
 
     settings = _load(config, options)
-    if settings.heldout is not None:
-        evaluator = settings.heldout.evaluator
-        _refuse_missing_gpu(evaluator.device if evaluator.kind == "hf" else "")
-        missing = _missing(settings.heldout.evaluator.kind)
-        if missing is not None:
-            raise CliError(missing)
-        try:
-            HeldoutSplit.load(settings.heldout.split)
-        except SplitError as error:
-            raise CliError(str(error)) from None
-    return settings
-
-
-def _refuse_missing_gpu(device: str) -> None:
-    """Raise at once if a GPU is asked for and this machine has none."""
+    if settings.heldout is None:
+        return settings
+    evaluator = settings.heldout.evaluator
+    vllm, device = evaluator.kind == "vllm", evaluator.device if evaluator.kind == "hf" else ""
     if device.startswith("cuda") and not any(Path("/dev", name).exists() for name in _GPUS):
         raise CliError(f"--device {device}: this machine has no GPU: leave --device out, or use cpu")
-
-
-def _missing(evaluator: str) -> str | None:
-    if evaluator == "vllm":
-        return missing_vllm()
-    return missing_extra("the evaluator 'hf'", ["eval-hf"])
+    if missing := missing_vllm() if vllm else missing_extra("the evaluator 'hf'", ["eval-hf"]):
+        raise CliError(missing)
+    try:
+        HeldoutSplit.load(settings.heldout.split)
+    except SplitError as error:
+        raise CliError(str(error)) from None
+    return settings
 
 
 def _load(config: Mapping[str, Any], options: Mapping[str, Any]) -> GuardSettings:

@@ -26,7 +26,7 @@ from guard_cli.saved_run import find_report, read_run_file
 from guard_cli.summary import read_verdict, summary_lines
 from guard_core.codes import Level
 from guard_core.terminal import plain
-from guard_follow.reading import ca_of_environment, reader
+from guard_follow.guard_history import ca_of_environment, reader
 from guard_operator.api.reasons import ConditionType, Reason
 
 EXIT_CODES = {

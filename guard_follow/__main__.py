@@ -21,12 +21,12 @@ from typing import Any
 
 from guard_client.client import GuardClient
 from guard_core.feed import FollowOrder
-from guard_follow.before import Before, what_lies
-from guard_follow.beneath import confine
+from guard_follow.config import FollowConfig
 from guard_follow.errors import InputError
 from guard_follow.follower import Follower
-from guard_follow.history import KnownHistory, ask_history
-from guard_follow.what import What
+from guard_follow.guard_history import KnownHistory, ask_history
+from guard_follow.preexisting import PreexistingFiles, scan
+from guard_follow.safe_open import restrict_to
 
 POLL_SECONDS = 0.5
 STATE_SECONDS = 5.0
@@ -43,7 +43,7 @@ def main() -> int:
     """Follow until stdin ends; returns the exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     order = FollowOrder.model_validate_json(sys.stdin.readline())
-    confine(order.root)
+    restrict_to(order.root)
     ended, stopping = threading.Event(), threading.Event()
     threading.Thread(target=_await_the_end, args=(ended, stopping), daemon=True).start()
     try:
@@ -64,7 +64,9 @@ def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Even
     config = None if followed.run_config is None else order.root / followed.run_config
     before = _before(order, log, saved)
     _tell(began=True)
-    what = What(log, saved, followed.format, written_config=config, before=before, layout=order.feed.layout)
+    what = FollowConfig(
+        log, saved, followed.format, run_config=config, before=before, layout=order.feed.layout
+    )
     follower = Follower(
         what, GuardClient(order.url, order.token, ca=order.ca), _history(order, ended), _say, stopping
     )
@@ -78,18 +80,18 @@ def _follow(order: FollowOrder, ended: threading.Event, stopping: threading.Even
     _tell(state={"trouble": follower.trouble})
 
 
-def _before(order: FollowOrder, log: Path, saved: Path) -> Before:
+def _before(order: FollowOrder, log: Path, saved: Path) -> PreexistingFiles:
     """What lay there before the run, as it was found at its first start."""
     kept = order.state / KEPT
     try:
-        return Before.from_json(kept.read_text("utf-8"))
+        return PreexistingFiles.from_json(kept.read_text("utf-8"))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"{kept} cannot be read ({type(error).__name__}): remove it, or restore it."
         ) from None
-    before = what_lies(log, saved, order.feed.layout)
+    before = scan(log, saved, order.feed.layout)
     draft = kept.with_suffix(".new")
     try:
         with draft.open("w", encoding="utf-8") as file:

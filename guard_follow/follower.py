@@ -1,8 +1,8 @@
 """Reads a log and a folder of checkpoints, and reports what is new in them to a guard. One round at a time.
 
 It is the trainer's reporter without the trainer: nobody waits for it, so it sends in line, again and again,
-until the guard has it on disk, and reads on only then. Where it stands is not kept anywhere: at its start it
-asks the guard for its history, reads the log from the beginning, and reports what the guard does not have.
+until the guard has it on disk, and reads on only then. It keeps no position of its own: at its start it asks
+the guard for its history, reads the log from the beginning, and reports what the guard does not have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -24,16 +24,16 @@ from guard_client.waiting import reason_to_wait
 from guard_core.terminal import plain
 from guard_core.wire import MAX_STEPS_PER_POST, CheckpointReport, StepReport
 from guard_core.wording import format_errors
-from guard_follow.before import Before
+from guard_follow.attempts import Attempts
+from guard_follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.config import FollowConfig
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY
-from guard_follow.history import KnownHistory
-from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
-from guard_follow.settings import settings_of
-from guard_follow.source import Source, framework_of, open_source
-from guard_follow.starts import Starts
+from guard_follow.guard_history import KnownHistory
+from guard_follow.preexisting import PreexistingFiles
+from guard_follow.run_config import settings_finder
+from guard_follow.sources import Source, framework_of, open_source
 from guard_follow.steps import StepGatherer
-from guard_follow.what import What
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
 #: event files flush every two minutes.
@@ -43,9 +43,8 @@ _LAST_RETRY_SECONDS = 5.0
 _RECORDS_AT_ONCE = 20_000
 #: Checkpoints that may be unscored before a trainer that reports for itself would wait, by default.
 _MAX_LAG = 1
-#: After so long without a record, or a checkpoint that can be scored, it is told where it was looked.
+#: After so long without a record, or a checkpoint that can be scored, the user is told where it was looked.
 PATIENCE_SECONDS = 600.0
-_AFTER_PATIENCE = f"after {PATIENCE_SECONDS / 60:.0f} minutes"
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ class Follower:
     """Follows one run.
 
     Args:
-        what: is followed.
+        config: what is followed.
         client: the guard.
         history: what that guard has.
         say: gets sentences for the user.
@@ -67,33 +66,27 @@ class Follower:
 
     def __init__(
         self,
-        what: What,
+        config: FollowConfig,
         client: GuardClient,
         history: KnownHistory,
         say: Callable[[str], None],
         stopping: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        framework = framework_of(what.format)
-        self._wanted_log = BY_KEY[framework].reads if framework and BY_KEY[framework].reads else "metrics"
-        self._what, self._client, self._clock = what, client, clock
-        self._say: Callable[[str], None] = lambda sentence: say(plain(sentence, 2_000))
+        self._config, self._client, self._say, self._clock = config, client, say, clock
         self._stopping = stopping or threading.Event()
-        self._source: Source = open_source(what.metrics, what.format, what.before, first=not history.steps)
-        self._layouts = layouts_of(what.layout or framework)
-        self._attempts = Starts(history.steps, history.attempt)
         self._told: set[str] = set()
-        settings = settings_of(
-            what.run_config,
-            what.written_config,
-            what.metrics,
-            (what.before or Before()).has,
-            lambda why: self._once(why, why),
+        before = config.before or PreexistingFiles()
+        self._framework = framework_of(config.format)
+        self._source: Source = open_source(
+            config.metrics, config.format, config.before, first=not history.steps
         )
-        self._steps = StepGatherer(self._attempts, what.overrides, framework, settings, self._say)
+        settings = settings_finder(config.run_config, config.metrics, before.has, self._once)
+        self._attempts = Attempts(history.steps, history.attempt)
+        self._steps = StepGatherer(self._attempts, config.overrides, self._framework, settings, self._tell)
+        self._layouts = layouts_of(config.layout or self._framework)
         self._evaluated = set(history.checkpoints)
-        old = {} if what.before is None else what.before.checkpoints
-        self._seen = {Path(os.path.abspath(path)): written for path, written in old.items()}
+        self._seen = {Path(os.path.abspath(path)): written for path, written in before.checkpoints.items()}
         self._held: dict[tuple[Path, int], float] = {}
         self._bad = 0
         self._begun = self._last_record = clock()
@@ -103,11 +96,6 @@ class Follower:
         self.verdict: VerdictView | None = None
 
     @property
-    def ended(self) -> bool:
-        """Whether the log has come to its end, as standard input does."""
-        return self._source.ended
-
-    @property
     def bad(self) -> int:
         """Lines, records and values that could not be read, and were left out."""
         return self._source.bad + self._steps.counts.wrong
@@ -115,7 +103,7 @@ class Follower:
     @property
     def trouble(self) -> str:
         """Why no step is reported although there should have been one by now; "" where nothing is wrong."""
-        return self._steps.trouble or ("" if self._records or not self._waited else self._no_log())
+        return self._steps.trouble or ("" if self._records or not self._is_late else self._no_log())
 
     def poll(self) -> None:
         """Report what is new.
@@ -128,7 +116,8 @@ class Follower:
             self._send(self._steps.rest())
         self._report_checkpoints(self._clock())
         self.verdict = self._ask(self._client.verdict) or self.verdict
-        self._say_what_is_not_held()
+        if (reason := reason_to_wait(self.verdict, 0, _MAX_LAG)) is not None:
+            self._once(f"a followed trainer cannot be held: it trains on without {reason}", "not held")
         self._complain()
 
     def finish(self, *, trainer_ended: bool) -> None:
@@ -144,6 +133,8 @@ class Follower:
         self._send([*last, *self._steps.rest()])
         self._report_checkpoints(math.inf if trainer_ended else self._clock())
         self._complain()
+
+    # -- steps -------------------------------------------------------------------------------------------
 
     def _report_steps(self) -> None:
         """Read and report to the end of what is there."""
@@ -163,7 +154,7 @@ class Follower:
                     try:
                         self._post([report])
                     except ReportRefusedError as refusal:
-                        self._once("refused", f"the guard refuses step {report.step}: {refusal}")
+                        self._once(f"the guard refuses step {report.step}: {refusal}", "refused")
 
     def _post(self, reports: Sequence[StepReport]) -> None:
         response = self._ask(lambda: self._client.post_steps(reports))
@@ -171,10 +162,11 @@ class Follower:
             self.accepted += response.accepted
             self.verdict = response.verdict
 
+    # -- checkpoints -------------------------------------------------------------------------------------
+
     def _report_checkpoints(self, now: float) -> None:
         """Announce each complete checkpoint once; `now` is infinite when nothing comes any more."""
-        for path, written in self._complete(now if now == math.inf else None):
-            step = self._step_of[path]
+        for path, step, written in self._complete(now if now == math.inf else None):
             if self._seen.get(path) == written or not self._is_placed(path, written, step, now):
                 continue
             attempt = self._attempts.attempt_of_checkpoint(step)
@@ -185,6 +177,15 @@ class Follower:
             if key not in self._evaluated:
                 self._evaluated.add(key)
                 self._announce(attempt, step, str(path))
+
+    def _complete(self, now: float | None) -> Iterator[tuple[Path, int, int]]:
+        """Path, step and time of writing of each complete checkpoint; says why others are of no use."""
+        root = self._config.checkpoints
+        for found in find_checkpoints(root, self._layouts, now) if root is not None else ():
+            if isinstance(found, CompleteCheckpoint):
+                yield Path(os.path.abspath(found.path)), found.step, found.written
+            else:
+                self._once(f"{found.path} {found.why}", "unfit")
 
     def _is_placed(self, path: Path, written: int, step: int, now: float) -> bool:
         """Whether its attempt is known, as the log has come to its step; or the log is not expected to."""
@@ -200,23 +201,11 @@ class Follower:
             response = self._ask(lambda: self._client.post_checkpoint(report))
         except (ReportRefusedError, ValidationError) as refusal:
             why = format_errors(refusal) if isinstance(refusal, ValidationError) else str(refusal)
-            self._once(f"checkpoint {step}", f"checkpoint {step} was refused: {why}")
+            self._once(f"checkpoint {step} was refused: {why}", f"checkpoint {step}")
             return
         if response is not None:
             self.announced += 1
             self.verdict = response.verdict
-
-    def _complete(self, now: float | None = None) -> Iterable[tuple[Path, int]]:
-        """The complete checkpoints with the time of their writing; says why others are of no use."""
-        self._step_of: dict[Path, int] = {}
-        root = self._what.checkpoints
-        for checkpoint in find_checkpoints(root, self._layouts, now) if root is not None else ():
-            if isinstance(checkpoint, CompleteCheckpoint):
-                path = Path(os.path.abspath(checkpoint.path))
-                self._step_of[path] = checkpoint.step
-                yield path, checkpoint.written
-            else:
-                self._once("unfit", f"{checkpoint.path} {checkpoint.why}")
 
     def _ask(self, exchange: Callable[[], T]) -> T | None:
         """Try until the guard responds; None if there is no more waiting.
@@ -232,66 +221,65 @@ class Follower:
             except GuardUnavailableError as error:
                 if error.unauthorised:
                     raise InputError(str(error), 1) from None
-                self._once("unavailable", f"no response from the guard, trying again: {error}")
+                self._once(f"no response from the guard, trying again: {error}", "unavailable")
             if self._stopping.wait(delay):
                 return None
             delay = min(2 * delay, _LAST_RETRY_SECONDS)
 
+    # -- what the user is told ---------------------------------------------------------------------------
+
+    def _tell(self, sentence: str) -> None:
+        self._say(plain(sentence, 2_000))
+
+    def _once(self, sentence: str, about: str = "") -> None:
+        """Tell a sentence unless one `about` the same was told."""
+        if (about or sentence) not in self._told:
+            self._told.add(about or sentence)
+            self._tell(sentence)
+
     def _complain(self) -> None:
+        counts = self._steps.counts
         if self._source.bad > self._bad:
-            self._say(f"{self._source.bad} lines or records could not be read, and were left out")
+            self._tell(f"{self._source.bad} lines or records could not be read, and were left out")
         self._bad = self._source.bad
         if self._source.note:
-            self._once(self._source.note, self._source.note)
-        if "trouble" not in self._told and (trouble := self._steps.trouble):
-            self._once("trouble", f"no step can be read yet: {trouble}")
-        if self._steps.counts.not_finite:
-            self._once("not finite", "a step has no finite reward: nothing is judged by it")
-        if self._steps.counts.wrong:
-            self._once("wrong", "a step or a value is no number that can be reported, and was left out")
-
-        if self._waited:
-            self._complain_of_nothing()
-
-    def _say_what_is_not_held(self) -> None:
-        """A trainer that reports for itself would wait now; nobody can make one wait that is followed."""
-        if (reason := reason_to_wait(self.verdict, 0, _MAX_LAG)) is not None:
-            self._once("not held", f"a followed trainer cannot be held: it trains on without {reason}")
+            self._once(self._source.note)
+        if trouble := self._steps.trouble:
+            self._once(f"no step can be read yet: {trouble}", "trouble")
+        if counts.not_finite:
+            self._once("a step has no finite reward: nothing is judged by it")
+        if counts.wrong:
+            self._once("a step or a value is no number that can be reported, and was left out")
+        if self._is_late and not self._records:
+            self._once(self._no_log(), "no log")
+        if self._is_late and self._config.checkpoints is not None and not (self._seen or self._held):
+            self._once(self._no_checkpoint(self._config.checkpoints), "no checkpoint")
 
     @property
-    def _waited(self) -> bool:
+    def _is_late(self) -> bool:
         """Whether something should have come by now."""
         return self._clock() - self._begun >= PATIENCE_SECONDS
 
     def _no_log(self) -> str:
-        where = "standard input" if self._what.metrics is None else _told(self._what.metrics)
+        reads = BY_KEY[self._framework].reads if self._framework else ""
         return (
-            f"{_AFTER_PATIENCE} there is no record in {where}: is it where the trainer writes, "
-            f"and does it write {self._wanted_log}?"
+            f"after {PATIENCE_SECONDS / 60:.0f} minutes there is no record in "
+            f"{_shown(self._config.metrics)}: is it where the trainer writes, and does it write "
+            f"{reads or 'metrics'}?"
         )
 
-    def _complain_of_nothing(self) -> None:
-        """Say what has not come, and what could be wrong."""
-        root = self._what.checkpoints
-        if not self._records:
-            self._once("no log", self._no_log())
-        if root is not None and not (self._seen or self._held):
-            looked = ", ".join(f"`{layout.place}`" for layout in self._layouts)
-            advice = self._layouts[0].advice if len(self._layouts) == 1 else ""
-            self._once(
-                "no checkpoint",
-                f"{_AFTER_PATIENCE} no checkpoint that can be scored is in {_told(root)}: is it where the "
-                f"trainer saves? Looked for {looked or 'nothing, as no layout is known of this framework'}"
-                + (f"; for weights that can be scored {advice}" if advice else ""),
-            )
-
-    def _once(self, what: str, sentence: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            self._say(sentence)
+    def _no_checkpoint(self, root: Path) -> str:
+        looked = ", ".join(f"`{layout.place}`" for layout in self._layouts)
+        advice = self._layouts[0].advice if len(self._layouts) == 1 else ""
+        return (
+            f"after {PATIENCE_SECONDS / 60:.0f} minutes no checkpoint that can be scored is in "
+            f"{_shown(root)}: is it where the trainer saves? "
+            f"Looked for {looked or 'nothing, as no layout is known of this framework'}"
+            + (f"; for weights that can be scored {advice}" if advice else "")
+        )
 
 
-def _told(path: Path) -> str:
+def _shown(path: Path) -> str:
     if path.is_symlink():
         return f"{path} (a symbolic link, which is not followed everywhere: name what it leads to)"
     return f"{path}{'' if path.exists() else ' (not there)'}"

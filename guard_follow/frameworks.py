@@ -1,15 +1,14 @@
-"""The RL frameworks, of `guard_core/frameworks/*.yaml`: names of metrics, consoles, layouts, advice."""
+"""The RL frameworks: `guard_core/frameworks/*.yaml`, one file each. No other module knows one by name."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict
 
 from guard_core.frameworks import FILES, fits
 
@@ -19,16 +18,17 @@ QUANTITIES = ("reward", "kl", "entropy", "reward_std", "heldout")
 STEP_NAMES = ("global_step", "training/global_step", "trainer/global_step", "step", "Step", "_step")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting of a run on which it depends what a metric is.
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Setting(_Entry):
+    """A setting of the run that decides whether a metric is a mean over tokens of the KL.
 
     Fields:
-        key: the last part of its name in the run's configuration, or the last ones, joined by dots.
-        values: those under which the metric is a mean over tokens of an estimate of the KL; () where it is
-            one under every number above 0, as of a coefficient: with 0 it is not computed, and 0 is logged.
-        default: what it is where a configuration does not name it; "" for not known. Where no configuration
-            is found nothing is known, so a framework with defaults alone would be armed by them.
+        key: the end of its name in the run's configuration, its parts joined by dots.
+        values: those under which it is one; () for every number above 0, as of a coefficient.
+        default: its value where a configuration does not name it; "" for not known.
     """
 
     key: str
@@ -37,40 +37,36 @@ class Setting:
 
     @property
     def condition(self) -> str:
-        """When the metric is one, for people."""
+        """When the metric is such a mean, for people."""
         return f"{self.key}={' or '.join(self.values)}" if self.values else f"{self.key} above 0"
 
     def fits(self, value: str) -> bool:
-        """Whether the metric is one under this value."""
+        """Whether the metric is such a mean under this value."""
         return value in self.values if self.values else _number(value) > 0
 
     def text(self, value: object) -> str | None:
-        """A value of the configuration as `fits` takes it; None if this setting has no such values."""
+        """Convert a value of the configuration for `fits`; None if this setting has no such values."""
         if not self.values:
             return str(value) if not isinstance(value, bool) and _number(value) >= 0 else None
-        if _FLAGS.issuperset(self.values) and isinstance(value, int | float):
+        if {"true", "false"}.issuperset(self.values) and isinstance(value, int | float):
             return str(value != 0).lower()  # TensorBoard has a flag for a number
         return value if isinstance(value, str) else None
 
 
-_FLAGS = frozenset({"true", "false"})
-
-
 def _number(value: object) -> float:
-    """The value as a number, as YAML has 1e-3 for a text; NaN if it is none."""
+    """Convert to a number, as YAML reads 1e-3 as a text; NaN if it is none."""
     try:
         return float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
         return math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class FalseKl:
+class FalseKl(_Entry):
     """Columns beside which a column `kl` is not the KL to the reference.
 
     Fields:
         beside: names of which each must be there.
-        why: what it is instead; goes on after its name.
+        why: what `kl` is instead; goes on after its name.
         unless: names of which none may be there.
     """
 
@@ -89,8 +85,7 @@ def _has(columns: Collection[str], pattern: str) -> bool:
     return any(fits(column, pattern) for column in columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(_Entry):
     """Where the checkpoints of a framework lie, and when one is complete.
 
     Fields:
@@ -98,9 +93,10 @@ class Layout:
         models: folders in it that may hold the model in safetensors, "" for itself; the first that does.
         marker: a file in it that the framework writes last; "" if there is none.
         known_by: a file in it without which it is of another layout; it does not say that it is complete.
-        merged: what the folder beside it has after its name that holds the model where it holds none itself.
+        merged: the suffix of the folder beside it that holds the merged model; "" if there is none.
         latest: a file beside the folders that names the newest complete step, alone or in JSON; "" if none.
         latest_key: the key, where `latest` is JSON.
+        ambiguous: folders of other frameworks fit, too, so it counts only if the framework is named.
         advice: what to set so that there are weights that can be scored.
     """
 
@@ -111,6 +107,7 @@ class Layout:
     merged: str = ""
     latest: str = ""
     latest_key: str = ""
+    ambiguous: bool = False
     advice: str = ""
 
     @property
@@ -136,25 +133,24 @@ class Layout:
         return f"{known}its weights are whole, and no file changed for 30 s"
 
 
-@dataclass(frozen=True, slots=True)
-class Console:
+class Console(_Entry):
     """A line of metrics that a framework prints.
 
     Fields:
-        form: `pairs` (`step:1 - name:value - …`), `json` (an object), `dict`
-            (`WORD 1: {'name': value, …}`) or `fields` (`Step 1 | Name 0.3 | …`).
+        form: `pairs` (`step:1 - name:value - …`), `json` (an object), `dict` (`WORD 1: {'name': value, …}`),
+            `fields` (`Step 1 | Name 0.3 | …`) or `counted` (`{'loss': 0.1, 'name': value, …}`, without a
+            step).
         after: of `json` what stands before the object, of `dict` the words before the step.
         names: of `fields`, each name that is printed, and the one under which it is logged.
     """
 
-    form: str
+    form: Literal["pairs", "json", "dict", "fields", "counted"]
     after: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
-    """Names that one framework logs under. Of several names for one quantity, the first present is taken.
+class Framework(_Entry):
+    """What one framework logs and saves. Of several names for one quantity, the first present is taken.
 
     In a name `*` stands for one part that the run chooses, such as an agent, and `**` for one or more.
 
@@ -163,6 +159,7 @@ class Framework:
         name: as people write it.
         rank: of two that fit equally well, the one with the lower rank is meant.
         reward: mean in-loop reward before any KL penalty.
+        not_reward: what looks like it and had the KL penalty taken off.
         kl: token-mean KL to the reference, nats/token.
         heldout: means of the run's own validation.
         kl_needs: name of a KL to the settings that decide whether it is a token mean.
@@ -172,6 +169,10 @@ class Framework:
         marks: columns that it alone logs, where its names are those of another.
         derived_from: the framework whose names it logs too, under which it must not be found.
         reads: the files or lines that can be read, for people.
+        files: files of lines that it writes into its own folder, which may be given instead of them.
+        run_configs: where it writes the run's configuration, from the folder of its metrics.
+        wrapper: the key in each record under which its metrics lie, beside `step`.
+        step_fraction: where it logs its step as "12/500".
         console: what it prints.
         whole_rows: one record holds everything of a step, so that the step need not wait for the next one.
         layouts: where its checkpoints lie, whichever trainer of it trains; () if none can be scored.
@@ -185,17 +186,22 @@ class Framework:
     name: str
     rank: int = 9
     reward: tuple[str, ...] = ()
+    not_reward: tuple[str, ...] = ()
     kl: tuple[str, ...] = ()
     entropy: tuple[str, ...] = ()
     reward_std: tuple[str, ...] = ()
     heldout: tuple[str, ...] = ()
-    kl_needs: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
-    not_kl: Mapping[str, str] = field(default_factory=dict)
-    lookalikes: Mapping[str, str] = field(default_factory=dict)
+    kl_needs: Mapping[str, tuple[Setting, ...]] = {}
+    not_kl: Mapping[str, str] = {}
+    lookalikes: Mapping[str, str] = {}
     false_kl: tuple[FalseKl, ...] = ()
     marks: tuple[str, ...] = ()
     derived_from: str = ""
     reads: str = ""
+    files: tuple[str, ...] = ()
+    run_configs: tuple[str, ...] = ()
+    wrapper: str = ""
+    step_fraction: tuple[str, ...] = ()
     console: tuple[Console, ...] = ()
     whole_rows: bool = False
     layouts: tuple[Layout, ...] = ()
@@ -217,25 +223,10 @@ class Framework:
         return []
 
 
-def _read(key: str, file: Path) -> Framework:
-    """One framework; its file has the fields of `Framework`."""
-    given: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))
-    needs = given.pop("kl_needs", {})
-    layouts, console = given.pop("layouts", ()), given.pop("console", ())
-    false_kl = given.pop("false_kl", ())
-    return Framework(
-        key=key,
-        kl_needs={name: tuple(Setting(**_tuples(one)) for one in several) for name, several in needs.items()},
-        false_kl=tuple(FalseKl(**_tuples(one)) for one in false_kl),
-        layouts=tuple(Layout(**_tuples(one)) for one in layouts),
-        console=tuple(Console(**_tuples(one)) for one in console),
-        **_tuples(given),
-    )
+def _load() -> Iterator[Framework]:
+    for key, file in FILES.items():
+        yield Framework(key=key, **yaml.safe_load(file.read_text("utf-8")))
 
 
-def _tuples(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-
-
-FRAMEWORKS = tuple(sorted((_read(*one) for one in FILES.items()), key=lambda f: (f.rank, f.key)))
+FRAMEWORKS = tuple(sorted(_load(), key=lambda f: (f.rank, f.key)))
 BY_KEY = {framework.key: framework for framework in FRAMEWORKS}

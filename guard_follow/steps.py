@@ -1,4 +1,4 @@
-"""Records of a log into reports: which values are one step. Pure."""
+"""Gathers the records of a log into reports: which values are one step. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from typing import Any
 from guard_client.samples import StepSample, sample_of, wrong_in_step
 from guard_core.frameworks import bare
 from guard_core.wire import KlKind, StepReport
-from guard_follow import names
+from guard_follow import columns as names
+from guard_follow.attempts import VALUES, Attempts
+from guard_follow.columns import Columns
+from guard_follow.decoders import AGAIN, Record, number
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS, STEP_NAMES
-from guard_follow.names import Columns
-from guard_follow.records import AGAIN, Record, number
-from guard_follow.starts import VALUES, Starts
-
-#: By attempt and step, what the guard has.
-ReportedSteps = dict[int, dict[int, StepSample]]
 
 #: Frameworks of which a row with a reward is a step by itself.
-WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
+_WHOLE = frozenset(framework.name for framework in FRAMEWORKS if framework.whole_rows)
 #: An event has the step and one value: what else belongs to the step comes after it, whoever writes.
 _OF_AN_EVENT = 2
 #: What `--map` may name of which a step is made; no step is whole without them.
@@ -35,9 +32,11 @@ _MAX_COLUMNS = 5_000
 _MAX_ATTEMPT = 2**31
 #: Steps that wait until the columns are known.
 _MAX_WAITING = 10_000
-#: Records after which it is told that no step can be read, though none was found whole.
+#: Records after which it is an error that no step could be read, though none was found whole.
 _MANY_RECORDS = 100
 _MAX_NAME = 100
+
+_NamedStep = tuple[int | None, int]  # (attempt that the log names, step)
 
 
 @dataclass(slots=True)
@@ -50,19 +49,19 @@ class Counts:
 
 
 class StepGatherer:
-    """Gathers the records of one step, and gives it when it is whole.
+    """Gathers the records of one step, and gives its report when it is whole.
 
     Args:
         attempts: places each step.
         overrides: canonical name to column, from `--map`.
         framework: key of the framework that writes, or None.
-        settings: gives what the run's own configuration says by now; see `names.resolve`.
+        settings: gives what the run's own configuration says by now; see `columns.resolve`.
         say: gets each sentence that the user should read, once.
     """
 
     def __init__(
         self,
-        attempts: Starts[StepSample],
+        attempts: Attempts[StepSample],
         overrides: Mapping[str, str],
         framework: str | None,
         settings: Callable[[], Mapping[str, str]],
@@ -71,20 +70,18 @@ class StepGatherer:
         self.attempts = attempts
         self.counts = Counts()
         self._overrides, self._framework, self._settings, self._say = overrides, framework, settings, say
+        self._mapped = frozenset(overrides.values())
         self._measured = {theirs for ours, theirs in overrides.items() if ours in _MEASURED}
         self._seen: dict[str, None] = {}
         self._columns: Columns | None = None
         self._trouble = ""
         self._unread = 0
-        self._step: tuple[int | None, int] | None = None  # (attempt that the log names, step)
+        self._step: _NamedStep | None = None
         self._values: dict[str, Any] = {}
-        self._waiting: deque[tuple[tuple[int | None, int], dict[str, Any]]] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[tuple[_NamedStep, dict[str, Any]]] = deque(maxlen=_MAX_WAITING)
 
     def take(self, record: Record) -> list[StepReport]:
-        """The reports that this record makes whole; an empty one says that another file begins.
-
-        What comes after it is no part of the step that is being gathered.
-        """
+        """The reports that this record makes whole; BOUNDARY or AGAIN ends the step that is gathered."""
         if not record:
             done = self.rest()
             if record is AGAIN:
@@ -97,42 +94,24 @@ class StepGatherer:
         self._unread += self._columns is None
         if self._unread == _MANY_RECORDS and not (self._trouble or self._missing()):
             self._resolve()  # no column was worth a look
-        number_of_step = self._step_of(record)
-        if number_of_step is None:
+        step = self._step_of(record)
+        if step is None or not self._is_of_a_step(record):
             return []
-        if not self._is_of_a_step(record):
-            return []
-        step = self._attempt_of(record), number_of_step
-        done = self.rest() if self._step is not None and step != self._step else []
-        self._step = step
+        named = self._attempt_of(record), step
+        done = self.rest() if self._step is not None and named != self._step else []
+        self._step = named
         self._gather(record)
         if len(record) > _OF_AN_EVENT and self._is_whole():
             done += self.rest()
         return done
-
-    def _gather(self, record: Record) -> None:
-        """Take of a record what the step has not yet: the first value counts that can, as in the replay."""
-        for name, value in record.items():
-            ours = name in self._overrides.values() or names.wanted(name)
-            if not ours or value == "":
-                continue
-            before = self._values.get(name)
-            if before is None:
-                self._values[name] = value
-            elif self._counts(name, value) and not self._counts(name, before):
-                self._values[name] = value
-                if self._is_kl(name):  # it is of the kind that its own record says
-                    self._values |= {n: kind for n, kind in record.items() if self._is_kind(n) and kind}
 
     def rest(self) -> list[StepReport]:
         """The reports of the step that was being gathered, and of those that waited for their columns."""
         if self._step is not None:
             self._waiting.append((self._step, self._values))
         self._step, self._values = None, {}
-        if self._columns is None:
-            return []
         reports: list[StepReport] = []
-        while self._waiting:
+        while self._columns is not None and self._waiting:
             (named, step), values = self._waiting.popleft()
             sample = self._sample(step, values, self._columns)
             attempt = None if sample is None else self.attempts.place(sample, named)
@@ -153,6 +132,8 @@ class StepGatherer:
         missing = self._missing()
         return " ".join(map(self._not_there, missing)) if missing else self._trouble
 
+    # -- which columns are what --------------------------------------------------------------------------
+
     def _missing(self) -> list[str]:
         """What `--map` names of a step, and no record had so far."""
         return [ours for ours in _OF_A_STEP if self._overrides.get(ours, "") not in {"", *self._seen}]
@@ -166,12 +147,10 @@ class StepGatherer:
     def _learn(self, record: Record) -> None:
         new = [name for name in record if name not in self._seen]
         kept = new[: max(0, _MAX_COLUMNS - len(self._seen))]
-        self._seen.update(dict.fromkeys([*kept, *(name for name in new if name in self._overrides.values())]))
-        if not any(names.wanted(name) or name in self._overrides.values() or "kl" in name for name in new):
-            return
-        if self._missing():
-            return
-        self._resolve()
+        self._seen.update(dict.fromkeys([*kept, *(name for name in new if name in self._mapped)]))
+        telling = any(names.quantity_of(name) or name in self._mapped or "kl" in name for name in new)
+        if telling and not self._missing():
+            self._resolve()
 
     def _resolve(self) -> None:
         """Find out which columns are what, or why that cannot be known."""
@@ -182,34 +161,32 @@ class StepGatherer:
             self._trouble = str(error)
             return
         if columns != self._columns:
-            self._tell(columns)
+            read_as = ", ".join(f"{ours} = {theirs}" for ours, theirs in columns.source.items())
+            self._say(f"{columns.framework}: read as {read_as}")
+            for note in columns.notes:
+                self._say(note)
         self._columns = columns
 
-    def _tell(self, columns: Columns) -> None:
-        read_as = ", ".join(f"{ours} = {theirs}" for ours, theirs in columns.source.items())
-        self._say(f"{columns.framework}: read as {read_as}")
-        for note in columns.notes:
-            self._say(note)
+    # -- which step a record is of -----------------------------------------------------------------------
 
     def _step_of(self, record: Record) -> int | None:
         known = self._columns.source["step"] if self._columns is not None else self._overrides.get("step")
-        name = known or next((n for n in self._by_preference(record)), None)
-        if name is None or name not in record:
+        if known is None:
+            found = {bare(name): name for name in record if bare(name) in STEP_NAMES}
+            known = next((found[name] for name in STEP_NAMES if name in found), None)
+        if known is None or known not in record:
             return None
-        value = _whole_number(record[name], 2**53)
+        value = _whole_number(record[known], 2**53)
         self.counts.wrong += value is None
         return value
 
     def _attempt_of(self, record: Record) -> int | None:
         """The attempt that the log names; None where it names none."""
         name = self._columns.source.get("attempt") if self._columns is not None else None
-        value = _whole_number(record.get(name or "attempt"), _MAX_ATTEMPT)
-        self.counts.wrong += value is None and record.get(name or "attempt") not in (None, "")
+        named = record.get(name or "attempt")
+        value = _whole_number(named, _MAX_ATTEMPT)
+        self.counts.wrong += value is None and named not in (None, "")
         return value
-
-    def _by_preference(self, record: Record) -> list[str]:
-        found = [name for name in record if bare(name) in STEP_NAMES]
-        return sorted(found, key=lambda name: STEP_NAMES.index(bare(name)))
 
     def _is_of_a_step(self, record: Record) -> bool:
         """Whether it can begin or end a step: what is logged beside may count otherwise, such as in seconds.
@@ -221,31 +198,39 @@ class StepGatherer:
         judged = (self._columns.source.get(name, "") for name in _MEASURED)
         return any(record.get(name, "") != "" for name in judged)
 
-    def _counts(self, name: str, value: Any) -> bool:
-        """Whether a step can have this value: a finite number, and no KL below 0."""
-        try:
-            read = number(value)
-        except ValueError:
-            return False
-        return read is not None and math.isfinite(read) and (read >= 0 or not self._is_kl(name))
-
-    def _is_kl(self, name: str) -> bool:
-        known = self._overrides if self._columns is None else self._columns.source
-        return name == known["kl"] if "kl" in known else self._columns is None and names.is_kl(name)
-
-    def _is_kind(self, name: str) -> bool:
-        return name == self._overrides.get("kl_kind", "") or bare(name) == "kl_kind"
-
     def _may_be_judged(self, name: str) -> bool:
         return name in self._measured or names.is_judged(name)
 
     def _is_whole(self) -> bool:
         if self._columns is None:
             return False
-        framework = self._framework and BY_KEY[self._framework].name
+        framework = BY_KEY[self._framework].name if self._framework else self._columns.framework
         reward = self._columns.source["reward"]
-        whole_row = (framework or self._columns.framework) in WHOLE
-        return whole_row and self._counts(reward, self._values.get(reward))
+        return framework in _WHOLE and _is_finite(self._values.get(reward))
+
+    # -- its values --------------------------------------------------------------------------------------
+
+    def _gather(self, record: Record) -> None:
+        """Take of a record what the step has not yet: the first value counts that can, as in the replay."""
+        for name, value in record.items():
+            if value == "" or not (name in self._mapped or names.quantity_of(name)):
+                continue
+            before = self._values.get(name)
+            if before is None:
+                self._values[name] = value
+            elif _is_finite(value) and not _is_finite(before):
+                self._values[name] = value
+                if self._is_kl(name):  # it is of the kind that its own record says
+                    self._values |= {n: kind for n, kind in record.items() if self._is_kind(n) and kind}
+
+    def _is_kl(self, name: str) -> bool:
+        known = self._overrides if self._columns is None else self._columns.source
+        if "kl" in known:
+            return name == known["kl"]
+        return self._columns is None and names.quantity_of(name) == "kl"
+
+    def _is_kind(self, name: str) -> bool:
+        return name == self._overrides.get("kl_kind", "") or bare(name) == "kl_kind"
 
     def _sample(self, step: int, values: Mapping[str, Any], columns: Columns) -> StepSample | None:
         read: dict[str, float | None] = {}
@@ -254,8 +239,6 @@ class StepGatherer:
                 read[name] = number(values.get(columns.source.get(name, "")))
             except ValueError:
                 self.counts.wrong += 1
-        if (kl := read.get("kl")) is not None and kl < 0:
-            read["kl"] = None  # an estimate that can be negative, as the replay has it
         kind = self._kind(values.get(columns.source.get("kl_kind", "")))
         if kind is KlKind.NOT_FINITE:
             read["kl"] = math.nan
@@ -281,6 +264,14 @@ class StepGatherer:
             )
         self.counts.unknown_kinds += kind is None
         return kind
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        read = number(value)
+    except ValueError:
+        return False
+    return read is not None and math.isfinite(read)
 
 
 def _whole_number(value: Any, limit: int) -> int | None:

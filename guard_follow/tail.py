@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
+from guard_follow.safe_open import open_regular
 
 CHUNK = 1 << 20
 #: Bytes before the place reached that must still be there; else the file is another one.
@@ -69,7 +69,7 @@ class Tail:
             self._last = os.pread(self._fd, before.size - start, start)
 
     def left_out(self) -> bytes:
-        """Before anything is read: the first line of what is left out, b"" where nothing is."""
+        """PreexistingFiles anything is read: the first line of what is left out, b"" where nothing is."""
         if self._anew:
             return b""
         first, end, _ = os.pread(self._fd, min(self._offset, CHUNK), 0).partition(b"\n")

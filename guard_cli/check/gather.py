@@ -15,8 +15,8 @@ from guard_cli.split import ungrouped
 from guard_core.feed import Feed
 from guard_core.preflight import CheckLevel, CheckRow
 from guard_core.run_checks import Folder
-from guard_follow.beneath import open_regular
 from guard_follow.errors import InputError
+from guard_follow.safe_open import open_regular
 from guard_service.heldout.disjoint import check_disjoint
 from guard_service.heldout.errors import EvaluationError, GraderError, SplitError
 from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer
@@ -33,18 +33,15 @@ SHORT_SECONDS = 60.0
 
 def look_at_folder(path: Path, root: Path) -> Folder:
     """Where the trainer will save; a folder that is not there yet is made by the trainer."""
-    resolved = path.resolve()
+    resolved, problem = path.resolve(), None
     there = next(place for place in (resolved, *resolved.parents) if place.exists())
-    return Folder(path, root, resolved.is_relative_to(root.resolve()), _why_not_used(there))
-
-
-def _why_not_used(folder: Path) -> str | None:
     try:
-        os.listdir(folder)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
+        os.listdir(there)
+        with tempfile.TemporaryFile(dir=there):
+            pass
     except OSError as error:
-        return f"{folder} cannot be used: {error.strerror}"
+        problem = f"{there} cannot be used: {error.strerror}"
+    return Folder(path, root, resolved.is_relative_to(root.resolve()), problem)
 
 
 def look_at_followed(feed: Feed, root: Path, checkpoints: Path | None) -> CheckRow:
@@ -95,21 +92,22 @@ def look_at_model(path: Path, base: Path | None) -> Model:
 
 def look_at_split(settings: HeldoutSettings) -> Split:
     """The split without its scorer."""
+    compared = settings.train_prompts is not None
     try:
         split = HeldoutSplit.load(settings.split)
     except SplitError as error:
-        return Split(None, None, str(error), None if settings.train_prompts is None else "not compared")
+        return Split(None, None, str(error), "not compared" if compared else None)
     apart = ungrouped(split.items, settings.near_duplicates)
-    overlap = _overlap(settings, split.items)
+    overlap = _overlap(settings.train_prompts, split.items, settings.near_duplicates)
     return Split(len(split.items), len(split.groups), overlap=overlap, apart=apart)
 
 
-def _overlap(settings: HeldoutSettings, items: tuple[HeldoutItem, ...]) -> str | None:
-    if settings.train_prompts is None:
+def _overlap(train_prompts: Path | None, items: tuple[HeldoutItem, ...], near: bool) -> str | None:
+    """Why the split is not disjoint from the training prompts; "" if it is, None without them."""
+    if train_prompts is None:
         return None
     try:
-        prompts = read_train_prompts(settings.train_prompts)
-        report = check_disjoint(prompts, items, settings.near_duplicates)
+        report = check_disjoint(read_train_prompts(train_prompts), items, near)
     except SplitError as error:
         return str(error)
     if report.disjoint:

@@ -145,10 +145,6 @@ class Found:
     measured: TriedEvaluation | None
 
     @property
-    def _seconds(self) -> float | None:
-        return None if self.measured is None else self.measured.seconds
-
-    @property
     def affordable(self) -> Policy:
         """The policy, with as many passes of the starting policy as its budget has room for."""
         return self.policy.within_budget(self._seconds)
@@ -156,10 +152,12 @@ class Found:
     @property
     def about_the_budget(self) -> str:
         """What the budget costs; "" if nothing."""
-        score = None if self.measured is None else self.measured.score
-        return preflight.about_the_budget(
-            self.policy, self.split.counted or 1, self.sampling, self._seconds, score
-        )
+        counted, score = self.split.counted or 1, None if self.measured is None else self.measured.score
+        return preflight.about_the_budget(self.policy, counted, self.sampling, self._seconds, score)
+
+    @property
+    def _seconds(self) -> float | None:
+        return None if self.measured is None else self.measured.seconds
 
 
 def rows(found: Found) -> list[CheckRow]:
@@ -273,7 +271,7 @@ def scorer_row(split: Split) -> CheckRow:
 
 
 def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -> CheckRow:
-    """Whether the training grader scores the held-out completions too."""
+    """Whether the training grader scores the held-out completions too, and tells right from wrong."""
     name, tried = "training grader", split.scorer
     if not given:
         said = "give --proxy-scorer: without it a grader that pays for wrong answers is found late"
@@ -282,38 +280,36 @@ def grader_row(split: Split, measured: TriedEvaluation | None, *, given: bool) -
         return CheckRow(name, CheckLevel.REFUSE, tried.grader_problem)
     if split.items is None or tried.answers is None:
         return CheckRow(name, CheckLevel.UNKNOWN, "split and scorers have to be usable first")
-    if measured is None or measured.score is None:
-        return _pay_row(name, tried.pay)
-    return _paid_row(name, measured.score, measured)
+    if measured is not None and measured.score is not None:
+        return _paid_for_completions(name, measured.score, measured)
+    if tried.pay is None:
+        return CheckRow(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
+    return _paid_for_answers(name, *tried.pay)
 
 
-def _paid_row(name: str, score: float, measured: TriedEvaluation) -> CheckRow:
+def _paid_for_answers(name: str, right: float, wrong: float | None) -> CheckRow:
+    """What the grader pays for the items' own answers, and for those of other items."""
+    said = f"it pays {right:.2f} for right answers"
+    if wrong is not None:
+        said += f", and {wrong:.2f} for the answers of other items"
+    if wrong is not None and wrong >= right:
+        return CheckRow(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
+    return CheckRow(name, CheckLevel.OK, said)
+
+
+def _paid_for_completions(name: str, score: float, measured: TriedEvaluation) -> CheckRow:
     """What the grader paid for the completions of --model."""
     if measured.paid is None:
         return CheckRow(name, CheckLevel.REFUSE, "it failed on the completions of --model")
     said = f"it gives {measured.paid:.3f} where the scorer gives {score:.3f}"
-    if measured.in_part:
-        more = (
-            f"; it pays a part for {measured.in_part:.0%} of what the scorer rejects, and that a policy "
-            "learns to earn that part cannot be told from a hack, so the guard will only warn of it: "
-            "give the part of the grader that says right or wrong"
-        )
-        return CheckRow(name, CheckLevel.WARN, said + more)
-    return CheckRow(name, CheckLevel.OK, said)
-
-
-def _pay_row(name: str, pay: tuple[float, float | None] | None) -> CheckRow:
-    """What the grader pays for the items' own answers."""
-    if pay is None:
-        return CheckRow(name, CheckLevel.UNKNOWN, "it loads; --time tries it on completions")
-    right, wrong = pay
-    said = f"it pays {right:.2f} for right answers"
-    if wrong is None:
+    if not measured.in_part:
         return CheckRow(name, CheckLevel.OK, said)
-    said += f", and {wrong:.2f} for the answers of other items"
-    if wrong >= right:
-        return CheckRow(name, CheckLevel.WARN, f"{said}: it does not tell right from wrong")
-    return CheckRow(name, CheckLevel.OK, said)
+    more = (
+        f"; it pays a part for {measured.in_part:.0%} of what the scorer rejects, and that a policy "
+        "learns to earn that part cannot be told from a hack, so the guard will only warn of it: "
+        "give the part of the grader that says right or wrong"
+    )
+    return CheckRow(name, CheckLevel.WARN, said + more)
 
 
 def evaluations_until_judged(found: Found) -> tuple[int | None, str]:
@@ -372,40 +368,20 @@ def score_row(score: float, found: Found) -> CheckRow:
     return CheckRow(name, CheckLevel.OK, f"{score:.3f}; {falls}")
 
 
-def baseline_passes(policy: Policy) -> int:
-    """Passes of the starting policy that the guard makes before it judges."""
-    return 0 if policy.detector == "heldout_guard" else policy.calibrated.baseline_passes
-
-
 def sampling_row(sampling: EvaluationSampling, *, timed: bool) -> CheckRow:
     """How evaluations sample. The trainer says it with its first checkpoint, and is not asked here."""
-    name = SAMPLING
     if sampling.source is SamplingSource.SETTINGS:
-        return CheckRow(name, CheckLevel.OK, sampling.words)
+        return CheckRow(SAMPLING, CheckLevel.OK, sampling.words)
+    known = f"; tried here: {sampling.words}" if timed else ", if it says so"
     ask = "give --temperature and --max-new-tokens as the trainer has them"
-    if timed:
-        return CheckRow(
-            name, CheckLevel.UNKNOWN, f"as the trainer's will be; tried here: {sampling.words}. {ask}"
-        )
-    return CheckRow(name, CheckLevel.UNKNOWN, f"as the trainer's will be, if it says so; {ask}")
+    return CheckRow(SAMPLING, CheckLevel.UNKNOWN, f"as the trainer's will be{known}; {ask}")
 
 
-def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str = "") -> CheckRow:
-    """Whether the passes of the starting policy are worth their time. `budget`: what theirs costs, or ""."""
-    name, passes = "baseline passes", baseline_passes(policy)
-    if passes == 0:
+def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str) -> CheckRow:
+    """How many passes of the starting policy the guard makes. `budget`: what theirs costs, or ""."""
+    name, passes = "baseline passes", policy.calibrated.baseline_passes
+    if policy.detector == "heldout_guard":
         return CheckRow(name, CheckLevel.OK, "detector heldout_guard needs none")
-    if sampling.temperature == 0 and sampling.source is SamplingSource.DEFAULT and not budget:
-        return CheckRow(
-            name, CheckLevel.OK, f"{passes}, or {GREEDY_PASSES} that agree if the trainer samples greedily"
-        )
-    if is_greedy(sampling) and passes > GREEDY_PASSES:
-        return CheckRow(
-            name,
-            CheckLevel.WARN,
-            f"{passes} passes at temperature 0 are all alike and count as one: set "
-            f"calibrated.baseline_passes to {GREEDY_PASSES} in the policy, or a temperature above 0",
-        )
-    if budget:
-        return CheckRow(name, CheckLevel.OK, budget)
-    return CheckRow(name, CheckLevel.OK, f"{passes} at temperature {sampling.temperature:g}")
+    if is_greedy(sampling):
+        passes = min(GREEDY_PASSES, passes)
+    return CheckRow(name, CheckLevel.OK, budget or f"{passes} at temperature {sampling.temperature:g}")

@@ -10,7 +10,7 @@ import typer
 
 from guard_cli.errors import CliError
 from guard_core.frameworks import FORMATS
-from guard_follow.names import CANONICAL
+from guard_follow.columns import CANONICAL
 
 FormatOption = Annotated[
     str,

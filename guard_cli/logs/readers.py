@@ -6,38 +6,31 @@ A line that cannot be read stops the replay: half a log would give a verdict on 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from guard_cli.errors import CliError
 from guard_cli.logs import mlflow
 from guard_cli.logs.table import Table, TableBuilder
 from guard_core.terminal import plain
-from guard_follow import names
-from guard_follow.events import LOGS, event_files, preferred, refuse_several
+from guard_follow.columns import is_reward, listing
+from guard_follow.consoles import ConsoleLines, CountedLines
+from guard_follow.decoders import MAX_LINE, CsvLines, DamagedError, JsonLines, Lines, Record, flatten
+from guard_follow.event_files import LOGS, event_files, preferred
 from guard_follow.frameworks import FRAMEWORKS
-from guard_follow.records import (
-    MAX_LINE,
-    ConsoleLines,
-    CsvLines,
-    DamagedError,
-    Events,
-    JsonLines,
-    Lines,
-    PrintedLines,
-    Record,
-    flatten,
-)
-from guard_follow.source import decoder_of
+from guard_follow.sources import decoder_of
+from guard_follow.tensorboard import Events
 
 #: How many bad lines an error names.
 MOST_SHOWN = 5
 #: Of a console without metrics, that is looked through for the name of a framework.
 LOOKED_THROUGH = 1 << 20
-FORMATS = {JsonLines: "JSONL", CsvLines: "CSV", ConsoleLines: "console", PrintedLines: "console"}
+FORMATS = {JsonLines: "JSONL", CsvLines: "CSV", ConsoleLines: "console", CountedLines: "console"}
 
 
 def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
@@ -47,7 +40,7 @@ def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
         path: a log; or a folder that holds exactly one: a report of `rlguard run` (history.jsonl), a guard's
             state directory, an output folder of TRL (trainer_state.json, also in its newest checkpoint),
             TensorBoard event files.
-        overrides: columns to keep besides those that `names` knows.
+        overrides: columns to keep besides those that are known.
 
     Raises:
         CliError: there is nothing to read, or it cannot be read; with the line.
@@ -61,30 +54,31 @@ def read_log(path: Path, overrides: Collection[str] = ()) -> Table:
 
 
 def _read_folder(path: Path, overrides: Collection[str]) -> Table:
-    """The one run that is in a folder."""
+    """The one run that is in a folder: the first kind of log that is there counts."""
     if (stored := _read_state_dir(path)) is not None:
         return stored
-    logs = [log for name in LOGS if (log := path / name).is_file()]
-    histories = sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl"))
-    exported = sorted(path.rglob("wandb-history.jsonl"))
     states = (
         sorted(path.glob("trainer_state.json"))
         or sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_number)[-1:]
     )
     events = event_files(path)
-    folders = sorted({event.parent for event in events})
-    for several in (logs, histories, [] if events or states else exported):
-        if len(several) == 1:
-            return _read_file(several[0], overrides)
     from_events, left_out = preferred(events, states, ended=True)
-    if not histories and states and not from_events:
-        return _noting(left_out, _read_file(states[0], overrides))
-    if not histories and not exported and len(folders) == 1:
-        refuse_several(folders[0])
-        return _noting(left_out, _read_events(events, overrides))
-    if found := [str(p.relative_to(path)) for p in [*logs, *histories, *exported, *folders]]:
-        raise CliError(f"{path} holds several runs: {names.listing(found)}. Name one of them.")
-    if exports := mlflow.exports_in(path):
+    note = f"{left_out[:1].upper()}{left_out[1:]}." if left_out else ""
+    kinds = (
+        [log for name in LOGS if (log := path / name).is_file()],
+        sorted(path.glob("history.jsonl")) or sorted(path.glob("*/history.jsonl")),
+        sorted({event.parent for event in events}) if from_events else states,
+        sorted(path.rglob("wandb-history.jsonl")),
+    )
+    found = next(filter(None, kinds), [])
+    if len(found) > 1:
+        several = listing([str(one.relative_to(path)) for one in found])
+        raise CliError(f"{path} holds several runs: {several}. Name one of them.")
+    if found and found[0].is_dir():
+        return _noting(note, _read_events(events, overrides))
+    if found:
+        return _noting(note if found == states else "", _read_file(found[0], overrides))
+    if exports := [file for file in sorted(path.iterdir()) if file.is_file() and mlflow.is_export(file)]:
         return _read_mlflow(exports, overrides)
     raise CliError(
         f"{path} holds no run: looked for history.jsonl (a report of rlguard run), a guard's store, "
@@ -93,9 +87,8 @@ def _read_folder(path: Path, overrides: Collection[str]) -> Table:
     )
 
 
-def _noting(left_out: str, table: Table) -> Table:
+def _noting(note: str, table: Table) -> Table:
     """The table, with what of its folder is not in it."""
-    note = f"{left_out[:1].upper()}{left_out[1:]}." if left_out else ""
     return replace(table, note=" ".join(filter(None, (note, table.note))))
 
 
@@ -119,26 +112,24 @@ def _checkpoint_number(state: Path) -> int:
 
 
 def _read_file(path: Path, overrides: Collection[str]) -> Table:
-    suffix = path.suffix.lower()
+    suffix, decoder = path.suffix.lower(), decoder_of(path)
     if suffix == ".wandb":
         raise CliError(
             f"{path}: W&B's own binary log is not read. Export the run's history as CSV (the table's or "
             "chart's download) or JSONL (`run.scan_history()`, one JSON object a line)."
         )
-    decoder = decoder_of(path)
     if decoder is Events:
         return _read_events([path], overrides)
     if suffix == ".json":
         return _read_json(path, overrides)
-    if decoder is CsvLines:
-        is_chart = mlflow.is_export(path)
-        return _read_mlflow([path], overrides) if is_chart else _read_lines(path, CsvLines(), overrides)
-    return (
-        _read_lines(path, JsonLines(), overrides) if decoder is JsonLines else _read_console(path, overrides)
-    )
+    if decoder is CsvLines and mlflow.is_export(path):
+        return _read_mlflow([path], overrides)
+    if decoder is CsvLines or decoder is JsonLines:
+        return _read_lines(path, decoder(), overrides)
+    return _read_console(path, overrides)
 
 
-def _table(format_name: str, where: str, rows: Iterator[Record], overrides: Collection[str]) -> Table:
+def _table(format_name: str, where: str, rows: Iterable[Record], overrides: Collection[str]) -> Table:
     """The table of rows that are numbered from 1 on."""
     builder = TableBuilder(format_name, where, overrides)
     for line, row in enumerate(rows, start=1):
@@ -157,27 +148,29 @@ def _read_lines(path: Path, decoder: Lines, overrides: Collection[str]) -> Table
     """
     builder = TableBuilder(FORMATS[type(decoder)], f"{path}: line", overrides)
     shown: list[str] = []
-    number, line = 0, b""
+    number, line, bad = 0, b"", 0
+
+    def note_bad_line() -> None:
+        nonlocal bad
+        if decoder.bad > bad and len(shown) < MOST_SHOWN:
+            shown.append(_about_line(number, line, decoder.why))
+        bad = decoder.bad
+
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            before = decoder.bad
+        for number, line in enumerate(file, start=1):  # `note_bad_line` reads both
             records = decoder.feed(line) if line.endswith(b"\n") else [*decoder.feed(line), *decoder.rest()]
-            if decoder.bad > before and len(shown) < MOST_SHOWN:
-                shown.append(_told(number, line, decoder.why))
+            note_bad_line()
             for record in records:
                 builder.add(number, record)
-    before = decoder.bad
     decoder.rest()
-    if decoder.bad > before and len(shown) < MOST_SHOWN:
-        shown.append(_told(number, line, decoder.why))
+    note_bad_line()
     if shown:
-        more = f"; and {decoder.bad - MOST_SHOWN} more" if decoder.bad > MOST_SHOWN else ""
-        said = f"{path}: {'; '.join(shown)}{more}"
-        raise CliError(f"{said}. Nothing was judged: repair or remove these lines.")
+        more = f"; and {bad - MOST_SHOWN} more" if bad > MOST_SHOWN else ""
+        raise CliError(f"{path}: {'; '.join(shown)}{more}. Nothing was judged: repair or remove these lines.")
     return builder.table()
 
 
-def _told(number: int, line: bytes, why: str) -> str:
+def _about_line(number: int, line: bytes, why: str) -> str:
     """Of a line that cannot be read: its number, what is wrong with it, and how it begins."""
     ends = line.endswith(b"\n") or len(line) > MAX_LINE
     cut = "" if ends else ", and it has no line end: cut short while it was written?"
@@ -186,17 +179,15 @@ def _told(number: int, line: bytes, why: str) -> str:
 
 
 def _read_console(path: Path, overrides: Collection[str]) -> Table:
-    """The lines of a trainer's output that hold its metrics.
-
-    Where none of them has a reward, the dictionaries of Hugging Face's trainer.
+    """The lines of a trainer's output that hold its metrics; without a reward, its dictionaries, counted.
 
     Raises:
         CliError: there is none; or naming those that hold metrics and cannot be read.
     """
     table = _read_lines(path, ConsoleLines(), overrides)
-    if any(map(names.is_reward, table.names)):
+    if any(map(is_reward, table.names)):
         return table
-    printed = _read_lines(path, decoder := PrintedLines(), overrides)
+    printed = _read_lines(path, decoder := CountedLines(), overrides)
     if printed.rows:
         note = (
             f"Hugging Face's trainer prints no step: what it logged is counted from 1 to {decoder.steps}, "
@@ -219,8 +210,8 @@ def _what_to_give(path: Path) -> str:
             return f"It looks like output of {framework.name}: replay what that writes, {framework.reads}."
     read = ", ".join(framework.name for framework in FRAMEWORKS if framework.console)
     return (
-        f"What {read} and TRL print is read, and lines of JSON. Else replay the file that the trainer "
-        "writes: *.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
+        f"What {read} print is read, and lines of JSON. Else replay the file that the trainer writes: "
+        "*.jsonl, *.csv, events.out.tfevents.*, trainer_state.json."
     )
 
 
@@ -233,8 +224,6 @@ def _read_json(path: Path, overrides: Collection[str]) -> Table:
     Raises:
         CliError: it is none of them.
     """
-    from pydantic_core import from_json
-
     try:
         document = from_json(path.read_bytes())
     except ValueError:
@@ -264,9 +253,9 @@ def _rows_of(document: Any) -> list[dict[str, Any]] | None:
     columns = {  # pandas writes a column as an object with the numbers of its rows
         name: list(cells.values()) if isinstance(cells, dict) else cells for name, cells in document.items()
     }
-    lists = {name: cells for name, cells in columns.items() if _is_column(cells)}
-    if len(lists) == len(columns) and len({len(cells) for cells in lists.values()}) == 1:
-        return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    are_columns = all(map(_is_column, columns.values()))
+    if are_columns and len({len(cells) for cells in columns.values()}) == 1:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     inside = [rows for value in document.values() if (rows := _rows_of(value)) is not None]
     return inside[0] if len(inside) == 1 else None
 

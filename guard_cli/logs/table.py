@@ -9,8 +9,8 @@ from typing import Any
 
 from guard_cli.errors import CliError
 from guard_core.frameworks import figure_of
-from guard_follow import names
-from guard_follow.records import Record, number
+from guard_follow.columns import MOST_FIGURES, quantity_of
+from guard_follow.decoders import Record, number
 
 #: Columns of outcomes of items: a list in each row of an evaluation.
 OUTCOMES = ("items", "proxy_items", "fooled_items")
@@ -65,10 +65,10 @@ class TableBuilder:
     def kind_of(self, column: str) -> str:
         """What becomes of a column: "judged", "figure", or "" where it is not kept."""
         if column not in self._kinds:
-            if column in self._overrides or names.wanted(column):
+            if column in self._overrides or quantity_of(column):
                 kind = "judged"
             else:
-                kind = "figure" if figure_of(column) and self._figures < names.MOST_FIGURES else ""
+                kind = "figure" if figure_of(column) and self._figures < MOST_FIGURES else ""
                 self._figures += kind == "figure"
             self._kinds[column] = kind
         return self._kinds[column]

@@ -23,8 +23,8 @@ from guard_cli.replay.symptoms import symptoms_of
 from guard_cli.replay.unjudged import how_it_ended, report_of
 from guard_core.policy import Policy
 from guard_core.wording import meant
-from guard_follow.names import CANONICAL
-from guard_follow.settings import find_settings
+from guard_follow.columns import CANONICAL
+from guard_follow.run_config import find_settings
 
 #: Suffixes of `--plot`.
 PICTURES = (".png", ".svg", ".pdf")

@@ -7,7 +7,7 @@ from statistics import fmean
 from guard_cli.replay.outcomes import DetectorOutcome, baseline_of
 from guard_cli.replay.run import Run
 from guard_core.codes import Level
-from guard_follow.names import heldout_candidates
+from guard_follow.columns import heldout_candidates
 
 
 def headline(run: Run, outcome: DetectorOutcome) -> str:

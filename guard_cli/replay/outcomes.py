@@ -10,8 +10,9 @@ import numpy as np
 
 from guard_cli.replay.fold import LoggedStep, fold_run
 from guard_cli.replay.run import KINDS, Run
-from guard_cli.replay.unjudged import NOTHING_TOLD, Ended, unjudged
+from guard_cli.replay.unjudged import NOTHING_KNOWN, Ended
 from guard_core.codes import Level
+from guard_core.ending import left_out
 from guard_core.judge import Judge
 from guard_core.policy import Policy
 from guard_core.rounds import Evaluation
@@ -32,7 +33,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """What the whole guard would have told without stopping for it, as it was told first.
+    """What the whole guard would have advised without stopping, as it first did.
 
     `at_end`: whether it still held when the log ended.
     """
@@ -62,47 +63,42 @@ class DetectorOutcome:
     advice: tuple[Advised, ...] = ()
 
 
-def outcome(run: Run, policy: Policy, name: str, ended: Ended = NOTHING_TOLD) -> DetectorOutcome:
+def outcome(run: Run, policy: Policy, name: str, ended: Ended = NOTHING_KNOWN) -> DetectorOutcome:
     """What the detector `name`, one of `DETECTORS`, says of the run under `policy`.
 
     Quiet in a run of which nobody judged a part is not healthy, as under a live guard.
     """
-    found = _outcome(run, policy, name)
-    if found.fired or not (missing := unjudged(run, ended)):
-        return found
-    sentence = f"held-out rules and tests: {missing}"
-    found = replace(found, inert=(*found.inert, sentence))
-    return found if found.level is not Level.HEALTHY else replace(found, level=Level.UNKNOWN, reason=sentence)
-
-
-def _outcome(run: Run, policy: Policy, name: str) -> DetectorOutcome:
-    """The same, of what was judged: by the whole guard, or by a guard with this detector alone."""
-    inert = tuple(_inert(run, policy, policy.detector if name == WHOLE_GUARD else name))
-    advice = _Advice()
-    looks = (advice.after_evaluation, advice.after_step) if name == WHOLE_GUARD else ()
-    judge = fold_run(run, _alone(policy, name), *looks)
+    whole = name == WHOLE_GUARD
+    inert = tuple(_inert(run, policy, policy.detector if whole else name))
+    first = _FirstAdvice()
+    looks = (first.after_evaluation, first.after_step) if whole else ()
+    judge = fold_run(run, policy if whole else _alone(policy, name), *looks)
     verdict = judge.verdict()
-    told = advice.told(verdict) if name == WHOLE_GUARD else ()
-    if name != WHOLE_GUARD and (not run.evaluations or (name == "calibrated" and not _can_calibrate(run))):
+    advice = first.advice(verdict) if whole else ()
+    if not whole and (not run.evaluations or (name == "calibrated" and not _can_calibrate(run))):
         return DetectorOutcome(name, False, None, None, None, Level.UNKNOWN, "; ".join(inert), inert)
     fire = next((latch for latch in judge.latches if latch.fire), None)
-    if fire is None:
-        return DetectorOutcome(name, False, None, None, None, verdict.level, verdict.reason, inert, told)
-    return DetectorOutcome(
-        name, True, fire.step, fire.attempt, fire.code, Level.FIRED, fire.message, inert, told
-    )
+    if fire is not None:
+        return DetectorOutcome(
+            name, True, fire.step, fire.attempt, fire.code, Level.FIRED, fire.message, inert, advice
+        )
+    level, reason = verdict.level, verdict.reason
+    if run.evaluations and (missing := ended.unjudged or left_out(verdict)):
+        sentence = f"held-out rules and tests: {missing}"
+        inert = (*inert, sentence)
+        if level is Level.HEALTHY:
+            level, reason = Level.UNKNOWN, sentence
+    return DetectorOutcome(name, False, None, None, None, level, reason, inert, advice)
 
 
 def _alone(policy: Policy, name: str) -> Policy:
-    """The policy of a guard with one detector and without a limit of the KL; the whole one stays as it is."""
-    if name == WHOLE_GUARD:
-        return policy
+    """The policy of a guard with one detector and without a limit of the KL."""
     kl = policy.kl.model_copy(update={"hard_stop": None, "warn_above": None})
     return policy.model_copy(update={"detector": name, "kl": kl})
 
 
-class _Advice:
-    """Gathers each advice of a run where it first holds. One is known again by its words; numbers change."""
+class _FirstAdvice:
+    """Keeps each advice of a run as it was first given. One is known again by its words; numbers change."""
 
     def __init__(self) -> None:
         self._first: dict[str, Advised] = {}
@@ -120,10 +116,10 @@ class _Advice:
         for words, condition in _advice_in(verdict).items():
             self._first.setdefault(words, Advised(attempt, step, condition, at_end=False))
 
-    def told(self, last: Verdict) -> tuple[Advised, ...]:
+    def advice(self, last: Verdict) -> tuple[Advised, ...]:
         """All of it, of a run that ended with this verdict."""
         at_end = _advice_in(last)
-        return tuple(replace(said, at_end=words in at_end) for words, said in self._first.items())
+        return tuple(replace(one, at_end=words in at_end) for words, one in self._first.items())
 
 
 def _advice_in(verdict: Verdict) -> dict[str, Condition]:
@@ -132,19 +128,11 @@ def _advice_in(verdict: Verdict) -> dict[str, Condition]:
 
 def baseline_of(run: Run) -> Sequence[tuple[float, ...]]:
     """Passes of the starting policy; else those of the first checkpoint, if it was evaluated repeatedly."""
-    return [one.items for one in _starting(run)]
-
-
-def _starting(run: Run) -> Sequence[Evaluation]:
-    """The evaluations that `baseline_of` has the items of."""
     if run.passes or not run.has_items or not run.evaluations:
-        return run.passes
-    first = [e for e in run.evaluations if _same_checkpoint(e, run.evaluations[0])]
+        return run.baseline
+    place = run.evaluations[0].attempt, run.evaluations[0].step
+    first = [e.items for e in run.evaluations if (e.attempt, e.step) == place]
     return first if len(first) > 1 or run.means_of else ()
-
-
-def _same_checkpoint(a: Evaluation, b: Evaluation) -> bool:
-    return (a.attempt, a.step) == (b.attempt, b.step)
 
 
 def _can_calibrate(run: Run) -> bool:

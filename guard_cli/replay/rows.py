@@ -1,6 +1,6 @@
 """The rows of a log under their canonical names. Pure.
 
-What the guard would have refused (an infinite value, a negative KL) is left out, and counted.
+What the guard would not take, such as an infinite value, is left out and counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from guard_cli.errors import CliError
 from guard_cli.logs.table import OUTCOMES, Table, TableRow
 from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
 from guard_core.wire import EvaluationSampling, KlKind, SamplingSource
-from guard_follow.names import Columns
-from guard_follow.starts import VALUES
+from guard_follow.attempts import VALUES
+from guard_follow.columns import Columns
 
 MAX_STEP = 2**53
 MAX_ATTEMPT = 2**31
-#: The numbers that a guard gave to a step and to an evaluation.
-EVENTS = ("step_event", "heldout_event")
+#: Whole numbers of a row, and their limits. A guard gives the events' numbers to a step and an evaluation.
+WHOLE_NUMBERS = {
+    **{"step": MAX_STEP, "attempt": MAX_ATTEMPT, "pass_index": MAX_ATTEMPT},
+    **dict.fromkeys(("step_event", "heldout_event", "samples_per_item", TRAINER_LIMIT), MAX_STEP),
+}
+KL_KINDS = {kind.value: kind for kind in KlKind}
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +51,7 @@ class RunRow:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads the rows of a table.
-
-    Fields:
-        table: the log.
-        source: its name, for messages.
-        columns: which column is what.
-    """
+    """Reads the rows of a table. `source`: the log's name, for messages."""
 
     table: Table
     source: str
@@ -62,34 +60,24 @@ class RowReader:
     _length: tuple[int, int] | None = None  # of the first outcomes, and where they stand
 
     def read(self) -> tuple[list[RunRow], Sequence[str]]:
-        """The rows, and what is said of values that do not count.
+        """The rows, and a note for each kind of value that does not count.
 
         Raises:
             CliError: a value cannot be right.
         """
-        return list(map(self._read, self.table.rows)), tuple(self._about_odd())
+        return list(map(self._read, self.table.rows)), tuple(self._notes())
 
-    def _about_odd(self) -> Iterator[str]:
-        for name in ("step", *VALUES, "heldout", "below"):
-            lines = self._odd.get(name, ())
-            if not lines:
-                continue
+    def _notes(self) -> Iterator[str]:
+        for name, lines in self._odd.items():
             if name == "step":
                 yield f"{len(lines)} rows without a step were left out (the first: line {lines[0]})."
-            elif name == "below":
-                yield (
-                    f"{len(lines)} values of kl are below 0 and count as unknown, as in the guard (the "
-                    f"first: line {lines[0]}): an estimator of the KL that can be negative (k1)?"
-                )
             else:
                 yield f"{len(lines)} values of {name} are infinite: unknown (line {lines[0]})."
 
     def _read(self, row: TableRow) -> RunRow:
         whole: dict[str, int] = {}
-        for name, limit in (("step", MAX_STEP), ("attempt", MAX_ATTEMPT), ("pass_index", MAX_ATTEMPT)):
+        for name, limit in WHOLE_NUMBERS.items():
             whole |= self._whole(row, name, limit)
-        for name in (*EVENTS, "samples_per_item", TRAINER_LIMIT):
-            whole |= self._whole(row, name, MAX_STEP)
         if "step" not in whole:
             self._odd.setdefault("step", []).append(row.line)
         values = {
@@ -104,8 +92,7 @@ class RowReader:
         found.evaluation = self._evaluation(row, found)
         return found
 
-    def at(self, row: TableRow) -> str:
-        """Where a row stands, for messages."""
+    def _at(self, row: TableRow) -> str:
         return f"{self.source}: line {row.line}"
 
     def _cell(self, row: TableRow, name: str) -> Any:
@@ -115,10 +102,10 @@ class RowReader:
         value: float | None = self._cell(row, name)
         if value is None or isnan(value):
             return None
-        odd = name if isinf(value) else "below" if name == "kl" and value < 0 else ""
-        if odd:
-            self._odd.setdefault(odd, []).append(row.line)
-        return None if odd else value
+        if isinf(value):
+            self._odd.setdefault(name, []).append(row.line)
+            return None
+        return max(value, 0.0) if name == "kl" else value  # as `guard_client.samples.sample_of` has it
 
     def _whole(self, row: TableRow, name: str, limit: int) -> dict[str, int]:
         """A whole number from 0 on by its name; {} where there is none."""
@@ -126,18 +113,17 @@ class RowReader:
         if value is None or isnan(value):
             return {}
         if not (0 <= value < limit and value == int(value)):
-            raise CliError(f"{self.at(row)}: {name} is {value:g}, not a whole number from 0 on.")
+            raise CliError(f"{self._at(row)}: {name} is {value:g}, not a whole number from 0 on.")
         return {name: int(value)}
 
     def _kind(self, row: TableRow) -> KlKind:
-        """The kind that the row states; a column that `names` took for the KL is a token mean."""
+        """The kind that the row states; a column that was taken for the KL is a token mean."""
         word = self._cell(row, "kl_kind")
         if word is None:
             return KlKind.REF_TOKEN_MEAN
-        known = {kind.value: kind for kind in KlKind}
-        if not isinstance(word, str) or word not in known:
-            raise CliError(f"{self.at(row)}: kl_kind is {word!r}; known: {', '.join(known)}.")
-        return known[word]
+        if not isinstance(word, str) or word not in KL_KINDS:
+            raise CliError(f"{self._at(row)}: kl_kind is {word!r}; known: {', '.join(KL_KINDS)}.")
+        return KL_KINDS[word]
 
     def _evaluation(self, row: TableRow, read: RunRow) -> Evaluation | None:
         """The evaluation in a row with per-item outcomes."""
@@ -145,25 +131,25 @@ class RowReader:
         items = outcomes["items"]
         if items is None:
             return None
-        told = {name: cell for name, column in TOLD.items() if (cell := self._cell(row, column)) is not None}
-        told = {name: cell for name, cell in told.items() if not isnan(cell)}
+        cells = {name: self._cell(row, column) for name, column in TOLD.items()}
+        known = {name: cell for name, cell in cells.items() if cell is not None and not isnan(cell)}
         return Evaluation(
             attempt=read.attempt,
             step=read.whole.get("step", 0),
             path="",
             items=items,
             pass_index=read.whole.get("pass_index", 0),
-            truncated=told.get("truncated"),
+            truncated=known.get("truncated"),
             proxy_items=outcomes["proxy_items"],
-            sampling=self._sampling(row, told, read.whole.get("samples_per_item", 1)),
-            unanswered=told.get("unanswered"),
-            unscored=told.get("unscored"),
-            timed_out=told.get("timed_out"),
+            sampling=self._sampling(row, known, read.whole.get("samples_per_item", 1)),
+            unanswered=known.get("unanswered"),
+            unscored=known.get("unscored"),
+            timed_out=known.get("timed_out"),
             fooled_items=outcomes["fooled_items"],
         )
 
-    def _sampling(self, row: TableRow, told: Mapping[str, float], samples: int) -> EvaluationSampling | None:
-        temperature, longest = told.get("temperature"), told.get("max_new_tokens")
+    def _sampling(self, row: TableRow, known: Mapping[str, float], samples: int) -> EvaluationSampling | None:
+        temperature, longest = known.get("temperature"), known.get("max_new_tokens")
         if temperature is None or longest is None:
             return None
         try:
@@ -175,7 +161,7 @@ class RowReader:
             )
         except (ValueError, OverflowError):
             raise CliError(
-                f"{self.at(row)}: {TOLD['temperature']} {temperature:g} and {TOLD['max_new_tokens']} "
+                f"{self._at(row)}: {TOLD['temperature']} {temperature:g} and {TOLD['max_new_tokens']} "
                 f"{longest:g} are no sampling of an evaluation."
             ) from None
 
@@ -187,12 +173,12 @@ class RowReader:
         failed = name == "proxy_items" and value == []  # the training grader did
         good = isinstance(value, list) and (value or failed) and all(map(_is_outcome, value))
         if not good:
-            raise CliError(f"{self.at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
+            raise CliError(f"{self._at(row)}: {name} must be a list of outcomes from 0 to 1: {value!r:.60}.")
         self._length = self._length or (len(value), row.line) if value else self._length
         first, line = self._length or (0, 0)
         if value and first != len(value):
             raise CliError(
-                f"{self.at(row)} has {len(value)} items and {self.source}: line {line} has {first}: every "
+                f"{self._at(row)} has {len(value)} items and {self.source}: line {line} has {first}: every "
                 "evaluation and baseline pass must score the same items in the same order."
             )
         return tuple(map(float, value))

@@ -22,8 +22,8 @@ from guard_cli.replay.rows import RowReader, RunRow
 from guard_client.samples import StepSample
 from guard_core.rounds import TRAINER_LIMIT, Evaluation
 from guard_core.wire import KlKind, Sampling
-from guard_follow.names import Columns, resolve
-from guard_follow.starts import VALUES, Starts
+from guard_follow.attempts import VALUES, Attempts
+from guard_follow.columns import Columns, resolve
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ def load_run(
         table: the log.
         source: its name, for messages.
         overrides: canonical name to column, from `--map`.
-        settings: of the run's own configuration; see `names.resolve`.
+        settings: of the run's own configuration; see `columns.resolve`.
         means_of: how many items each held-out mean is of, where the log has only means.
 
     Raises:
@@ -233,7 +233,7 @@ def _attempts(rows: Sequence[RunRow]) -> Iterator[int]:
 
     Rows of one step that stand together are one step, with the first value of each quantity.
     """
-    starts = Starts[StepSample]({})
+    starts = Attempts[StepSample]({})
     for step, together in groupby(rows, key=lambda row: row.whole["step"]):
         of_step = list(together)
         if any(row.begins for row in of_step):

@@ -16,7 +16,7 @@ from guard_cli.errors import CliError, Result, exit_code_help
 from guard_cli.grouped import GroupedCommand
 from guard_cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from guard_cli.output import say
-from guard_follow.what import What
+from guard_follow.config import FollowConfig
 
 if TYPE_CHECKING:
     from guard_cli.run.plan import Finished, Plan
@@ -167,17 +167,20 @@ def _lag(given: str | None, *, followed: bool) -> str | None:
     return given
 
 
-def _followed(metrics: Path | None, format_: str, run_config: Path | None, column: list[str]) -> What | None:
+def _followed(
+    metrics: Path | None, format_: str, run_config: Path | None, column: list[str]
+) -> FollowConfig | None:
     """What `--follow` and the options beside it say; None without it."""
-    from guard_follow.source import framework_of
+    from guard_cli.run.plan import TRAINER_OUTPUT
+    from guard_follow.sources import framework_of
 
     framework_of(format_)
     if metrics is None:
         if format_ != "auto" or run_config is not None or column:
             raise CliError("--format, --run-config and --map are for a log that is followed: give --follow")
         return None
-    return What(
-        metrics=None if str(metrics) == "-" else metrics.absolute(),
+    return FollowConfig(
+        metrics=metrics if metrics == TRAINER_OUTPUT else metrics.absolute(),
         format=format_,
         overrides=read_map(column),
         run_config=run_config,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from guard_cli.run.outcome import GuardLost
 from guard_client.client import GuardClient
+from guard_follow.config import FollowConfig
 from guard_follow.errors import InputError
 from guard_follow.follower import Follower
-from guard_follow.history import KnownHistory
-from guard_follow.what import What
+from guard_follow.guard_history import KnownHistory
 
 POLL_SECONDS = 0.5
 #: Seconds for the last reports after the trainer has ended.
@@ -30,7 +30,7 @@ class Following:
         InputError: it cannot be followed.
     """
 
-    def __init__(self, what: What, url: str, token: str, say: Callable[[str], None]) -> None:
+    def __init__(self, what: FollowConfig, url: str, token: str, say: Callable[[str], None]) -> None:
         self._stopping, self._ending = threading.Event(), threading.Event()
         self._follower = Follower(what, GuardClient(url, token), KnownHistory(), say, self._stopping)
         #: Why the log can no longer be followed; None while it can.

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from guard_cli.run.outcome import Ending, RunOutcome
-from guard_follow.what import What
+from guard_follow.config import FollowConfig
+
+#: As `--follow` names the trainer's output.
+TRAINER_OUTPUT = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Plan:
         drain: seconds that the guard may take for the last checkpoints after the trainer has ended.
         ready: seconds that the guard may take to start.
         show_trainer: print the trainer's output, which goes to trainer.log in any case.
-        follow: read steps and checkpoints from what the trainer writes; without metrics, from its output.
+        follow: read steps and checkpoints from what the trainer writes, or from its output (TRAINER_OUTPUT).
         max_lag: checkpoints that may be unscored while the trainer goes on, or `off`; None: as it is set up.
         resume_from: checkpoint of another run from which the trainer is told to start.
         arguments: of `rlguard`, by which the run was started; none of a run that another program started.
@@ -37,7 +40,7 @@ class Plan:
     drain: float = 600.0
     ready: float = 180.0
     show_trainer: bool = True
-    follow: What | None = None
+    follow: FollowConfig | None = None
     max_lag: str | None = None
     resume_from: Path | None = None
     arguments: Sequence[str] = ()

@@ -19,7 +19,7 @@ from guard_cli.links import dashboard_link, token_file
 from guard_cli.run.folder import write_report
 from guard_cli.run.guard import GuardProcess
 from guard_cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
-from guard_cli.run.plan import Finished, Plan
+from guard_cli.run.plan import TRAINER_OUTPUT, Finished, Plan
 from guard_cli.run.processes import TrainerProcess
 from guard_cli.run.progress import Progress, open_progress
 from guard_cli.starting import start_hint
@@ -162,11 +162,13 @@ def _start_following(
     if plan.follow is None:
         return None
     from guard_cli.run.following import Following
-    from guard_follow.before import what_lies
-    from guard_follow.source import framework_of
+    from guard_follow.preexisting import scan
+    from guard_follow.sources import framework_of
 
-    metrics, checkpoints = plan.follow.metrics or plan.out / "trainer.log", settings.checkpoint_root
-    before = what_lies(metrics, checkpoints, framework_of(plan.follow.format))
+    checkpoints = settings.checkpoint_root
+    printed = plan.follow.metrics == TRAINER_OUTPUT
+    metrics = plan.out / "trainer.log" if printed else plan.follow.metrics
+    before = scan(metrics, checkpoints, framework_of(plan.follow.format))
     what = replace(plan.follow, metrics=metrics, checkpoints=checkpoints, before=before)
     return Following(what, guard.url, str(settings.tokens()[0]), progress.note)
 

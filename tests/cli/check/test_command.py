@@ -122,12 +122,6 @@ def test_everything_that_would_be_refused_is_said_at_once(check: Invoke, held: P
     assert "4 refuse" in done.stdout.splitlines()[-1]
 
 
-def test_a_split_that_cannot_be_read_is_a_row(check: Invoke, tmp_path: Path) -> None:
-    done = check(split=tmp_path / "nowhere.jsonl")
-    assert done.returncode == 2
-    assert levels(done)["held-out split"] == "refuse" and levels(done)["scorer and answers"] == "not checked"
-
-
 def test_items_of_one_group_are_counted_as_the_guard_counts_them(check: Invoke, tmp_path: Path) -> None:
     grouped = tmp_path / "grouped.jsonl"
     lines = ({"id": f"i{n}", "prompt": f"{n}+1=", "answer": f"{n + 1}", "group": "g"} for n in range(3))
@@ -136,12 +130,40 @@ def test_items_of_one_group_are_counted_as_the_guard_counts_them(check: Invoke, 
     assert "4 items in 2 groups" in check(split=grouped).stdout
 
 
-def test_training_prompts_that_cannot_be_read_are_no_overlap_and_no_pass(
-    check: Invoke, tmp_path: Path
+ODD = "tests.heldout.odd_scorers"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows", "said"),
+    [
+        (
+            ["--heldout", "nowhere.jsonl"],
+            {"held-out split": "refuse", "scorer and answers": "not checked"},
+            "",
+        ),
+        (["--train-prompts", "nowhere.jsonl"], {"overlap with training": "refuse"}, "No such file"),
+        (["--scorer", f"{ODD}:ends_the_process"], {"scorer and answers": "refuse"}, "ended with status 7"),
+        (["--scorer", "regex"], {"scorer and answers": "ok"}, "there are no answers to try"),
+        (
+            ["--proxy-scorer", f"{ODD}:impatient", "--time"],
+            {"training grader": "refuse", "scorer and answers": "ok"},
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_used_or_tried_is_a_row(
+    check: Invoke, arguments: list[str], rows: dict[str, str], said: str
 ) -> None:
-    done = check("--train-prompts", tmp_path / "nowhere.jsonl")
-    assert done.returncode == 2 and levels(done)["overlap with training"] == "refuse"
-    assert "nowhere.jsonl: No such file" in done.stdout
+    done = check(*arguments)
+    assert rows.items() <= levels(done).items() and said in done.stdout
+    assert done.returncode == (2 if "refuse" in rows.values() else 0)
+
+
+def test_an_evaluation_that_fails_is_a_row(check: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(stub_policy.URL, "http://127.0.0.1:1")
+    done = check("--time")
+    assert done.returncode == 2 and levels(done)["evaluation time"] == "refuse"
+    assert levels(done)["scorer and answers"] == "ok"
 
 
 @pytest.mark.nightly
@@ -169,31 +191,6 @@ def test_a_log_that_is_to_be_followed_is_looked_at(check: Invoke, tmp_path: Path
     done = check("--config", "guard.yaml")
     assert levels(done)["followed log"] == "refuse" and done.returncode == 2
     assert "followed log" not in levels(check())
-
-
-def test_a_scorer_that_ends_the_process_is_a_row(check: Invoke) -> None:
-    done = check("--scorer", "tests.heldout.odd_scorers:ends_the_process")
-    assert done.returncode == 2 and levels(done)["scorer and answers"] == "refuse"
-    assert "ended (status 7) before it responded" in done.stdout
-
-
-def test_answers_that_are_no_completions_are_not_said_to_score_1(check: Invoke) -> None:
-    done = check("--scorer", "regex")
-    assert levels(done)["scorer and answers"] == "ok"
-    assert "the scorer loads; there are no answers to try" in done.stdout
-
-
-def test_a_training_grader_that_fails_on_completions_is_a_row(check: Invoke) -> None:
-    done = check("--proxy-scorer", "tests.heldout.odd_scorers:impatient", "--time")
-    assert done.returncode == 2 and levels(done)["training grader"] == "refuse"
-    assert levels(done)["scorer and answers"] == "ok"
-
-
-def test_an_evaluation_that_fails_is_a_row(check: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(stub_policy.URL, "http://127.0.0.1:1")
-    done = check("--time")
-    assert done.returncode == 2 and levels(done)["evaluation time"] == "refuse"
-    assert levels(done)["scorer and answers"] == "ok"
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
 """A trainer that writes a recorded log as it was written: in pieces, with pauses, a rotation, and a restart.
 
-    python live.py NAME FOLDER [rotate]
+    python live.py NAME FOLDER
 
 A log of lines is renamed and begun anew; of event files another one is begun, as `SummaryWriter` does that is
 closed and used again. Before it rotates its log, and before the trainer starts again, it prints a line and
@@ -40,13 +40,13 @@ def write(file, data, rotate):
             file.rename(file.with_name(f"{file.name}.1"))
 
 
-def main(name, folder, rotate):
+def main(name, folder):
     recorded = RECORDED[name]
     for attempt in (0, 1):
         for path, data in recorded.files(attempt).items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            if file.name == recorded.log and not recorded.has_lines and rotate:
+            if file.name == recorded.log and not recorded.has_lines:
                 (_, first), (later, second) = recorded.rolled().items()
                 write(file, first, False)
                 ready_for("rotates")
@@ -54,7 +54,7 @@ def main(name, folder, rotate):
             elif file.name != recorded.log or not recorded.has_lines:
                 write(file, data, False) if data else file.touch()
             elif attempt == 0:
-                write(file, data, rotate)
+                write(file, data, True)
             else:
                 if data[: len(recorded.files(0)[path])] != recorded.files(0)[path]:  # it does not just append
                     anew = file.with_name("anew")
@@ -66,4 +66,4 @@ def main(name, folder, rotate):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:] == ["rotate"])
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -30,6 +30,7 @@ def rlguard(*arguments, **environment):
         (["--metrics", "m.jsonl"], {"RLGUARD_URL": "ftp://x"}, 2, "must look like"),
         (["--metrics", "m.jsonl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 1, "no guard responds"),
         (["--metrics", "m.jsonl", "--map", "kl"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "NAME=COLUMN"),
+        (["--metrics", "-"], {"RLGUARD_URL": "http://127.0.0.1:9"}, 2, "| tee train.log"),
         (["--metrics", "m", "--read-token-file", "no"], {"RLGUARD_URL": "http://x:9"}, 2, "cannot be read"),
     ],
 )

@@ -1,308 +1,188 @@
 """A log that is written in pieces that end anywhere: what is reported is what a replay reads."""
 
-import itertools
 import json
 import math
 import os
-import random
 
 import pytest
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.run import load_run
-from guard_client.client import Acknowledgement, VerdictView
-from guard_client.errors import GuardUnavailableError, ReportRefusedError
-from guard_client.samples import StepSample
+from guard_core.wire import KlKind
 from guard_follow import follower as follower_module
-from guard_follow.before import Before, what_lies
 from guard_follow.errors import InputError
-from guard_follow.follower import Follower
-from guard_follow.history import KnownHistory
-from guard_follow.source import framework_of
-from guard_follow.what import What
+from tests.cli.follow.followed import Followed, append, followed_to_the_end, pieces, replayed
 from tests.cli.follow.writer import save
-from tests.cli.logs.shapes import DATA, SHAPES, STEPS, kl, lines, reward
+from tests.cli.logs.shapes import DATA, SHAPES, STEPS, event, kl, lines, reward, tensorboard
 
-VERDICT = VerdictView(fire=False, stop=False)
-
-
-class Guard:
-    """A guard in memory that keeps what it acknowledges, and refuses what contradicts it."""
-
-    def __init__(self):
-        self.steps, self.checkpoints, self.ends, self.down = {}, [], [], 0
-
-    def _answer(self):
-        if self.down:
-            self.down -= 1
-            raise GuardUnavailableError("down")
-
-    def verdict(self):
-        self._answer()
-        return VERDICT
-
-    def post_steps(self, reports):
-        self._answer()
-        for report in reports:
-            assert self.steps.setdefault((report.attempt, report.step), report) == report, "contradicts"
-            assert self.steps[report.attempt, report.step] is report, f"twice: {report.step}"
-        return Acknowledgement(verdict=VERDICT, accepted=len(reports))
-
-    def post_checkpoint(self, report):
-        self._answer()
-        self.checkpoints.append((report.attempt, report.step, report.path))
-        return Acknowledgement(verdict=VERDICT)
-
-    def post_end(self, report):
-        self._answer()
-        self.ends.append(report)
-        return Acknowledgement(verdict=VERDICT)
-
-    def history(self):
-        known = {}
-        for (attempt, step), r in self.steps.items():
-            sample = StepSample(step, r.reward, r.kl, r.kl_kind, r.entropy, r.reward_std)
-            known.setdefault(attempt, {})[step] = sample
-        return KnownHistory(known, frozenset(self.checkpoints))
+TWO_STARTS = [(0, s) for s in range(1, 13)] + [(1, s) for s in range(9, 15)]
+WHOLE = [(0, s) for s in range(1, STEPS + 1)]
 
 
-class Followed:
-    """One followed log, and a follower that can be started again."""
-
-    def __init__(self, path, format_="auto", checkpoints=None, new_run=False, **more):
-        self.guard, self.said, self.now = Guard(), [], 0.0
-        before = what_lies(path, checkpoints, framework_of(format_)) if new_run else None
-        if before is not None:
-            before = Before.from_json(before.to_json())
-        self.what = What(path, checkpoints, format_, before=before, **more)
-        self.restart()
-
-    def restart(self):
-        self.follower = Follower(
-            self.what, self.guard, self.guard.history(), self.said.append, clock=lambda: self.now
-        )
-
-    def poll(self):
-        self.follower.poll()
-
-    def finish(self):
-        self.follower.finish(trainer_ended=True)
-
-    def rows(self):
-        return sorted((a, s, r.reward, r.kl) for (a, s), r in self.guard.steps.items())
-
-
-def replayed(path, settings=None):
-    run = load_run(read_log(path), str(path), {}, settings)
-    kls = [None if k != k else k for k in run.kl.tolist()]
-    return sorted(zip(run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), kls, strict=True))
-
-
-def pieces(data, seed):
-    rng = random.Random(seed)
-    cuts = sorted(rng.sample(range(1, len(data)), 25))
-    return [data[a:b] for a, b in itertools.pairwise([0, *cuts, len(data)])]
-
-
-def append(path, data):
-    with path.open("ab") as file:
-        file.write(data)
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ["csv", "verl", "verl-console", "ms-swift", "openrlhf", "tinker"])
-def test_what_is_followed_in_pieces_is_what_is_replayed(tmp_path, name, seed):
+@pytest.mark.parametrize("name", ["csv", "verl-console", "openrlhf"])
+def test_what_is_followed_in_pieces_is_what_is_replayed(tmp_path, name):
     format_, file, write, has_kl = SHAPES[name]
     path = tmp_path / file
     followed = Followed(path, format_)
-    for number, piece in enumerate(pieces(write(0), seed)):
+    for number, piece in enumerate(pieces(write(0), seed=0)):
         append(path, piece)
         followed.poll()
-        if number % 10 == seed:
+        if number % 10 == 0:
             followed.restart()
     followed.finish()
-    assert followed.rows() == replayed(path)
-    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, STEPS + 1)]
+    assert followed.rows() == replayed(path) and followed.places() == WHOLE
     assert all((row[3] is not None) == has_kl for row in followed.rows())
     assert [row[2] for row in followed.rows()] == pytest.approx([reward(s) for s in range(1, STEPS + 1)])
 
 
-@pytest.mark.parametrize("auto", ["verl", "easyr1", "ms-swift", "tinker", "roll", "openrlhf", "prime-rl"])
-def test_a_format_is_found_by_its_names(tmp_path, auto):
-    _, file, write, has_kl = SHAPES[auto]
+@pytest.mark.parametrize("name", ["verl", "easyr1", "ms-swift", "tinker", "roll", "openrlhf", "prime-rl"])
+def test_a_format_is_found_by_its_names(tmp_path, name):
+    _, file, write, has_kl = SHAPES[name]
     (tmp_path / file).write_bytes(write(0))
-    followed = Followed(tmp_path / file)
-    followed.poll()
-    followed.finish()
-    assert len(followed.rows()) == STEPS
-    assert followed.rows() == replayed(tmp_path / file)
+    followed = followed_to_the_end(tmp_path / file)
+    assert followed.places() == WHOLE and followed.rows() == replayed(tmp_path / file)
     assert (followed.rows()[3][3] is not None) == has_kl
 
 
-def test_a_checkpoint_is_announced_and_no_mode_in_it_is_changed(tmp_path):
-    (secret := tmp_path / "heldout.jsonl").touch(0o600)
-    (model := tmp_path / "global_step_4" / "actor" / "huggingface").mkdir(0o755, parents=True)
-    (model / "x.safetensors").symlink_to(secret)  # before the mark: what is newer is being written
-    save(tmp_path, 4)
-    (model / "model.safetensors").chmod(0o600)
-    followed = Followed(tmp_path / "log.jsonl", "verl", checkpoints=tmp_path)
-    followed.finish()
-    assert followed.guard.checkpoints == [(0, 4, str(model))]
-    assert [p.stat().st_mode & 0o777 for p in (secret, model / "model.safetensors")] == [0o600, 0o600]
-
-
-@pytest.mark.parametrize("how", ["truncated", "renamed", "replaced"])
-@pytest.mark.parametrize("name", ["verl", "ms-swift", "csv", "verl-console"])
-def test_a_trainer_that_starts_again_with_a_new_file(tmp_path, name, how):
-    format_, file, write, _ = SHAPES[name]
-    path = tmp_path / file
-    followed = Followed(path, format_)
-    first = write(0)
-    append(path, first[: len(first) // 2])
-    followed.poll()
-    append(path, first[len(first) // 2 :])  # read only after the file has another name
-    if how == "renamed":
-        path.rename(tmp_path / "old")
-        path.write_bytes(write(1))
-    elif how == "replaced":
+class TestAFileThatIsRotated:
+    @pytest.mark.parametrize("how", ["truncated", "renamed", "replaced"])
+    @pytest.mark.parametrize("name", ["verl", "csv", "verl-console"])
+    def test_by_a_trainer_that_starts_again(self, tmp_path, name, how):
+        format_, file, write, _ = SHAPES[name]
+        path, first = tmp_path / file, write(0)
+        followed = Followed(path, format_)
+        append(path, first[: len(first) // 2])
         followed.poll()
-        (tmp_path / "new").write_bytes(write(1))
-        (tmp_path / "new").rename(path)
-    else:
-        followed.poll()
-        path.write_bytes(write(1))
-    followed.poll()
-    followed.restart()
-    followed.poll()
-    followed.finish()
-    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, 13)] + [
-        (1, s) for s in range(9, 15)
-    ]
-
-
-@pytest.mark.parametrize("look", [False, True], ids=["", "seen"])
-@pytest.mark.parametrize("name", ["verl", "ms-swift", "csv", "verl-console"])
-def test_a_file_that_is_cut_under_its_writer(tmp_path, name, look):
-    """As by logrotate's copytruncate: the writer goes on where it was, behind a hole, without a header."""
-    format_, file, write, _ = SHAPES[name]
-    path = tmp_path / file
-    followed = Followed(path, format_)
-    lines_ = write(0).splitlines(keepends=True)
-    with path.open("wb", buffering=0) as log:
-        for number, line in enumerate(lines_):
-            if number == len(lines_) // 2:
-                path.with_name("copy").write_bytes(path.read_bytes())
-                os.truncate(path, 0)
-                if look:
-                    followed.poll()
-            log.write(line)
+        append(path, first[len(first) // 2 :])  # of a renamed file it is read after the renaming
+        if how == "renamed":
+            path.rename(tmp_path / "old")
+            path.write_bytes(write(1))
+        else:
             followed.poll()
-    followed.finish()
-    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, STEPS + 1)]
-    assert not any("left out" in said for said in followed.said)
-
-
-def test_a_file_that_begins_anew_with_another_header(tmp_path):
-    path = tmp_path / "run.csv"
-    path.write_text("step,reward\n1,0.1\n2,0.1\n")
-    followed = Followed(path)
-    followed.poll()
-    path.write_text("reward,step\n0.1,3\n0.1,4\n")
-    followed.poll()
-    followed.finish()
-    assert [row[:3] for row in followed.rows()] == [(0, s, 0.1) for s in range(1, 5)]
-
-
-def test_a_hole_that_is_longer_than_a_line_may_be(tmp_path):
-    path = tmp_path / "run.jsonl"
-    with path.open("wb") as log:
-        log.seek(6 << 20)
-        log.write(lines({"step": s, "reward": 0.1} for s in (1, 2)))
-    followed = Followed(path)
-    followed.poll()
-    followed.finish()
-    assert [row[1] for row in followed.rows()] == [1, 2]
-    assert [row[:2] for row in replayed(path)] == [(0, 1), (0, 2)]
-
-
-def test_a_file_that_was_renamed_is_read_on_while_the_other_one_is_empty(tmp_path):
-    """As by logrotate's create: the writer knows nothing of the other file."""
-    path = tmp_path / "run.jsonl"
-    followed = Followed(path)
-    with path.open("wb", buffering=0) as log:
-        for step in range(1, 9):
-            log.write(lines([{"step": step, "reward": 0.1}]))
-            followed.poll()
-            if step == 4:
-                path.rename(tmp_path / "run.jsonl.1")
-                path.touch()
-                followed.poll()
-    path.write_bytes(lines({"step": s, "reward": 0.1} for s in (9, 10)))
-    followed.poll()
-    followed.finish()
-    assert [row[:2] for row in followed.rows()] == [(0, s) for s in range(1, 11)]
-
-
-def test_a_file_that_was_cut_and_has_grown_past_where_it_was_read(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(lines({"step": s, "reward": 0.1, "kl": kl(s)} for s in range(1, 3)))
-    followed = Followed(path)
-    followed.poll()
-    path.write_bytes(lines({"step": s, "reward": 0.2, "kl": kl(s)} for s in range(2, 20)))
-    followed.poll()
-    followed.finish()
-    # Step 2 of the first file was still being gathered when the file began anew.
-    assert [row[:3] for row in followed.rows()] == [(0, 1, 0.1), (0, 2, 0.1)] + [
-        (1, s, 0.2) for s in range(2, 20)
-    ]
-
-
-def test_a_third_start_after_the_file_of_the_others_is_gone(tmp_path):
-    path = tmp_path / "run.jsonl"
-    followed = Followed(path)
-    for attempt, steps in ((0, range(1, 131)), (1, range(101, 151)), (2, range(131, 171))):
-        path.write_bytes(lines({"step": s, "reward": 0.1 + attempt, "kl": kl(s)} for s in steps))
+            (tmp_path / "new").write_bytes(write(1))
+            (tmp_path / "new").rename(path) if how == "replaced" else path.write_bytes(write(1))
         followed.poll()
-    followed.restart()  # knows of the first two from the guard alone
-    followed.poll()
-    followed.finish()
-    counts = [sum(row[0] == attempt for row in followed.rows()) for attempt in range(4)]
-    assert counts == [130, 50, 40, 0]
-
-
-class TestSeveralRuns:
-    def test_folders(self, tmp_path):
-        for run in ("a", "b"):
-            (tmp_path / run).mkdir()
-            (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
-        for refuse in (Followed, read_log):
-            with pytest.raises(InputError, match="`a`, `b`"):
-                refuse(tmp_path)
-
-    def test_files_that_both_begin_at_the_start(self, tmp_path):
-        for number in (1, 2):
-            (tmp_path / f"events.out.tfevents.{number}.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
-        for refuse in (Followed, read_log):
-            with pytest.raises(InputError, match=r"tfevents\.1\.h.*tfevents\.2\.h"):
-                refuse(tmp_path)
-
-    def test_those_of_an_earlier_run_are_not_of_a_new_one(self, tmp_path):
-        for run in ("a", "b"):
-            (tmp_path / run).mkdir()
-            (tmp_path / run / "events.out.tfevents.1.h.1.0").write_bytes(SHAPES["openrlhf"][2](0))
-        followed = Followed(tmp_path, new_run=True)
-        (tmp_path / "c").mkdir()
-        (tmp_path / "c" / "events.out.tfevents.3.h.1.0").write_bytes(SHAPES["openrlhf"][2](1))
+        followed.restart()
         followed.poll()
         followed.finish()
-        assert [row[1] for row in followed.rows()] == list(range(9, 15))
+        assert followed.places() == TWO_STARTS
+
+    @pytest.mark.parametrize("name", ["verl", "csv", "verl-console"])
+    def test_under_its_writer(self, tmp_path, name):
+        """As by logrotate's copytruncate: the writer goes on behind a hole, without a header."""
+        format_, file, write, _ = SHAPES[name]
+        path, written = tmp_path / file, write(0).splitlines(keepends=True)
+        followed = Followed(path, format_)
+        with path.open("wb", buffering=0) as log:
+            for number, line in enumerate(written):
+                if number == len(written) // 2:
+                    os.truncate(path, 0)
+                    followed.poll()
+                log.write(line)
+                followed.poll()
+        followed.finish()
+        assert followed.places() == WHOLE and not followed.tells("left out")
+
+    def test_and_not_written_to_while_the_old_one_is(self, tmp_path):
+        """As by logrotate's create: the writer knows nothing of the other file."""
+        path = tmp_path / "run.jsonl"
+        followed = Followed(path)
+        with path.open("wb", buffering=0) as log:
+            for step in range(1, 9):
+                log.write(lines([{"step": step, "reward": 0.1}]))
+                followed.poll()
+                if step == 4:
+                    path.rename(tmp_path / "run.jsonl.1")
+                    path.touch()
+                    followed.poll()
+        path.write_bytes(lines({"step": s, "reward": 0.1} for s in (9, 10)))
+        followed.poll()
+        followed.finish()
+        assert followed.places() == [(0, s) for s in range(1, 11)]
+
+    def test_with_another_header(self, tmp_path):
+        path = tmp_path / "run.csv"
+        path.write_text("step,reward\n1,0.1\n2,0.1\n")
+        followed = Followed(path)
+        followed.poll()
+        path.write_text("reward,step\n0.1,3\n0.1,4\n")
+        followed.poll()
+        followed.finish()
+        assert [row[:3] for row in followed.rows()] == [(0, s, 0.1) for s in range(1, 5)]
+
+    def test_and_has_grown_past_where_it_was_read_or_is_seen_empty(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        path.write_bytes(lines({"step": s, "reward": 0.1} for s in (1, 2)) + b'{"step": 3, "rew')
+        followed = Followed(path)
+        for empty, factor in ((False, 0.2), (True, 0.3)):
+            followed.poll()
+            if empty:
+                path.write_bytes(b"")
+                followed.poll()
+            path.write_bytes(lines({"step": s, "reward": factor} for s in range(1, 30)))
+        followed.poll()
+        followed.restart()  # it knows of the first two starts from the guard alone
+        followed.poll()
+        followed.finish()
+        counts = [sum(row[0] == attempt for row in followed.rows()) for attempt in range(4)]
+        assert counts == [2, 29, 29, 0]
+
+
+#: Name of the log, its format, a whole line of a step, and how much of it could be another line.
+HALF_LINES = {
+    "csv": ("run.csv", "auto", "{0},0.{0},{0}.1e-05\n", 8),
+    "verl": (
+        "driver.log",
+        "verl",
+        "step:{0} - critic/score/mean:0.{0} - actor/reward_kl_penalty:{0}.1e-05 - actor/entropy:1.0\n",
+        64,
+    ),
+    "jsonl": ("run.jsonl", "auto", '{{"step": {0}, "reward": 0.{0}, "kl": {0}.1e-05}}\n', 40),
+}
+
+
+@pytest.mark.parametrize("name", HALF_LINES)
+class TestALineThatIsHalfWritten:
+    def begin(self, tmp_path, name):
+        """A log of three steps, of which half of the last stands there."""
+        file, format_, line, cut = HALF_LINES[name]
+        (tmp_path / "run.json").write_text(json.dumps({"actor": {"kl_penalty": "low_var_kl"}}))
+        (path := tmp_path / file).write_text("step,reward,kl\n" if name == "csv" else "")
+        append(path, "".join(map(line.format, (1, 2))).encode() + line.format(3)[:cut].encode())
+        followed = Followed(path, format_, run_config=tmp_path / "run.json")
+        followed.poll()
+        return path, followed
+
+    def test_is_left_to_the_next_follower(self, tmp_path, name):
+        path, followed = self.begin(tmp_path, name)
+        followed.follower.finish(trainer_ended=False)
+        assert [row[1] for row in followed.rows()] == [1, 2]
+        _, _, line, cut = HALF_LINES[name]
+        append(path, (line.format(3)[cut:] + line.format(4)).encode())
+        followed.restart()
+        followed.finish()
+        assert followed.places() == [(0, s) for s in (1, 2, 3, 4)]
+        assert followed.rows() == replayed(path, {"kl_penalty": "low_var_kl"})
+
+    def test_is_counted_and_not_read_where_the_file_begins_anew(self, tmp_path, name):
+        path, followed = self.begin(tmp_path, name)
+        line = HALF_LINES[name][2]
+        path.write_text(("step,reward,kl\n" if name == "csv" else "") + "".join(map(line.format, (3, 4))))
+        followed.poll()
+        followed.finish()
+        assert followed.places() == [(0, s) for s in (1, 2, 3, 4)]
+        assert followed.rows()[2][3] == 3.1e-05 and followed.follower.bad == 1
+
+
+def test_the_last_line_of_a_log_that_has_ended_needs_no_end(tmp_path):
+    (path := tmp_path / "run.jsonl").write_bytes(lines({"step": s, "reward": 0.5} for s in (1, 2))[:-1])
+    assert followed_to_the_end(path).places() == [(0, 1), (0, 2)]
 
 
 class TestTheGuardIsTheMemory:
-    def test_a_guard_that_is_away_loses_nothing(self, tmp_path, monkeypatch):
+    def test_one_that_is_away_loses_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setattr(follower_module, "_FIRST_RETRY_SECONDS", 0.001)
-        path = tmp_path / "run.jsonl"
-        followed = Followed(path)
+        followed = Followed(path := tmp_path / "run.jsonl")
         path.write_bytes(lines({"step": s, "reward": 0.1 * s} for s in range(1, 30)))
         followed.guard.down = 7
         followed.poll()
@@ -310,24 +190,213 @@ class TestTheGuardIsTheMemory:
         assert len(followed.rows()) == 29
 
     def test_one_report_that_is_refused_does_not_stop_the_others(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        followed = Followed(path)
+        followed = Followed(path := tmp_path / "run.jsonl")
         path.write_bytes(lines({"step": s, "reward": 0.1 * s} for s in range(1, 30)))
-        post = followed.guard.post_steps
-
-        def refuse_seven(reports):
-            if any(r.step == 7 for r in reports):
-                raise ReportRefusedError("no seven")
-            return post(reports)
-
-        followed.guard.post_steps = refuse_seven
+        followed.guard.refused = {7}
         followed.poll()
         followed.finish()
-        assert len(followed.rows()) == 28
-        assert any("step 7" in s for s in followed.said)
+        assert len(followed.rows()) == 28 and followed.tells("step 7")
 
 
-class TestHostile:
+class TestWhenAStepIsWhole:
+    def test_when_the_next_one_begins_or_after_a_while(self, tmp_path):
+        followed = Followed(path := tmp_path / "metrics.jsonl", "trl")
+        append(path, lines([{"global_step": 1, "reward": 0.5}]))
+        followed.poll()
+        assert followed.rows() == []
+        append(path, lines([{"global_step": 1, "kl": 0.01}, {"global_step": 2, "reward": 0.5}]))
+        followed.poll()
+        assert followed.rows() == [(0, 1, 0.5, 0.01)]
+        followed.now = follower_module.SETTLE_SECONDS + 1
+        followed.poll()
+        assert followed.places() == [(0, 1), (0, 2)]
+
+    @pytest.mark.parametrize("name", ["verl", "verl-console", "roll", "ms-swift"])
+    def test_at_once_where_a_row_holds_all_of_it(self, tmp_path, name):
+        """Held in memory it would be lost with a follower that is killed, once the log is rotated."""
+        format_, file, write, _ = SHAPES[name]
+        followed = Followed(path := tmp_path / file, format_)
+        append(path, write(0))
+        followed.poll()
+        path.rename(tmp_path / "rotated")
+        followed.restart()  # it was killed
+        followed.finish()
+        assert followed.places() == WHOLE
+
+    def test_not_by_the_reward_alone_in_an_event_file(self, tmp_path):
+        (tmp_path / "run.yaml").write_text("kl_penalty: kl")
+        tags = {"critic/score/mean": 0.5, "math/critic/kl": 0.01}
+        (tmp_path / "events.out.tfevents.1.h.1.0").write_bytes(tensorboard(lambda s, a: tags)(0))
+        followed = followed_to_the_end(tmp_path, "roll", run_config=tmp_path / "run.yaml")
+        assert [row[3] for row in followed.rows()] == pytest.approx([0.01] * STEPS)
+
+    @pytest.mark.parametrize("file", ["events.out.tfevents.1.h.1.0", "run.jsonl"])
+    def test_what_is_logged_beside_it_by_another_clock_ends_no_step(self, tmp_path, file):
+        """NeMo-RL's `monitor_gpus` logs from a thread, into the same file, by the seconds since its start."""
+        rows = []
+        for step in range(1, STEPS + 1):
+            values = {"train/loss": 0.1, "train/reward": reward(step), "train/kl_penalty": kl(step)}
+            for number, value in enumerate(values.items()):
+                rows += [(600 * step + number, ("ray/node.0.gpu.0.util", 50.0)), (step, value)]
+        path = tmp_path / file
+        if file.endswith("jsonl"):
+            path.write_bytes(lines({"step": step, name: value} for step, (name, value) in rows))
+        else:
+            path.write_bytes(b"".join(event(step, *tag) for step, tag in rows))
+        settings = {"token_level_loss": "true", "reference_policy_kl_penalty": "0.01"}
+        (tmp_path / "run.json").write_text(
+            json.dumps({"token_level_loss": True, "reference_policy_kl_penalty": 0.01})
+        )
+        expected = [
+            (0, s, pytest.approx(reward(s), rel=1e-6), pytest.approx(kl(s), rel=1e-6))
+            for s in range(1, STEPS + 1)
+        ]
+        followed = followed_to_the_end(path, "nemo-rl", run_config=tmp_path / "run.json")
+        assert followed.rows() == expected == replayed(path, settings)
+
+    @pytest.mark.parametrize("step", ["step", "at"])
+    def test_nor_before_the_columns_are_known(self, tmp_path, step):
+        rows = [{step: 1, "kl": 0.1}, {step: 600, "beside": 1.0}, {step: 1, "mine": 0.5}, {step: 2}]
+        (path := tmp_path / "run.jsonl").write_bytes(lines(rows))
+        overrides = {"reward": "mine"} | ({"step": "at"} if step == "at" else {})
+        assert followed_to_the_end(path, "trl", overrides=overrides).rows() == [(0, 1, 0.5, 0.1)]
+
+
+class TestARowThatIsThereAgain:
+    """Of several rows of a step the first value counts that can, as in a replay."""
+
+    NAN = math.nan
+
+    def read(self, path, *rows, **overrides):
+        path.write_bytes(lines([*({"step": 1, **row} for row in rows), {"step": 2, "reward": 0.5}]))
+        followed = followed_to_the_end(path, "trl", overrides=overrides)
+        if not overrides:
+            assert followed.rows() == replayed(path)
+        return followed.guard.steps[0, 1]
+
+    @pytest.mark.parametrize(
+        ("first", "again", "reward", "kl"),
+        [
+            ({"reward": 0.5, "kl": 0.1}, {"reward": 0.7, "kl": 0.3}, 0.5, 0.1),
+            ({"reward": NAN}, {"reward": 0.7, "kl": 0.3}, 0.7, 0.3),
+            ({"reward": math.inf, "kl": 0.1}, {"reward": 0.7, "kl": 0.3}, 0.7, 0.1),
+            ({"reward": -0.5, "kl": NAN}, {"reward": 0.7, "kl": 0.3}, -0.5, 0.3),
+            ({"reward": 0.5, "kl": -0.1}, {"reward": 0.5, "kl": 0.3}, 0.5, 0.0),
+        ],
+    )
+    def test_a_value_that_cannot_count_gives_way_to_one_that_does(self, tmp_path, first, again, reward, kl):
+        report = self.read(tmp_path / "run.jsonl", first, again)
+        assert (report.reward, report.kl) == (reward, kl)
+
+    @pytest.mark.parametrize("column", ["kl_kind", "what"])
+    def test_a_kl_is_of_the_kind_that_its_own_row_says(self, tmp_path, column):
+        """A sum over a completion would fire as a mean."""
+        kls = (self.NAN, "ref_token_mean"), (900.0, "ref_seq_sum"), (0.1, "ref_token_mean")
+        rows = [{"reward": 0.5, "kl": kl, column: kind} for kl, kind in kls]
+        report = self.read(tmp_path / "run.jsonl", *rows, kl_kind=column)
+        assert (report.kl, report.kl_kind) == (900.0, KlKind.REF_SEQ_SUM)
+
+    @pytest.mark.parametrize("again", [math.inf, None, "", "none"])
+    def test_a_kl_that_is_not_finite_stays_one_where_none_can_count(self, tmp_path, again):
+        rows = [{"reward": 0.5, "kl": kl} for kl in (self.NAN, again)]
+        report = self.read(tmp_path / "run.jsonl", *rows, reward="reward")
+        assert report.kl_kind is KlKind.NOT_FINITE
+
+
+class TestWhatTheLogItselfSays:
+    @pytest.mark.parametrize("file", ["run.jsonl", "log.csv"])
+    def test_which_kl_it_is(self, tmp_path, file):
+        path, kinds = tmp_path / file, ["ref_token_mean", "ref_seq_sum", "behaviour", ""]
+        if file.endswith("csv"):
+            rows = "".join(f"{s},0.5,3.0,{kind}\n" for s, kind in enumerate(kinds))
+            path.write_text("step,reward,kl,kl_kind\n" + rows)
+        else:
+            rows = [{"step": s, "reward": 0.5, "kl": 3.0, "kl_kind": k or None} for s, k in enumerate(kinds)]
+            path.write_bytes(lines(rows))
+        steps = followed_to_the_end(path).guard.steps
+        assert [steps[0, s].kl_kind.value for s in range(4)] == [k or "ref_token_mean" for k in kinds]
+        run = load_run(read_log(path), str(path), {})
+        assert run.armed_kl().tolist() == [True, False, False, True]
+
+    def test_a_kind_that_is_none_arms_nothing(self, tmp_path):
+        bad = ["Ref_token_mean", 7, ["ref_token_mean"], "x" * 1000]
+        rows = [{"step": s, "reward": 0.5, "kl": 3.0, "kl_kind": k} for s, k in enumerate(bad)]
+        (path := tmp_path / "run.jsonl").write_bytes(lines(rows))
+        followed = followed_to_the_end(path)
+        assert [row[1:] for row in followed.rows()] == [(s, 0.5, None) for s in range(4)]
+        assert [s for s in followed.said if "kl_kind='Ref_token_mean'" in s and len(s) < 200]
+
+    def test_which_attempt_it_is(self, tmp_path):
+        places = [(0, 1), (0, 2), (2, 2), (2, 3), (3, 3)]
+        rows = [{"attempt": a, "step": s, "reward": 0.5} for a, s in places]
+        (path := tmp_path / "run.jsonl").write_bytes(lines(rows))
+        followed = followed_to_the_end(path)
+        followed.restart()
+        followed.finish()
+        assert followed.places() == places and followed.rows() == replayed(path)
+
+    @pytest.mark.parametrize(
+        ("format_", "tags"),
+        [
+            ("skyrl", {"reward/avg_raw_reward": 0.5, "trainer/epoch": 0.0, "trainer/global_step": 3.0}),
+            ("slime", {"rollout/raw_reward": 0.5, "rollout/step": 3.0, "train/step": 3.0}),
+            ("trl", {"train/reward": 0.5, "train/global_step": 3.0, "step": 7.0}),
+        ],
+    )
+    def test_the_step_of_an_event_is_its_own(self, tmp_path, format_, tags):
+        path = tmp_path / "events.out.tfevents.1.host.1.0"
+        path.write_bytes(tensorboard(lambda s, a: tags)(0))
+        followed = followed_to_the_end(path, format_)
+        assert followed.places() == WHOLE and followed.rows() == replayed(path)
+
+
+class TestAColumnOfMap:
+    @pytest.mark.parametrize(
+        ("overrides", "rows", "expected"),
+        [
+            (
+                {"reward": "mine"},
+                [{"step": s, "data": {"critic/score/mean": 0.1}} for s in (1, 2)]
+                + [{"step": 3, "data": {"critic/score/mean": 0.3, "mine": 77.0}}],
+                [(0, 3, 77.0, None)],
+            ),
+            (
+                {"kl": "my/kl"},  # no reason to lose a step that was there before it
+                [{"step": s, "reward": 0.1} for s in (1, 2)] + [{"step": 3, "reward": 0.3, "my/kl": 0.5}],
+                [(0, 1, 0.1, None), (0, 2, 0.1, None), (0, 3, 0.3, 0.5)],
+            ),
+            (
+                {"reward": "mine"},  # after more columns than are remembered
+                [{"step": 1, **{f"c{i}": 0 for i in range(6_000)}}, {"step": 2, "mine": 0.5}],
+                [(0, 2, 0.5, None)],
+            ),
+            (
+                {"reward": "mine", "kl": "my_kl"},
+                [{"step": s, name: 0.1 * s} for s in (1, 2, 3) for name in ("entropy", "mine", "my_kl")],
+                [(0, s, 0.1 * s, 0.1 * s) for s in (1, 2, 3)],
+            ),
+        ],
+        ids=["reward", "kl", "many", "each in its row"],
+    )
+    def test_it_comes_late(self, tmp_path, overrides, rows, expected):
+        followed = Followed(
+            path := tmp_path / "run.jsonl", "verl" if "data" in rows[0] else "trl", overrides=overrides
+        )
+        for row in rows:
+            append(path, lines([row]))
+            followed.poll()
+        followed.finish()
+        assert followed.rows() == expected
+
+    def test_it_never_comes(self, tmp_path):
+        rows = ({"step": s, "data": {"my/rewards": 0.1}} for s in (1, 2))
+        (path := tmp_path / "run.jsonl").write_bytes(lines(rows))
+        followed = followed_to_the_end(path, "verl", overrides={"reward": "my/reward", "heldout": "no"})
+        [said] = followed.said
+        assert "--map reward=my/reward" in said and "near to it: `my/rewards`" in said
+
+
+class TestWhatCannotBeRead:
     @pytest.mark.parametrize(
         "bad",
         [
@@ -336,50 +405,38 @@ class TestHostile:
             b'{"step": 5, "reward": 1' + b"0" * 5000 + b"}\n",
             b'{"step": 1e400, "reward": 1}\n{"step": -1, "reward": 1}\n{"step": 2.5, "reward": 1}\n',
             b'{"step": "x", "reward": 1}\n{"step": 5, "reward": [1]}\n{"step": 5, "reward": {"a": {}}}\n',
-            b'{"step": 5, "reward": NaN}\n{"step": 6, "reward": Infinity}\n{"step": 7, "reward": 1e300}\n',
             b'{"step": true, "reward": true}\n[]\n"x"\nnull\n',
             b'{"step": 5, "rew{"step": 6, "reward": 0.1}\n',
-            b"\x00" * 1000 + b"\n",
+            b"\x00" * (6 << 20) + b"\n",
+            b"x" * (6 << 20) + b"\n",
         ],
+        ids=range(9),
     )
-    @pytest.mark.parametrize("file", ["run.jsonl", "driver.log", "log.csv", "events.out.tfevents.1"])
-    def test_what_cannot_be_read_is_left_out_and_never_quoted(self, tmp_path, bad, file):
-        path = tmp_path / file
-        path.write_bytes(bad)
+    @pytest.mark.parametrize("file", ["run.jsonl", "driver.log"])
+    def test_is_left_out_and_never_quoted(self, tmp_path, bad, file):
+        (path := tmp_path / file).write_bytes(bad)
         followed = Followed(path)
-        if file.startswith("events"):
-            append(path, b"x" * 12)
-            with pytest.raises(InputError, match="damaged"):
-                followed.poll()
-            return
         followed.poll()
         append(path, b'{"step": 50, "reward": 0.5}\n')
         followed.poll()
         followed.finish()
-        not_finite = [(0, 5), (0, 6)] if b"NaN" in bad else []
-        expected = [*not_finite, (0, 50)] if file in ("run.jsonl", "driver.log") else []
-        assert [row[:2] for row in followed.rows()] == expected
+        assert followed.places() == [(0, 50)]
         assert not any("rew" in s and "{" in s for s in followed.said)
 
-    def test_a_line_without_an_end_is_passed_over(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("guard_follow.records.MAX_LINE", 1000)
-        path = tmp_path / "run.jsonl"
-        path.touch()
-        followed = Followed(path)
-        for _ in range(50):
-            append(path, b"x" * 500)
-            followed.poll()
-        append(path, b'x\n{"step": 1, "reward": 0.5}\n')
-        followed.poll()
-        followed.finish()
-        assert len(followed.rows()) == 1
+    @pytest.mark.parametrize("reward", [math.nan, None, math.inf])
+    def test_a_reward_that_is_not_finite_is_reported_as_such(self, tmp_path, reward):
+        rows = [{"step": s, "reward": 0.5 if s <= 3 else reward} for s in range(1, 8)]
+        (path := tmp_path / "run.jsonl").write_bytes(lines([*rows, {"step": 9, "loss": 1.0}]))
+        followed = followed_to_the_end(path)
+        assert [row[1:3] for row in followed.rows()] == [(s, 0.5 if s <= 3 else None) for s in range(1, 8)]
+        assert followed.tells("no finite reward")
 
     @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-    def test_what_is_no_regular_file(self, tmp_path, kind):
+    def test_what_is_no_regular_file_is_refused(self, tmp_path, kind):
         path = tmp_path / "run.jsonl"
         if kind == "link":
-            (tmp_path / "secret.jsonl").write_bytes(lines([{"step": 1, "reward": 0.5}]))
             path.symlink_to(tmp_path / "secret.jsonl")
+            (tmp_path / "secret.jsonl").write_bytes(lines([{"step": 1, "reward": 0.5}]))
         elif kind == "fifo":
             os.mkfifo(path)
 
@@ -395,152 +452,30 @@ class TestHostile:
         with pytest.raises(InputError, match=r"symbolic link|not a regular file"):
             follow()
 
-    def test_a_length_that_promises_too_much(self, tmp_path):
-        import struct
-
-        from guard_follow.records import _masked_crc
-
-        path = tmp_path / "events.out.tfevents.1"
-        length = struct.pack("<Q", 1 << 60)
-        path.write_bytes(length + struct.pack("<I", _masked_crc(length)))
-        with pytest.raises(InputError, match="damaged"):
-            Followed(path).poll()
-
-
-def test_only_a_step_that_is_whole_is_reported(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    followed = Followed(path, "trl")
-    append(path, lines([{"global_step": 1, "reward": 0.5}]))
-    followed.poll()
-    assert followed.rows() == []
-    append(path, lines([{"global_step": 1, "kl": 0.01}, {"global_step": 2, "reward": 0.5}]))
-    followed.poll()
-    assert followed.rows() == [(0, 1, 0.5, 0.01)]
-
-
-def test_the_last_step_is_taken_for_whole_after_a_while(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    append(path, lines([{"step": 1, "reward": 0.5}]))
-    now = [0.0]
-    guard = Guard()
-    one = Follower(What(path), guard, KnownHistory(), print, clock=lambda: now[0])
-    one.poll()
-    now[0] = follower_module.SETTLE_SECONDS - 1
-    one.poll()
-    assert not guard.steps
-    now[0] += 2
-    one.poll()
-    assert len(guard.steps) == 1
-
-
-class TestAKlThatDependsOnTheRun:
     @pytest.mark.parametrize(
-        ("estimator", "armed"),
-        [("kl", True), ("low_var_kl", True), ("abs", False), ("mse", False), (None, False)],
+        "row", ['{"iter": %d, "score_mean": 0.5}', '{"loss": 0.5, "lr": %d}', "%d,0.5"], ids=range(3)
     )
-    def test_verl(self, tmp_path, estimator, armed):
-        path = tmp_path / "run.jsonl"
-        path.write_bytes(SHAPES["verl"][2](0).replace(b"actor/kl_loss", b"actor/reward_kl_penalty"))
-        if estimator:
-            (tmp_path / ".hydra").mkdir()
-            config = "actor_rollout_ref: {actor: {loss_agg_mode: token-mean}}\n"
-            config += f"algorithm: {{kl_penalty: {estimator}}}"
-            (tmp_path / ".hydra" / "config.yaml").write_text(config)
-        followed = Followed(path, "verl")
-        followed.poll()
-        assert all((row[3] is not None) == armed for row in followed.rows())
-        assert any("is not taken as the KL" in s for s in followed.said) != armed
-        from guard_follow.settings import find_settings
+    def test_a_log_of_which_no_column_is_known_is_trouble(self, tmp_path, row):
+        """`not_followed` is made of it: else a guard would look as if it read its trainer."""
+        path = tmp_path / ("log.csv" if row.startswith("%") else "log.jsonl")
+        path.write_text("".join(row % number + "\n" for number in range(300)))
+        followed = followed_to_the_end(path)
+        assert followed.rows() == [] and len(followed.said) == 1
+        assert followed.follower.trouble.startswith("no column") and "--map" in followed.follower.trouble
 
-        assert followed.rows() == replayed(path, find_settings(None, path))
-
-    def test_one_may_vouch_for_it(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        path.write_bytes(SHAPES["verl"][2](0))
-        followed = Followed(path, "verl", overrides={"kl": "actor/kl_loss"})
-        followed.poll()
-        assert followed.rows()[3][3] == kl(4)
-
-    def test_a_configuration_that_was_there_before_is_of_another_run(self, tmp_path):
-        path, config = tmp_path / "run.jsonl", tmp_path / ".hydra" / "config.yaml"
-        config.parent.mkdir()
-        config.write_text("{algorithm: {kl_penalty: low_var_kl}}")
-        followed = Followed(path, "verl", new_run=True)
-        path.write_bytes(SHAPES["verl"][2](0).replace(b"actor/kl_loss", b"actor/reward_kl_penalty"))
-        followed.poll()
-        assert all(row[3] is None for row in followed.rows())
-
-    def test_a_configuration_that_the_trainer_writes_when_it_starts(self, tmp_path):
-        path, config = tmp_path / "run.jsonl", tmp_path / ".hydra" / "config.yaml"
-        config.parent.mkdir()
-        config.write_text("{algorithm: {kl_penalty: abs}}")
-        followed = Followed(path, "verl", new_run=True)
-        followed.poll()
-        config.write_text("{algorithm: {kl_penalty: low_var_kl}}")
-        os.utime(config, ns=(1, 1))
-        path.write_bytes(SHAPES["verl"][2](0).replace(b"actor/kl_loss", b"actor/reward_kl_penalty"))
-        followed.poll()
-        assert followed.rows()[3][3] == kl(4)
-
-    def test_a_configuration_that_is_none(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        path.write_bytes(SHAPES["easyr1"][2](0))
-        for bad in (b"\xff\xfe", b"[" * 100_000, b"{", b'{"a": ' * 3000, b"null"):
-            (tmp_path / "experiment_config.json").write_bytes(bad)
-            followed = Followed(path)
-            followed.poll()
-            followed.finish()
-            assert followed.rows()[0][3] is None
-        (tmp_path / "experiment_config.json").write_text(
-            '{"worker": {"actor": {"loss_avg_mode": "token"}}, "algorithm": {"kl_penalty": "low_var_kl"}}'
-        )
-        followed = Followed(path)
-        followed.poll()
-        assert followed.rows()[0][3] == kl(1)
-
-
-@pytest.mark.parametrize("reward", [math.nan, None, math.inf])
-def test_steps_without_a_finite_reward_are_reported_as_such(tmp_path, reward):
-    path = tmp_path / "run.jsonl"
-    rows = [{"step": s, "reward": 0.5 if s <= 3 else reward} for s in range(1, 8)]
-    path.write_bytes(lines([*rows, {"step": 9, "loss": 1.0}]))
-    followed = Followed(path)
-    followed.finish()
-    assert [row[1:3] for row in followed.rows()] == [(s, 0.5 if s <= 3 else None) for s in range(1, 8)]
-    assert [s for s in followed.said if "no finite reward" in s]
-
-
-def test_a_log_without_a_reward_says_so_once(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(lines({"step": s, "loss": 1.0} for s in range(5)))
-    followed = Followed(path)
-    followed.poll()
-    followed.poll()
-    assert [s for s in followed.said if "no column is known to be the reward" in s] == followed.said
-    assert len(followed.said) == 1
-
-
-@pytest.mark.parametrize(
-    "row",
-    ['{"iter": %d, "score_mean": 0.5}', '{"loss": 0.5, "lr": %d}', "%d,0.5"],
-    ids=["json", "loss", "csv"],
-)
-def test_a_log_of_which_no_column_is_known_is_trouble(tmp_path, row):
-    """`not_followed` is made of it: else a guard would look as if it read its trainer."""
-    path = tmp_path / ("log.csv" if row.startswith("%") else "log.jsonl")
-    followed = Followed(path)
-    append(path, "".join(row % number + "\n" for number in range(300)).encode())
-    followed.poll()
-    assert followed.guard.steps == {}
-    assert followed.follower.trouble.startswith("no column") and "--map" in followed.follower.trouble
+    def test_names_of_a_log_do_not_drive_the_terminal(self, tmp_path):
+        names = {"\x1b[2J\nall is well - reward": 0.1, "y" * 5_000: 1.0, "my/\x9bkl": 0.1}
+        (path := tmp_path / "run.jsonl").write_bytes(lines([{"step": 1, **names}, {"step": 2}]))
+        for overrides in ({}, {"reward": "x"}):
+            followed = followed_to_the_end(path, overrides=overrides)
+            assert followed.said and all(s.isprintable() and len(s) <= 2_000 for s in followed.said)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["goes on", "is written anew"])
-@pytest.mark.parametrize("there", [0, 3])
-def test_a_csv_log_that_stood_there_before_goes_on_under_its_header(tmp_path, there, again):
-    """What a guard is attached to has a log already."""
+def test_a_csv_log_that_stood_there_before_goes_on_under_its_header(tmp_path, again):
+    """What a guard is attached to has a log already, which is of another run."""
     path, header = tmp_path / "log.csv", b"step,reward,kl\n"
-    append(path, header + b"".join(b"%d,0.25,0.5\n" % step for step in range(1, 1 + there)))
+    append(path, header + b"".join(b"%d,0.25,0.5\n" % step for step in range(1, 4)))
     followed = Followed(path, new_run=True)
     followed.poll()
     if again:
@@ -551,30 +486,115 @@ def test_a_csv_log_that_stood_there_before_goes_on_under_its_header(tmp_path, th
     assert followed.rows() == [(0, step, 0.5, 0.01) for step in range(11, 15)]
 
 
-def test_a_trainer_state_of_each_checkpoint(tmp_path):
-    followed = Followed(tmp_path)
-    for last in (5, 10):
-        (tmp_path / f"checkpoint-{last}").mkdir()
-        history = [{"step": s, "reward": reward(s), "kl": kl(s)} for s in range(1, last + 1)]
-        state = json.dumps({"global_step": last, "log_history": history})
-        (tmp_path / f"checkpoint-{last}" / "trainer_state.json").write_text(state)
-        if last == 5:
-            followed = Followed(tmp_path)
-        followed.poll()
+def test_a_checkpoint_is_announced_and_no_mode_in_it_is_changed(tmp_path):
+    (secret := tmp_path / "heldout.jsonl").touch(0o600)
+    (model := tmp_path / "global_step_4" / "actor" / "huggingface").mkdir(0o755, parents=True)
+    (model / "x.safetensors").symlink_to(secret)  # before the mark: what is newer is being written
+    save(tmp_path, 4)
+    (model / "model.safetensors").chmod(0o600)
+    followed = Followed(tmp_path / "log.jsonl", "verl", checkpoints=tmp_path)
     followed.finish()
-    assert [row[1] for row in followed.rows()] == list(range(1, 11))
+    assert followed.guard.checkpoints == [(0, 4, str(model))]
+    assert [p.stat().st_mode & 0o777 for p in (secret, model / "model.safetensors")] == [0o600, 0o600]
 
 
-def test_an_event_file_that_trl_wrote(tmp_path):
+def test_an_event_file_that_trl_wrote_is_its_trainer_state(tmp_path):
     data = (DATA / "trl" / "events.out.tfevents.1.trl.1.0").read_bytes()
-    path = tmp_path / "events.out.tfevents.1.trl.1.0"
     followed = Followed(tmp_path, "trl")
     for piece in pieces(data, 0):
-        append(path, piece)
+        append(tmp_path / "events.out.tfevents.1.trl.1.0", piece)
         followed.poll()
     followed.finish()
-    assert followed.rows() == replayed(path)
     state = replayed(DATA / "trl" / "trainer_state.json")
-    assert [row[:2] for row in followed.rows()] == [row[:2] for row in state]
+    assert followed.places() == [row[:2] for row in state]
     assert [row[2] for row in followed.rows()] == pytest.approx([row[2] for row in state])
     assert [row[3] for row in followed.rows()] == pytest.approx([row[3] for row in state], abs=1e-6)
+
+
+class TestNothingIsWaitedForInSilence:
+    def test_a_wrong_path(self, tmp_path):
+        followed = Followed(tmp_path / "run.jsonl", "verl", tmp_path / "ckpt")
+        followed.poll()
+        assert followed.said == []
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        followed.poll()
+        log, checkpoints = followed.said
+        assert "run.jsonl (not there)" in log and "trainer.logger" in log
+        assert "ckpt (not there)" in checkpoints and "`global_step_N`" in checkpoints
+        assert "save_contents" in checkpoints
+
+    def test_a_run_that_is_read_but_has_no_weights_that_can_be_scored(self, tmp_path):
+        (tmp_path / "step_10" / "policy" / "weights").mkdir(parents=True)
+        append(tmp_path / "run.jsonl", lines([{"step": 1, "reward": 0.1}]))
+        followed = Followed(tmp_path / "run.jsonl", "nemo-rl", tmp_path)
+        followed.now += follower_module.PATIENCE_SECONDS
+        followed.poll()
+        assert followed.tells("save_consolidated") and not followed.tells("no record")
+
+
+class TestTheAttemptOfACheckpoint:
+    """A trainer saved step 20 and starts again from 10: the folder has the same name, and other weights."""
+
+    def follow(self, tmp_path, last=25):
+        from tests.cli.follow.test_checkpoints import save as save_trl
+
+        followed = Followed(tmp_path / "log.jsonl", "trl", tmp_path)
+        self.write(tmp_path, range(1, last + 1), 0.1)
+        followed.poll()
+        self.path = save_trl(tmp_path, "trl", 20)
+        followed.poll()
+        return followed
+
+    def write(self, tmp_path, steps, factor):
+        append(tmp_path / "log.jsonl", lines({"step": s, "reward": factor * s} for s in steps))
+
+    def save_again(self):
+        for file in self.path.iterdir():
+            os.utime(file, (1_000_000_100, 1_000_000_100))
+
+    def places(self, followed):
+        return [c[:2] for c in followed.guard.checkpoints]
+
+    @pytest.mark.parametrize("saved_first", [False, True])
+    def test_it_is_of_the_new_start_once_its_step_has_come(self, tmp_path, saved_first):
+        followed = self.follow(tmp_path)
+        assert self.places(followed) == [(0, 20)]
+        if saved_first:
+            self.save_again()
+            followed.poll()
+        self.write(tmp_path, range(11, 21), 0.2)
+        if not saved_first:
+            self.save_again()
+            followed.poll()
+        self.write(tmp_path, [21], 0.2)
+        followed.poll()
+        followed.poll()
+        assert self.places(followed) == [(0, 20), (1, 20)]
+
+    def test_one_that_was_scored_is_not_scored_again_by_a_new_follower(self, tmp_path):
+        followed = self.follow(tmp_path)
+        self.write(tmp_path, range(11, 18), 0.2)
+        followed.poll()
+        followed.restart()
+        followed.poll()
+        followed.now += follower_module.SETTLE_SECONDS
+        followed.poll()
+        assert self.places(followed) == [(0, 20)]
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_it_waits_for_its_step_but_not_for_ever(self, tmp_path, ended):
+        followed = self.follow(tmp_path, last=15)
+        assert self.places(followed) == []
+        followed.now += 0 if ended else follower_module.SETTLE_SECONDS
+        followed.finish() if ended else followed.poll()
+        assert self.places(followed) == [(0, 20)]
+
+    def test_after_the_wait_it_is_of_the_start_that_is_on_its_way_there(self, tmp_path):
+        followed = self.follow(tmp_path)
+        self.write(tmp_path, range(11, 18), 0.2)
+        self.save_again()
+        followed.poll()
+        followed.now += follower_module.SETTLE_SECONDS
+        followed.poll()
+        assert self.places(followed) == [(0, 20), (1, 20)]

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests import stub_policy
-from tests.cli.logs.shapes import SHAPES, STEPS, reward
 from tests.cli.run.conftest import Workplace, model_policy, sigint_is_not_ignored
 
 pytestmark = pytest.mark.nightly
@@ -84,14 +83,6 @@ def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
     assert rows == [(step, step / 1000) for step in range(1, len(rows) + 1)]
 
 
-def test_what_can_be_no_log_is_refused_before_the_trainer_starts(workplace):
-    pipe = workplace.path / "pipe"
-    os.mkfifo(pipe)
-    code, said = run(workplace, pipe, workplace.path / "log", workplace.checkpoints, "hack")
-    assert code == 2 and "not a regular file" in said, said
-    assert not (workplace.out / "trainer.log").exists()
-
-
 @contextlib.contextmanager
 def served(workplace, state):
     """A guard that listens; gives the environment of a follower that reports to it."""
@@ -135,27 +126,10 @@ def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workpla
             follower.kill()
             follower.communicate()
         last = rlguard(*follow, env=environment)
-        time.sleep(4)
+        until = time.monotonic() + 120
+        while len(reported(state)) < len(EXPECTED) and time.monotonic() < until:
+            time.sleep(0.5)
         last.send_signal(signal.SIGTERM)
         _, said = last.communicate(timeout=30)
         assert last.returncode == 0, said
     assert [(row["attempt"], row["step"]) for row in reported(state)] == EXPECTED
-
-
-@pytest.mark.parametrize(("name", "format_"), [("csv", "csv"), ("verl-console", "verl")])
-def test_what_is_piped_into_a_follower_is_reported(workplace, tmp_path, name, format_):
-    """It ends by itself where the pipe does."""
-    state, data = tmp_path / "state", SHAPES[name][2](0).decode()
-    with served(workplace, state) as environment:
-        follower = rlguard(
-            "follow", "--metrics", "-", "--format", format_, env=environment, stdin=subprocess.PIPE
-        )
-        follower.stdin.write(data[: len(data) // 2])  # ends in the middle of a line
-        follower.stdin.flush()
-        time.sleep(2)  # it looks once a second
-        _, said = follower.communicate(data[len(data) // 2 :], timeout=60)
-    assert follower.returncode == 0, said
-    assert f"{STEPS} steps and 0 checkpoints reported" in said
-    rows = reported(state)
-    assert [(row["attempt"], row["step"]) for row in rows] == [(0, s) for s in range(1, STEPS + 1)]
-    assert [row["reward"] for row in rows] == pytest.approx([reward(s) for s in range(1, STEPS + 1)])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from guard_follow import source as source_module
+from guard_follow import sources as source_module
 from guard_follow.frameworks import FRAMEWORKS
-from tests.cli.follow.test_follower import Followed, replayed
+from tests.cli.follow.followed import Followed, replayed
 from tests.cli.logs.recorded import RECORDED, kl, reward, steps
 
 WRITER = Path(__file__).with_name("live.py")
@@ -41,7 +41,7 @@ def expected(name):
     ]
 
 
-def whole(name, folder, rolled):
+def whole(name, folder):
     """All that both starts wrote, in one log: a file of lines, or a folder with the event files."""
     recorded = RECORDED[name]
     folder.mkdir()
@@ -52,7 +52,7 @@ def whole(name, folder, rolled):
         for path, data in recorded.files(attempt).items():
             if ".tfevents." in path and path.count("/") == recorded_depth(name):
                 alone = path.rpartition("/")[2]
-                parts = recorded.rolled() if rolled and alone == recorded.log else {alone: data}
+                parts = recorded.rolled() if alone == recorded.log else {alone: data}
                 for part, content in parts.items():
                     (folder / part).write_bytes(content)
     return folder
@@ -62,25 +62,16 @@ def recorded_depth(name):
     return list(RECORDED[name].files(0))[-1].count("/")
 
 
-#: Every log as it is, and rotated: lines go on in another file of the same name, events in one beside.
-WRITTEN = [
-    pytest.param(name, rotate, id=f"{name}-rotated" if rotate else name)
-    for rotate in (False, True)
-    for name in RECORDED
-]
-
-
-@pytest.mark.parametrize(("name", "rotate"), WRITTEN)
-def test_what_is_followed_while_it_is_written_is_what_is_replayed(
-    tmp_path, name, config, rotate, monkeypatch
-):
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_followed_while_it_is_written_is_what_is_replayed(tmp_path, name, config, monkeypatch):
+    """The log is rotated: lines go on in another file of the same name, events in one beside."""
     recorded = RECORDED[name]
     monkeypatch.setattr(source_module, "LOOK_SECONDS", 0.0)
     folder = tmp_path / "log"
     folder.mkdir()
     path = folder / recorded.log if recorded.has_lines else folder
     followed = Followed(path, recorded.format, new_run=True, run_config=config)
-    command = [sys.executable, "-m", "tests.cli.follow.live", name, str(folder), *["rotate"] * rotate]
+    command = [sys.executable, "-m", "tests.cli.follow.live", name, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         said = []
         listener = threading.Thread(target=lambda: said.extend(writer.stdout), daemon=True)
@@ -96,10 +87,10 @@ def test_what_is_followed_while_it_is_written_is_what_is_replayed(
                 writer.stdin.write("\n")
                 writer.stdin.flush()
         assert writer.returncode == 0
-        assert answered == 1 + rotate and polls > 10
+        assert answered == 2 and polls > 10
     followed.finish()
     assert followed.rows() == expected(name)
-    assert followed.rows() == replayed(whole(name, tmp_path / "whole", rotate), recorded.armed or {})
+    assert followed.rows() == replayed(whole(name, tmp_path / "whole"), recorded.armed or {})
 
 
 def test_there_is_a_log_of_every_framework_in_the_table():

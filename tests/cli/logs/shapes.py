@@ -6,7 +6,8 @@ Attempt 1 is a later start of the trainer, which goes on from step RESUMED.
 import struct
 from json import dumps
 
-from guard_follow.records import _masked_crc
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
 from tests.cli.logs.recorded import LOGS as DATA
 from tests.cli.logs.recorded import RECORDED, RESUMED, STEPS, kl, reward, steps
 
@@ -54,7 +55,12 @@ def event(step, tag, value):
 
 def record(message):
     length = struct.pack("<Q", len(message))
-    return length + struct.pack("<I", _masked_crc(length)) + message + struct.pack("<I", _masked_crc(message))
+    return (
+        length
+        + struct.pack("<I", masked_crc32c(length))
+        + message
+        + struct.pack("<I", masked_crc32c(message))
+    )
 
 
 #: Name of a log: (format, name of the file, what writes it, whether its KL is armed without a configuration).

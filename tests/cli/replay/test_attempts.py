@@ -41,13 +41,31 @@ def logged(directory: Path, *begins: int, before: int = 16, means: bool = False)
 
 
 @pytest.mark.parametrize("name", ["guard", "calibrated", "both"])
-def test_a_start_from_scratch_stops_nothing_and_a_fall_does(tmp_path: Path, name: str) -> None:
-    scratch = outcome(logged(tmp_path, 1), POLICY, name)
-    assert not scratch.fired, scratch.reason
-    went_on = outcome(logged(tmp_path, 17), POLICY, name)
-    assert went_on.fired and went_on.attempt == 1
-    if name == "guard":
-        assert [a for a in scratch.advice if "attempt 1 started from scratch" in a.condition.message]
+@pytest.mark.parametrize(
+    ("begins", "before", "fires"),
+    [
+        ([1], 16, False),  # from scratch
+        ([17], 16, True),  # it went on, and fell
+        ([5], 16, True),  # its first four steps have no reward: it may have gone on from the fourth
+        ([1, 1, 1], 1, False),  # the first begins right after the baseline, so it is none of the three
+        ([1, 1, 1, 1], 1, True),
+    ],
+)
+def test_a_start_from_scratch_stops_nothing_and_a_fall_does(
+    tmp_path: Path, name: str, begins: list[int], before: int, fires: bool
+) -> None:
+    found = outcome(logged(tmp_path, *begins, before=before), POLICY, name)
+    assert found.fired == fires, found.reason
+    if name == "guard" and before == 16 and not fires:
+        assert [a for a in found.advice if "attempt 1 started from scratch" in a.condition.message]
+
+
+def test_of_means_alone_the_whole_guard_says_what_its_rule_says(tmp_path: Path) -> None:
+    policy = POLICY.model_copy(update={"detector": "both"})
+    run = logged(tmp_path, 1, means=True)
+    whole, both, rule = (outcome(run, policy, name) for name in ("guard", "both", "heldout_guard"))
+    assert not whole.fired and not both.fired and not rule.fired
+    assert [a for a in whole.advice if "started from scratch" in a.condition.message]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -63,30 +81,3 @@ def test_attempts_may_be_numbered_from_any_number(tmp_path: Path, first: int) ->
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = outcome(load_run(read_log(log), str(log), {}), POLICY, "guard")
     assert not [a for a in found.advice if "started from scratch" in a.condition.message]
-
-
-@pytest.mark.parametrize("name", ["guard", "calibrated"])
-def test_each_detector_knows_a_start_as_the_guard_does(tmp_path: Path, name: str) -> None:
-    """The first four steps of attempt 1 have no reward: it may have gone on from the fourth."""
-    assert outcome(logged(tmp_path, 5), POLICY, name).fired
-
-
-@pytest.mark.parametrize("name", ["guard", "calibrated"])
-def test_a_start_before_anything_was_judged_is_none_of_the_three(tmp_path: Path, name: str) -> None:
-    """Attempt 1 begins right after the baseline; then three learn."""
-    assert not outcome(logged(tmp_path, 1, 1, 1, before=1), POLICY, name).fired
-    assert outcome(logged(tmp_path, 1, 1, 1, 1, before=1), POLICY, name).fired
-
-
-def test_of_means_alone_the_whole_guard_says_what_its_rule_says(tmp_path: Path) -> None:
-    """There is nothing for the calibrated part; HeldOutGuard under `both` is back at its baseline as well."""
-    policy = POLICY.model_copy(update={"detector": "both"})
-    run = logged(tmp_path, 1, means=True)
-    whole, both, rule = (outcome(run, policy, name) for name in ("guard", "both", "heldout_guard"))
-    assert not whole.fired and not both.fired and not rule.fired
-    assert [a for a in whole.advice if "started from scratch" in a.condition.message]
-
-
-def test_heldout_guard_is_back_at_its_baseline(tmp_path: Path) -> None:
-    again, on = (outcome(logged(tmp_path, begins), POLICY, "heldout_guard") for begins in (1, 17))
-    assert not again.fired and not on.fired

@@ -9,20 +9,16 @@ import random
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import fold_run
-from guard_cli.replay.outcomes import baseline_of, outcome
 from guard_cli.replay.run import Run, load_run
 from guard_core.judge import Judge
 from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
 from guard_core.rounds import Evaluation
 from guard_core.wire import KlKind, StepReport, Verdict
-from guard_service.event_log import EventLog
-from guard_service.history import export_history
 
 ITEMS = 16
 
@@ -127,48 +123,3 @@ def test_replay_gives_the_live_verdict(
     delayed = live(policy, reports, evaluations, late).verdict()
     for name in ("in_loop_ema", "heldout_ema", "proxy_real_gap", "kl_ema", "rounds", "fire"):
         assert getattr(delayed, name) == getattr(replayed.verdict(), name)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("first_checkpoint", [0, 3])
-def test_passes_are_replayed_from_the_store_as_the_judge_saw_them(
-    tmp_path: Path, first_checkpoint: int
-) -> None:
-    """The guard evaluates the first checkpoint R times and an alarm's checkpoint once more."""
-    policy = Policy.model_validate({"detector": "calibrated", "calibrated": {"baseline_passes": 4}})
-    rng = random.Random(7)
-    judge, store = Judge(policy), EventLog(tmp_path, policy)
-    confirmed = 0
-
-    def evaluate(step: int, pass_index: int) -> None:
-        p = 0.7 if step < 20 else 0.58
-        items = tuple(float(rng.random() < p) for _ in range(64))
-        paid = tuple(max(x, float(rng.random() < 0.3)) for x in items)
-        evaluation = Evaluation(0, step, "c", items, None, pass_index, None, paid)
-        judge.fold_evaluation(evaluation)
-        store.append([evaluation], judge.newest_round)
-
-    for step in range(61):
-        if step:
-            report = StepReport(attempt=0, step=step, reward=0.5 + step / 100)
-            judge.fold_step(report)
-            store.append([report])
-        if step >= first_checkpoint:
-            judge.fold_checkpoint()
-            evaluate(step, 0)
-            while (wanted := judge.wanted_pass()) is not None:
-                confirmed += step > first_checkpoint
-                evaluate(step, wanted.index)
-    store.close()
-    assert judge.verdict().fire and confirmed
-
-    history = tmp_path / "history.jsonl"
-    lines = [json.dumps(line) for line in export_history(tmp_path)]
-    random.Random(1).shuffle(lines)
-    history.write_text("\n".join(lines) + "\n")
-    for source in (tmp_path, history):
-        run = load_run(read_log(source), str(source), {})
-        assert len(baseline_of(run)) == 4
-        assert comparable(fold_run(run, policy).verdict()) == comparable(judge.verdict())
-        part = outcome(run, policy, "calibrated")
-        assert (part.step, part.rule) == (judge.latches[0].step, judge.latches[0].code)

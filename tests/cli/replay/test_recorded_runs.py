@@ -15,9 +15,7 @@ from types import ModuleType
 import pytest
 
 from guard_cli.replay.outcomes import DetectorOutcome, outcome
-from guard_cli.replay.symptoms import symptoms_of
 from guard_core.policy import Policy
-from guard_core.symptoms import TITLES
 
 pytestmark = pytest.mark.nightly
 
@@ -112,18 +110,6 @@ def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
     assert (found.step >= half) == (name in LATE)
     latest = 6 if name in UNSEEN else 4  # by so many evaluations at most
     assert found.step <= half + latest * MANIFEST[name]["every"]
-
-
-def test_how_often_symptoms_are_said_is_what_the_page_says() -> None:
-    page = (DATA.parents[1] / "docs" / "tasks" / "replay-a-run.md").read_text(encoding="utf-8")
-    examined = {name: symptoms_of(RECORDED[name]) for name in (*GOOD, *HACKS)}
-    for symptom, title in TITLES.items():
-        cells = []
-        for names in (GOOD, HACKS):
-            seen = [examined[n] for n in names if symptom not in [u.name for u in examined[n].unseen]]
-            found = sum(symptom in [one.name for one in e.symptoms] for e in seen)
-            cells.append(f"{found} of {len(seen)}" if seen else "-")
-        assert f"| {title} | {cells[0]} | {cells[1]} |" in page
 
 
 @pytest.mark.parametrize("name", GOOD)

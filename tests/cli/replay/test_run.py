@@ -13,8 +13,7 @@ from guard_cli.logs.readers import read_log
 from guard_cli.replay.fold import as_logged
 from guard_cli.replay.run import KINDS, Run, load_run
 from guard_core.policy import Policy
-from guard_follow.starts import Starts
-from guard_follow.steps import StepGatherer
+from tests.cli.follow.followed import followed_to_the_end
 
 NAN = float("nan")
 
@@ -29,18 +28,6 @@ def row(step: int, reward: float | None = 0.5, **more: object) -> dict:
     return {"step": step, "reward": reward, **more}
 
 
-def test_how_many_samples_are_behind_an_outcome_is_what_the_log_says(tmp_path: Path) -> None:
-    def scored(step: int, **more: object) -> dict:
-        return row(step, items=[0.25, 0.75], heldout=0.5, **more)
-
-    policy = Policy.model_validate({"calibrated": {"samples": 2, "baseline_passes": 3}})
-    said = run_of(tmp_path, [scored(1, samples_per_item=4), scored(2, samples_per_item=4)])
-    assert said.samples == 4 and as_logged(policy, said).calibrated.samples == 4
-    for nothing in ({}, {"samples_per_item": 0}):
-        unsaid = run_of(tmp_path, [scored(1, **nothing)])
-        assert unsaid.samples is None and as_logged(policy, unsaid) == policy
-
-
 class TestValues:
     def test_a_step_without_reward_is_no_step_of_the_guard(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [row(1), row(2, None, kl=0.1), row(3, NAN), row(4, float("inf")), {"step": 5}])
@@ -48,10 +35,13 @@ class TestValues:
         assert any("4 of 5 steps have no reward" in note for note in run.notes)
         assert any("1 values of reward are infinite: unknown (line 4)" in note for note in run.notes)
 
-    def test_a_negative_kl_is_unknown(self, tmp_path: Path) -> None:
+    def test_a_negative_kl_counts_as_0_as_in_a_report_and_one_that_is_none_is_unknown(
+        self, tmp_path: Path
+    ) -> None:
         run = run_of(tmp_path, [row(1, kl=0.1), row(2, kl=-0.1), row(3, kl=NAN)])
-        assert run.armed_kl().tolist() == [True, False, False]
-        assert any("below 0" in note and "line 2" in note and "k1" in note for note in run.notes)
+        assert run.armed_kl().tolist() == [True, True, False] and run.kl[1] == 0.0
+        steps = followed_to_the_end(tmp_path / "log.jsonl").guard.steps
+        assert [steps[0, s].kl for s in (1, 2, 3)] == [0.1, 0.0, None]
 
     def test_the_kind_of_the_kl_is_kept(self, tmp_path: Path) -> None:
         kinds = ["ref_token_mean", "ref_seq_sum", "behaviour", "absent"]
@@ -60,14 +50,24 @@ class TestValues:
         assert [KINDS[k].value for k in run.kl_kind] == kinds
         assert run.armed_kl().tolist() == [True, False, False, False]
 
-    def test_an_unknown_kind_of_kl(self, tmp_path: Path) -> None:
-        with pytest.raises(CliError, match="line 1: kl_kind is 'k1'; known: ref_token_mean"):
-            run_of(tmp_path, [row(1, kl=0.1, kl_kind="k1")])
-
-    @pytest.mark.parametrize("step", [-1, 1.5, 2**53, float("inf")])
-    def test_a_step_that_is_no_whole_number(self, tmp_path: Path, step: float) -> None:
-        with pytest.raises(CliError, match=r"line 2: step is .* not a whole number from 0 on"):
-            run_of(tmp_path, [row(1), {"step": step, "reward": 0.1}])
+    @pytest.mark.parametrize(
+        ("bad", "message"),
+        [
+            ({"kl": 0.1, "kl_kind": "k1", "step": 2}, "line 2: kl_kind is 'k1'; known: ref_token_mean"),
+            *(
+                ({"step": step}, r"line 2: step is .* not a whole number from 0 on")
+                for step in (-1, 1.5, 2**53, float("inf"))
+            ),
+            *(
+                ({"step": 2, "items": items}, "line 2: items must be a list of outcomes from 0 to 1")
+                for items in ([], [2], [-0.1], ["a"], "x", 3, [None], [NAN], [True, [1]])
+            ),
+            ({"step": 2, "items": [1]}, r"line 2 has 1 items and log\.jsonl: line 1 has 2"),
+        ],
+    )
+    def test_what_cannot_be_right_is_named(self, tmp_path: Path, bad: dict, message: str) -> None:
+        with pytest.raises(CliError, match=message):
+            run_of(tmp_path, [row(1, items=[1, 0]), {"reward": 0.1} | bad])
 
     def test_rows_without_a_step(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [row(1), {"reward": 0.2}])
@@ -82,31 +82,29 @@ class TestOrder:
         straight, mixed = run_of(tmp_path, rows), run_of(tmp_path, shuffled)
         assert mixed.step.tolist() == straight.step.tolist()
         assert mixed.reward.tolist() == straight.reward.tolist()
-        assert mixed.evaluations == straight.evaluations
-        assert mixed.attempts == 1
+        assert mixed.evaluations == straight.evaluations and mixed.attempts == 1
 
-    def test_a_repeated_step_counts_once(self, tmp_path: Path) -> None:
-        run = run_of(tmp_path, [row(1), row(2), row(2), row(3)])
-        assert run.step.tolist() == [1, 2, 3]
-        assert any("1 rows repeat a step" in note for note in run.notes)
-
-    def test_a_tracker_logs_one_step_in_several_rows(self, tmp_path: Path) -> None:
-        run = run_of(tmp_path, [row(1, kl=0.1), {"step": 2, "reward": 0.7}, {"step": 2, "kl": 0.2}])
-        assert run.reward.tolist() == [0.5, 0.7]
-        assert run.kl.tolist() == [0.1, 0.2]
-
-    def test_of_two_values_for_a_step_the_first_counts_as_in_the_guard(self, tmp_path: Path) -> None:
-        run = run_of(tmp_path, [row(1), row(2, 0.6), row(2, 0.9), row(3)])
-        assert run.reward.tolist() == [0.5, 0.6, 0.5]
-        assert any("e.g. step 2: lines 2 and 3" in note for note in run.notes)
-
-    def test_steps_that_start_again_with_other_values_are_a_restart(self, tmp_path: Path) -> None:
-        rows = [row(i, 0.1) for i in range(1, 21)] + [row(i, 0.2) for i in range(11, 31)]
+    @pytest.mark.parametrize(
+        ("rows", "rewards", "kls", "note"),
+        [
+            ([row(1), row(2), row(2)], [0.5, 0.5], [NAN, NAN], "1 rows repeat a step"),
+            (
+                [row(1, kl=0.1), {"step": 2, "reward": 0.7}, {"step": 2, "kl": 0.2}],
+                [0.5, 0.7],
+                [0.1, 0.2],
+                "",
+            ),
+            ([row(1), row(2, 0.6), row(2, 0.9)], [0.5, 0.6], [NAN, NAN], "e.g. step 2: lines 2 and 3"),
+        ],
+        ids=["again", "in several rows", "contradicting"],
+    )
+    def test_rows_of_one_step(
+        self, tmp_path: Path, rows: list[dict], rewards: list[float], kls: list[float], note: str
+    ) -> None:
         run = run_of(tmp_path, rows)
-        assert run.attempts == 2
-        assert len(run.step) == 40
-        assert run.attempt.tolist() == [0] * 20 + [1] * 20
-        assert any("read as 2 attempts" in note for note in run.notes)
+        assert run.step.tolist() == [1, 2] and run.reward.tolist() == rewards
+        assert run.kl.tolist() == pytest.approx(kls, nan_ok=True)
+        assert any(note in one for one in run.notes)
 
     @pytest.mark.parametrize(
         "rows",
@@ -117,16 +115,16 @@ class TestOrder:
             [(s, 0.1) for s in (1, 2, 3, 2, 3)] + [(s, 0.3) for s in (2, 3, 4)] + [(2, 0.5), (5, 0.5)],
             [(5, 0.1), (3, 0.1), (4, 0.1), (3, 0.2), (1, 0.2), (6, 0.2)],
         ],
+        ids=range(4),
     )
     def test_attempts_are_those_that_a_follower_reports(
         self, tmp_path: Path, rows: list[tuple[int, float]]
     ) -> None:
-        records = [row(step, reward) for step, reward in rows]
-        follower = StepGatherer(Starts({}), {}, None, dict, lambda _: None)
-        reports = [report for record in records for report in follower.take(record)] + follower.rest()
-        run = run_of(tmp_path, records)
+        run = run_of(tmp_path, [row(step, reward) for step, reward in rows])
+        assert run.attempts > 1 and any(f"read as {run.attempts} attempts" in note for note in run.notes)
         replayed = zip(run.attempt.tolist(), run.step.tolist(), run.reward.tolist(), strict=True)
-        assert sorted((one.attempt, one.step, one.reward) for one in reports) == sorted(replayed)
+        followed = followed_to_the_end(tmp_path / "log.jsonl").rows()
+        assert [one[:3] for one in followed] == sorted(replayed)
 
     def test_attempts_that_the_log_states(self, tmp_path: Path) -> None:
         rows = [row(2, 0.2, attempt=1), row(1, 0.1, attempt=0), row(2, 0.3, attempt=0)]
@@ -143,61 +141,49 @@ class TestHeldOut:
             row(1, items=[0, 1]),
         ]
         run = run_of(tmp_path, rows)
-        assert run.baseline == ((1.0, 0.0), (0.0, 0.0))
+        assert run.baseline == ((1.0, 0.0), (0.0, 0.0)) and run.has_items
         assert [(e.step, e.items) for e in run.evaluations] == [(0, (1.0, 1.0)), (1, (0.0, 1.0))]
-        assert run.has_items
 
     def test_a_training_grader_that_failed_is_known_from_one_that_is_not_there(self, tmp_path: Path) -> None:
         rows = [
             {"step": 0, "items": [1, 0], "proxy_items": [1, 1], "fooled_items": [0, 0.5]},
             {"step": 0, "items": [0, 0], "proxy_items": []},
             {"step": 0, "items": [0, 1]},
-            row(1, items=[0, 1], proxy_items=[]),
+            row(1, items=[0, 1]),
         ]
         run = run_of(tmp_path, rows)
         assert [one.proxy_items for one in run.passes] == [(1.0, 1.0), (), None]
         assert [one.fooled_items for one in run.passes] == [(0.0, 0.5), None, None]
-        assert run.evaluations[0].proxy_items == () and run.evaluations[0].fooled_items is None
 
-    def test_passes_that_are_all_alike_are_no_repeats(self, tmp_path: Path) -> None:
-        run = run_of(tmp_path, [*[{"step": 0, "items": [1, 0]}] * 4, row(1, items=[0, 1])])
-        assert len(run.baseline) == 4
-
-    def test_an_evaluation_whose_step_had_no_reward(self, tmp_path: Path) -> None:
-        run = run_of(tmp_path, [row(1), {"step": 2, "items": [1, 0]}, row(3)])
-        assert run.step.tolist() == [1, 3]
-        assert [e.step for e in run.evaluations] == [2]
-
-    def test_a_mean_without_items(self, tmp_path: Path) -> None:
+    def test_a_mean_without_items_and_items_without_a_reward(self, tmp_path: Path) -> None:
         run = run_of(tmp_path, [row(1, heldout=0.25), row(2)])
-        assert [e.score for e in run.evaluations] == [0.25]
-        assert not run.has_items
+        assert [e.score for e in run.evaluations] == [0.25] and not run.has_items
+        run = run_of(tmp_path, [row(1), {"step": 2, "items": [1, 0]}, row(3)])
+        assert run.step.tolist() == [1, 3] and [e.step for e in run.evaluations] == [2]
 
-    def test_another_number_of_items(self, tmp_path: Path) -> None:
-        with pytest.raises(CliError, match=r"line 2 has 1 items and log\.jsonl: line 1 has 2"):
-            run_of(tmp_path, [row(1, items=[1, 0]), row(2, items=[1])])
-
-    @pytest.mark.parametrize("items", [[], [2], [-0.1], ["a"], "x", 3, [None], [NAN], [True, [1]]])
-    def test_items_that_are_no_outcomes(self, tmp_path: Path, items: object) -> None:
-        with pytest.raises(CliError, match="line 1: items must be a list of outcomes from 0 to 1"):
-            run_of(tmp_path, [row(1, items=items)])
+    @pytest.mark.parametrize(("said", "samples"), [({"samples_per_item": 4}, 4), ({}, 2)])
+    def test_how_many_samples_are_behind_an_outcome_is_what_the_log_says(
+        self, tmp_path: Path, said: dict, samples: int
+    ) -> None:
+        policy = Policy.model_validate({"calibrated": {"samples": 2, "baseline_passes": 3}})
+        run = run_of(tmp_path, [row(s, items=[0.25, 0.75], **said) for s in (1, 2)])
+        assert as_logged(policy, run).calibrated.samples == samples
 
 
 class TestMap:
-    def test_pairs(self) -> None:
-        assert read_map(["reward=a/b=c", "kl=x"]) == {"reward": "a/b=c", "kl": "x"}
-
-    @pytest.mark.parametrize("pair", ["reward", "=x", "reward=", "reward:x"])
-    def test_no_pair(self, pair: str) -> None:
-        with pytest.raises(CliError, match="expected NAME=COLUMN"):
-            read_map([pair])
-
-    def test_twice(self) -> None:
-        with pytest.raises(CliError, match="given twice"):
-            read_map(["reward=a", "reward=b"])
-
     def test_mapped_columns_are_read(self, tmp_path: Path) -> None:
+        assert read_map(["reward=a/b=c", "kl=x"]) == {"reward": "a/b=c", "kl": "x"}
         rows = [{"i": 1, "my/r": 0.1, "my/test": 0.2}]
         run = run_of(tmp_path, rows, step="i", reward="my/r", heldout="my/test")
-        assert run.reward.tolist() == [0.1]
-        assert [e.score for e in run.evaluations] == [0.2]
+        assert run.reward.tolist() == [0.1] and [e.score for e in run.evaluations] == [0.2]
+
+    @pytest.mark.parametrize(
+        ("pairs", "message"),
+        [
+            *(([pair], "expected NAME=COLUMN") for pair in ("reward", "=x", "reward=", "reward:x")),
+            (["reward=a", "reward=b"], "given twice"),
+        ],
+    )
+    def test_no_pair(self, pairs: list[str], message: str) -> None:
+        with pytest.raises(CliError, match=message):
+            read_map(pairs)

@@ -1,4 +1,4 @@
-"""Which column of a log is what, by the names in `guard_core/frameworks/*.yaml` or by `--map`. Pure.
+"""Which column of a log is what, by the frameworks' files or by `--map`. Pure.
 
 A look-alike of the KL is never taken, not even by `--map`: a KL between the policy and the one that sampled,
 or one summed over a sequence, would be held against a threshold in nats/token of KL to the reference.
@@ -8,16 +8,16 @@ The trainer chooses the names, and `re` lets no other thread run: names are comp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guard_core.frameworks import FIGURE_PATTERNS, FIGURES, bare, figure_of, fits
 from guard_core.rounds import TOLD, TRAINER_LIMIT
 from guard_core.terminal import plain
 from guard_core.wording import meant, nearest
+from guard_follow.decoders import MAX_NAME
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS, QUANTITIES, STEP_NAMES, Framework, Setting
-from guard_follow.records import MAX_NAME
 
 #: Columns that are taken by their own name.
 _OWN = (
@@ -33,9 +33,8 @@ MOST_FIGURES = 32
 
 _COEFFICIENT = "is a coefficient, not a KL"
 _COEFFICIENTS = ("coef", "coeff", "ctl", "controller", "beta", "target")
-#: Looks like the in-loop reward but had the KL penalty taken off.
-_PENALISED_REWARDS = ("critic/rewards/mean", "rlhf_reward", "objective/rlhf_reward")
-_MEAN_REWARD_WORDS = frozenset({"reward", "rewards", "mean", "avg", "average", "total", "episode", "step"})
+_NOT_REWARDS = {name for framework in FRAMEWORKS for name in framework.not_reward}
+_MEAN_REWARD_WORDS = {"reward", "rewards", "mean", "avg", "average", "total", "episode", "step"}
 #: Words in the names of what is offered where nothing is known, the likeliest first.
 _STEP_WORDS = ("step", "iter", "epoch")
 _REWARD_WORDS = ("reward", "score", "return", "acc", "pass", "success")
@@ -44,7 +43,7 @@ _HELDOUT_WORDS = (
     *("success", "f1", "reward/", "rewards/"),
 )
 #: Words in the names of what is neither a reward nor a score.
-_OTHER_WORDS = frozenset({"std", "count", "num", "frac", "length", "tokens", "time", "loss", "kl"})
+_OTHER_WORDS = {"std", "count", "num", "frac", "length", "tokens", "time", "loss", "kl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +60,34 @@ class Columns:
     components: tuple[str, ...] = ()
 
 
-def wanted(column: str) -> bool:
-    """Whether a reader must keep the values of this column although no `--map` names it."""
-    return _quantity(bare(column)) is not None
+def quantity_of(column: str) -> str | None:
+    """What a column may be, of whichever framework; None: nothing that a run is judged by."""
+    name = bare(column)
+    known = _QUANTITY_BY_NAME.get(name)
+    return known or next((quantity for pattern, quantity in _PATTERNS if fits(name, pattern)), None)
+
+
+_QUANTITY_BY_NAME = {
+    **{
+        name: quantity
+        for quantity in reversed(QUANTITIES)
+        for framework in FRAMEWORKS
+        for name in getattr(framework, quantity)
+    },
+    **dict.fromkeys(STEP_NAMES, "step"),
+    **{name: name for name in JUDGED},
+}
+_PATTERNS = tuple(one for one in _QUANTITY_BY_NAME.items() if "*" in one[0])
 
 
 def is_judged(column: str) -> bool:
     """Whether a column may be one that a run is judged by, which its step is not."""
-    return _quantity(bare(column)) not in (None, "step")
+    return quantity_of(column) not in (None, "step")
 
 
 def is_reward(column: str) -> bool:
-    """Whether a column may be the reward, of whichever framework."""
-    return _quantity(bare(column)) == "reward"
-
-
-def is_kl(column: str) -> bool:
-    """Whether a column may be the KL to the reference, of whichever framework."""
-    return _quantity(bare(column)) == "kl"
+    """Whether a column may be the reward."""
+    return quantity_of(column) == "reward"
 
 
 def why_not_kl(column: str, present: Collection[str]) -> str | None:
@@ -107,7 +116,7 @@ def resolve(
     framework: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Columns:
-    """Say which column is what.
+    """Decide which column is what.
 
     Args:
         columns: every column name in the file.
@@ -127,7 +136,7 @@ def resolve(
     notes: list[str] = []
     names: dict[str, str | None] = {
         "step": next((name for name in STEP_NAMES if name in by_bare), None),
-        "kl": _kl(found, by_bare, settings or {}, notes),
+        "kl": None if found is None else _kl(found, by_bare, settings or {}, notes),
     }
     for quantity in ("reward", "entropy", "reward_std", "heldout"):
         if quantity not in overrides:
@@ -162,6 +171,106 @@ def listing(names: Collection[str], most: int = 12) -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "nothing"
 
 
+# -- the framework, and what is missing ------------------------------------------------------------------
+
+
+def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Framework | None:
+    """The framework with most of its names in the log, or with a mark of its own.
+
+    Raises:
+        InputError: two disagree about the reward.
+    """
+    ranked = sorted(FRAMEWORKS, key=lambda f: (by_bare.keys().isdisjoint(f.marks), -_matches(f, by_bare)))
+    with_reward = [f for f in ranked if f.pick("reward", by_bare) and _matches(f, by_bare)]
+    parents = {f.derived_from for f in with_reward} - {""}
+    theirs = {name for f in FRAMEWORKS if f.name in parents for name in f.reward}
+    with_reward = [f for f in with_reward if f.pick("reward", by_bare) not in theirs]
+    rewards = {f.pick("reward", by_bare): f.name for f in reversed(with_reward)}
+    if len(rewards) > 1 and "reward" not in overrides:
+        several = ", ".join(f"`{name}` ({who})" for name, who in rewards.items())
+        raise InputError(f"the reward could be {several}. Choose one with --map reward=NAME.")
+    if with_reward:
+        return with_reward[0]
+    return ranked[0] if _matches(ranked[0], by_bare) else None
+
+
+def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
+    if framework.name == "rlguard" and not {"items", "heldout", "kl_kind"} & by_bare.keys():
+        return 0  # `reward` and `kl` alone say TRL; these three columns are the guard's
+    return sum(framework.pick(quantity, by_bare) is not None for quantity in QUANTITIES)
+
+
+def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
+    for canonical, column in overrides.items():
+        if canonical not in CANONICAL:
+            raise InputError(
+                f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}"
+            )
+        if column not in columns:
+            near = nearest(column, columns)
+            raise InputError(
+                f"--map {canonical}={column}: there is no such column. "
+                + (f"Did you mean {listing([near])}? " if near else "")
+                + f"Found: {listing(columns)}."
+            )
+    kl = overrides.get("kl")
+    if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
+        raise InputError(
+            f"--map kl={kl} is refused: `{kl}` {why}. "
+            "Leave the KL out; the KL rule is then inert and the replay says so."
+        )
+
+
+def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
+    """Bare name to column; W&B's __MIN and __MAX are no columns of their own."""
+    found: dict[str, list[str]] = {}
+    for column in columns:
+        if not column.endswith(("__MIN", "__MAX")):
+            found.setdefault(bare(column), []).append(column)
+    for name, several in found.items():
+        if len(several) > 1 and (quantity := quantity_of(name)) is not None:
+            raise InputError(
+                f"{listing(several)} could each be `{name}`: several runs in one file? "
+                f"Choose one with --map {quantity}={several[0]!r}, or export one run."
+            )
+    return {name: several[0] for name, several in found.items()}
+
+
+def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
+    """Raise if step or reward is missing, and name the likeliest columns."""
+    if "step" not in source:
+        raise InputError(
+            f"no column says the step (looked for {', '.join(STEP_NAMES)}). Name it with --map step=NAME; "
+            f"found: {_by_likeness(columns, _STEP_WORDS)}."
+        )
+    if "reward" not in source:
+        near = [c for c in columns if bare(c) in _NOT_REWARDS]
+        why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
+        likely = [c for c in _likely(columns, _REWARD_WORDS) if c not in near]
+        raise InputError(
+            f"no column is known to be the reward.{why} Try --map reward={likely[0] if likely else 'NAME'}; "
+            f"found: {_by_likeness(columns, _REWARD_WORDS)}."
+        )
+
+
+def _likely(columns: Collection[str], words: Sequence[str]) -> list[str]:
+    """Columns with one of these words in their names, by the first such word."""
+    found = {c: next((i for i, w in enumerate(words) if w in c.lower()), None) for c in columns}
+    fit = [c for c, place in found.items() if place is not None and not _words(c) & _OTHER_WORDS]
+    return sorted(fit, key=lambda c: (found[c], len(c)))
+
+
+def _by_likeness(columns: Collection[str], words: Sequence[str]) -> str:
+    return listing([*dict.fromkeys([*_likely(columns, words), *columns])])
+
+
+def _words(name: str) -> set[str]:
+    return set("".join(c if "a" <= c <= "z" else " " for c in name.lower()).split())
+
+
+# -- one quantity ----------------------------------------------------------------------------------------
+
+
 def _only(
     quantity: str, framework: Framework | None, by_bare: Mapping[str, str], notes: list[str]
 ) -> str | None:
@@ -188,39 +297,10 @@ def _is_mean_reward(name: str) -> bool:
     return bool({"reward", "rewards"} & _words(name)) and _words(name) <= _MEAN_REWARD_WORDS
 
 
-def _figures(
-    columns: Collection[str], overrides: Mapping[str, str], notes: list[str]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which columns are further figures, and which are components of the reward. Of several the first.
-
-    Of those of several parts of a run, such as its agents, none: the reward may be another one's.
-    """
-    named = {column: figure for column in sorted(columns) if (figure := figure_of(column))}
-    if len(named) > MOST_FIGURES:
-        notes.append(
-            f"{len(named)} columns look like figures for symptoms, and none is read of more than "
-            f"{MOST_FIGURES}."
-        )
-        named = {}
-    same = ([column for column in named if fits(bare(column), known)] for known, _ in FIGURE_PATTERNS)
-    of_parts = {column for several in same if len(several) > 1 for column in several}
-    figures = {
-        figure: column
-        for column, figure in reversed(named.items())
-        if figure != "components" and column not in of_parts
-    }
-    figures |= {name: column for name, column in overrides.items() if name in FIGURES}
-    whole = any(bare(column) == "reward/overall" for column in columns)
-    components = (column for column, figure in named.items() if figure == "components")
-    return figures, tuple(c for c in components if whole or not bare(c).startswith("reward/"))
-
-
 def _kl(
-    framework: Framework | None, by_bare: Mapping[str, str], settings: Mapping[str, str], notes: list[str]
+    framework: Framework, by_bare: Mapping[str, str], settings: Mapping[str, str], notes: list[str]
 ) -> str | None:
     """The first name of the KL that is known to be a token mean; why the others are not, in `notes`."""
-    if framework is None:
-        return None
     # What the user says of the format makes no other quantity of the KL: another's marks count, too.
     marked = [f for f in FRAMEWORKS if f is framework or not by_bare.keys().isdisjoint(f.marks)]
     for known in framework.kl:
@@ -252,129 +332,41 @@ def _why_no_token_mean(needs: Setting, settings: Mapping[str, str]) -> str:
     )
 
 
-def _refused_kls(by_bare: Mapping[str, str]) -> list[str]:
+def _refused_kls(by_bare: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each column that looks like the KL, for a log in which none was taken."""
-    notes = []
     for name, column in by_bare.items():
         why = why_not_kl(name, by_bare)
         if why and why != _COEFFICIENT:
-            notes.append(f"`{column}` is not taken as the KL to the reference: it {why}.")
+            yield f"`{column}` is not taken as the KL to the reference: it {why}."
         elif not why and "kl" in (words := _words(name)) and not words & {"time", "timing", "seconds"}:
-            notes.append(
+            yield (
                 f"`{column}` is not a name known for the KL to the reference; if it is its token mean "
                 f"in nats, say --map kl={column}."
             )
-    return notes
 
 
-def _check_overrides(columns: Collection[str], overrides: Mapping[str, str]) -> None:
-    for canonical, column in overrides.items():
-        if canonical not in CANONICAL:
-            raise InputError(
-                f"--map {canonical}={column}: {canonical} is not a quantity: {meant(canonical, CANONICAL)}"
-            )
-        if column not in columns:
-            near = nearest(column, columns)
-            raise InputError(
-                f"--map {canonical}={column}: there is no such column. "
-                + (f"Did you mean {listing([near])}? " if near else "")
-                + f"Found: {listing(columns)}."
-            )
-    kl = overrides.get("kl")
-    if kl is not None and (why := why_not_kl(bare(kl), {bare(c) for c in columns})):
-        raise InputError(
-            f"--map kl={kl} is refused: `{kl}` {why}. "
-            "Leave the KL out; the KL rule is then inert and the replay says so."
-        )
+def _figures(
+    columns: Collection[str], overrides: Mapping[str, str], notes: list[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which columns are further figures, and which are components of the reward. Of several the first.
 
-
-def _by_bare_name(columns: Collection[str]) -> dict[str, str]:
-    """Bare name to column; W&B's __MIN and __MAX are no columns of their own."""
-    found: dict[str, list[str]] = {}
-    for column in columns:
-        if not column.endswith(("__MIN", "__MAX")):
-            found.setdefault(bare(column), []).append(column)
-    for name, several in found.items():
-        if len(several) > 1 and (quantity := _quantity(name)) is not None:
-            raise InputError(
-                f"{listing(several)} could each be `{name}`: several runs in one file? "
-                f"Choose one with --map {quantity}={several[0]!r}, or export one run."
-            )
-    return {name: several[0] for name, several in found.items()}
-
-
-def _framework(by_bare: Mapping[str, str], overrides: Mapping[str, str]) -> Framework | None:
-    """The framework with most of its names in the log, or with a mark of its own.
-
-    Raises:
-        InputError: two disagree about the reward.
+    Of those of several parts of a run, such as its agents, none: the reward may be another one's.
     """
-    ranked = sorted(FRAMEWORKS, key=lambda f: (by_bare.keys().isdisjoint(f.marks), -_matches(f, by_bare)))
-    with_reward = [f for f in ranked if f.pick("reward", by_bare) and _matches(f, by_bare)]
-    parents = {f.derived_from for f in with_reward} - {""}
-    theirs = {name for f in FRAMEWORKS if f.name in parents for name in f.reward}
-    with_reward = [f for f in with_reward if f.pick("reward", by_bare) not in theirs]
-    rewards = {f.pick("reward", by_bare): f.name for f in reversed(with_reward)}
-    if len(rewards) > 1 and "reward" not in overrides:
-        several = ", ".join(f"`{name}` ({who})" for name, who in rewards.items())
-        raise InputError(f"the reward could be {several}. Choose one with --map reward=NAME.")
-    if with_reward:
-        return with_reward[0]
-    return ranked[0] if _matches(ranked[0], by_bare) else None
-
-
-def _matches(framework: Framework, by_bare: Mapping[str, str]) -> int:
-    if framework.name == "rlguard" and not {"items", "heldout", "kl_kind"} & by_bare.keys():
-        return 0  # `reward` and `kl` alone say TRL; these three columns are the guard's
-    return sum(framework.pick(quantity, by_bare) is not None for quantity in QUANTITIES)
-
-
-def _require(source: Mapping[str, str], columns: Collection[str]) -> None:
-    if "step" not in source:
-        raise InputError(
-            f"no column says the step (looked for {', '.join(STEP_NAMES)}). Name it with --map step=NAME; "
-            f"found: {_by_likeness(columns, _STEP_WORDS)}."
+    named = {column: figure for column in sorted(columns) if (figure := figure_of(column))}
+    if len(named) > MOST_FIGURES:
+        notes.append(
+            f"{len(named)} columns look like figures for symptoms, and none is read of more than "
+            f"{MOST_FIGURES}."
         )
-    if "reward" not in source:
-        near = [c for c in columns if bare(c) in _PENALISED_REWARDS]
-        why = f" {listing(near)} has the KL penalty taken off, so it is not the reward." if near else ""
-        likely = [c for c in _likely(columns, _REWARD_WORDS) if c not in near]
-        raise InputError(
-            f"no column is known to be the reward.{why} Try --map reward={likely[0] if likely else 'NAME'}; "
-            f"found: {_by_likeness(columns, _REWARD_WORDS)}."
-        )
-
-
-def _likely(columns: Collection[str], words: Sequence[str]) -> list[str]:
-    """Columns with one of these words in their names, by the first such word."""
-    found = {c: next((i for i, w in enumerate(words) if w in c.lower()), None) for c in columns}
-    fit = [c for c, place in found.items() if place is not None and not _words(c) & _OTHER_WORDS]
-    return sorted(fit, key=lambda c: (found[c], len(c)))
-
-
-def _by_likeness(columns: Collection[str], words: Sequence[str]) -> str:
-    """All columns, the likeliest first."""
-    return listing([*dict.fromkeys([*_likely(columns, words), *columns])])
-
-
-def _words(name: str) -> set[str]:
-    return set("".join(c if "a" <= c <= "z" else " " for c in name.lower()).split())
-
-
-def _quantity(name: str) -> str | None:
-    """What a bare name may be, of whichever framework; None if it is not known."""
-    known = _QUANTITY_BY_NAME.get(name)
-    return known or next((quantity for pattern, quantity in _PATTERNS if fits(name, pattern)), None)
-
-
-_QUANTITY_BY_NAME = {
-    **{
-        name: quantity
-        for quantity in reversed(QUANTITIES)
-        for framework in FRAMEWORKS
-        for name in getattr(framework, quantity)
-    },
-    **dict.fromkeys(STEP_NAMES, "step"),
-    **{name: name for name in JUDGED},
-}
-_PATTERNS = tuple(one for one in _QUANTITY_BY_NAME.items() if "*" in one[0])
+        named = {}
+    same = ([column for column in named if fits(bare(column), known)] for known, _ in FIGURE_PATTERNS)
+    of_parts = {column for several in same if len(several) > 1 for column in several}
+    figures = {
+        figure: column
+        for column, figure in reversed(named.items())
+        if figure != "components" and column not in of_parts
+    }
+    figures |= {name: column for name, column in overrides.items() if name in FIGURES}
+    whole = any(bare(column) == "reward/overall" for column in columns)
+    components = (column for column, figure in named.items() if figure == "components")
+    return figures, tuple(c for c in components if whole or not bare(c).startswith("reward/"))

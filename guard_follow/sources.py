@@ -1,58 +1,48 @@
-"""Where a trainer writes its metrics: a file, a folder of event files, standard input. Gives what is new."""
+"""Where a trainer writes its metrics: a file, or a folder. Gives what is new."""
 
 from __future__ import annotations
 
 import math
-import os
-import select
-import stat
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from guard_core.frameworks import FILE_FORMATS, FORMATS
 from guard_core.wording import meant
-from guard_follow.before import Before
-from guard_follow.beneath import named
-from guard_follow.errors import InputError
-from guard_follow.events import (
-    EVENTS,
-    LOGS,
-    event_files,
-    one_folder,
-    preferred,
-    refuse_several,
-    written,
-)
-from guard_follow.names import listing
-from guard_follow.records import (
+from guard_follow.columns import listing
+from guard_follow.consoles import ConsoleLines
+from guard_follow.decoders import (
     AGAIN,
     BOUNDARY,
-    ConsoleLines,
     CsvLines,
     DamagedError,
     Decoder,
-    Events,
     JsonLines,
     Record,
     flatten,
 )
-from guard_follow.states import rows_of, states, without
-from guard_follow.tail import CHUNK, REMEMBERED, Tail
+from guard_follow.errors import InputError
+from guard_follow.event_files import (
+    EVENTS,
+    LOGS,
+    event_files,
+    preferred,
+    require_one_folder,
+    written,
+)
+from guard_follow.preexisting import PreexistingFiles
+from guard_follow.safe_open import named
+from guard_follow.tail import REMEMBERED, Tail
+from guard_follow.tensorboard import Events
+from guard_follow.trainer_state import rows_of, states, without
 
 #: Seconds between two looks for another folder.
 LOOK_SECONDS = 10.0
 
 
 class Source:
-    """A log that grows.
+    """A log that grows. `note`: what the user should know of it, or ""."""
 
-    Fields:
-        ended: whether nothing comes any more.
-        note: what the user should know of it; "" for nothing.
-    """
-
-    ended = False
     note = ""
 
     @property
@@ -61,7 +51,7 @@ class Source:
         return 0
 
     def poll(self) -> Iterator[Record]:
-        """The records that are new; none where there are none. Never waits.
+        """The records that are new. Never waits.
 
         Raises:
             InputError: the log cannot be read on.
@@ -85,31 +75,28 @@ def framework_of(chosen: str) -> str | None:
 
 
 def open_source(
-    path: Path | None, chosen: str, before: Before | None = None, *, first: bool = True
+    path: Path, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True
 ) -> Source:
-    """The log at `path`, None for standard input.
+    """Open the log at `path`.
 
     Args:
         path: a file or a folder, which need not exist yet.
         chosen: from `--format`.
         before: of another run, and left out; None: nothing is.
-        first: nothing of the run has been reported yet, so event files must be of one run.
+        first: nothing of the run has been reported yet, so event files must lie in one folder.
 
     Raises:
         InputError: it holds several runs, or can be no log.
     """
-    if path is None:
-        return StandardInput(decoder_of(None, chosen)())
     if path.exists() and not path.is_dir():
         return FileSource(path, decoder_of(path, chosen), before)
     return LateSource(path, chosen, before, first=first)
 
 
-def decoder_of(path: Path | None, chosen: str = "auto") -> type[Decoder]:
-    """What reads it: as its name says, else as `chosen` does; None, standard input, has no name."""
-    name = "" if path is None else path.name
-    suffix = Path(name).suffix.lower()
-    if EVENTS.rstrip(".") in name or chosen == "tensorboard":
+def decoder_of(path: Path, chosen: str = "auto") -> type[Decoder]:
+    """What reads it: as its name says, else as `chosen` does."""
+    suffix = path.suffix.lower()
+    if EVENTS.rstrip(".") in path.name or chosen == "tensorboard":
         return Events
     if suffix == ".csv" or chosen == "csv":
         return CsvLines
@@ -123,20 +110,13 @@ class _DamagedFileError(InputError):
 
 
 class FileSource(Source):
-    """One file that grows, is cut, or is replaced.
-
-    Args:
-        path: of the file.
-        decoder: makes what reads it.
-        before: of another run, and left out.
-        begins: is given where it begins.
-    """
+    """One file that grows, is cut, or is replaced. `begins` is given where it begins."""
 
     def __init__(
         self,
         path: Path,
         decoder: Callable[[], Decoder],
-        before: Before | None = None,
+        before: PreexistingFiles | None = None,
         begins: Record = AGAIN,
     ) -> None:
         self._tail = Tail(path, None if before is None else before.logs.get(str(path)))
@@ -176,22 +156,13 @@ class FileSource(Source):
 
 
 class LateSource(Source):
-    """A folder, or a log that is not there yet: what it is, is seen when something comes.
+    """A folder, or a log that is not there yet: its kind is known when something comes. See `open_source`."""
 
-    Args:
-        path: the folder, or the log.
-        chosen: from `--format`.
-        before: of another run, and left out; None: nothing is.
-        first: event files that are there now must be of one run.
-
-    Raises:
-        InputError: it holds several logs, or event files of several runs.
-    """
-
-    def __init__(self, path: Path, chosen: str, before: Before | None = None, *, first: bool = True) -> None:
+    def __init__(
+        self, path: Path, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True
+    ) -> None:
         self._path, self._chosen, self._first = path, chosen, first
-        self._before, self._new_run = before or Before(), before is not None
-        self._old = set(map(Path, self._before.files))
+        self._before = before or PreexistingFiles()
         self._source = self._find()
 
     @property
@@ -210,15 +181,16 @@ class LateSource(Source):
             raise InputError(f"{path} holds several logs: {several}. Name one of them.")
         if logs and self._chosen != "tensorboard":
             return FileSource(logs[0], JsonLines, self._before)
-        events = event_files(path, self._old)
+        old = set(map(Path, self._before.files))
+        events = event_files(path, old)
         saved = [state for state in states(path) if not self._before.has(state)]
         from_events, note = preferred(events, saved)
         note = f"{path}: {note}" if note else ""
         if from_events:
-            return EventSource(path, old=self._old, first=self._first, new_run=self._new_run, note=note)
-        if saved:
-            return StateSource(path, self._before.rows, note)
-        return None
+            if self._first:
+                require_one_folder(path, events)
+            return EventSource(path, old, note)
+        return StateSource(path, self._before.rows, note) if saved else None
 
     def poll(self) -> Iterator[Record]:
         """See `Source`."""
@@ -236,32 +208,16 @@ class LateSource(Source):
 class EventSource(Source):
     """The event files of one run: a trainer that starts again begins another file, or another folder.
 
-    Once another folder has some, those of the folder before it are read no more.
-
-    Args:
-        root: the folder of the run, or one above it.
-        old: files that are left out.
-        first: the files that are there now must be of one run.
-        new_run: nothing but the new run writes there, whatever the number of its files.
-        note: what the user should know of it.
-
-    Raises:
-        InputError: they are of several runs.
+    Once another folder has some, those of the folder before it are read no more. `old` files are left out.
     """
 
-    def __init__(
-        self, root: Path, *, old: Collection[Path], first: bool, new_run: bool, note: str = ""
-    ) -> None:
+    def __init__(self, root: Path, old: Collection[Path], note: str = "") -> None:
         self.note = note
-        self._root, self._old = root, set(old)
+        self._root, self._old = root, old
         self._folder: Path | None = None
         self._looked = -math.inf
         self._files: dict[Path, FileSource] = {}
         self._damaged: set[Path] = set()
-        if first:
-            folder = one_folder(root, event_files(root, self._old))
-            if folder is not None and not new_run:
-                refuse_several(folder)
 
     @property
     def bad(self) -> int:
@@ -269,7 +225,7 @@ class EventSource(Source):
         return sum(file.bad for file in self._files.values()) + len(self._damaged)
 
     def poll(self) -> Iterator[Record]:
-        """The records that are new, in the order of the files."""
+        """See `Source`."""
         if self._folder is not None:
             yield from self._read(self._folder)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -316,10 +272,7 @@ class EventSource(Source):
 class StateSource(Source):
     """TRL's trainer_state.json, which comes with each checkpoint and holds the log from its beginning.
 
-    Args:
-        folder: with the checkpoints.
-        old: see `Before.rows`.
-        note: what the user should know of it.
+    `old`: see `PreexistingFiles.rows`.
     """
 
     def __init__(self, folder: Path, old: Collection[str], note: str = "") -> None:
@@ -338,31 +291,3 @@ class StateSource(Source):
         self._read = now
         yield AGAIN
         yield from map(flatten, without(rows, self._old))
-
-
-class StandardInput(Source):
-    """What is piped into the command; the end of the pipe is the end of the log."""
-
-    def __init__(self, decoder: Decoder, descriptor: int = 0) -> None:
-        self._descriptor = descriptor
-        self._decoder = decoder
-        self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-    @property
-    def bad(self) -> int:
-        """See `Source`."""
-        return self._decoder.bad
-
-    def poll(self) -> Iterator[Record]:
-        """See `Source`."""
-        while not self.ended and (self._is_file or select.select([self._descriptor], [], [], 0)[0]):
-            data = os.read(self._descriptor, CHUNK)
-            self.ended = not data
-            try:
-                yield from self._decoder.feed(data)
-            except DamagedError as error:
-                raise InputError(f"standard input: {error}.") from None
-
-    def rest(self) -> list[Record]:
-        """See `Source`."""
-        return self._decoder.rest()

@@ -23,7 +23,7 @@ class PlacedStep(Protocol):
 S = TypeVar("S", bound=PlacedStep)
 
 
-class Starts(Generic[S]):
+class Attempts(Generic[S]):
     """Places each step, in the order of the log.
 
     Args:

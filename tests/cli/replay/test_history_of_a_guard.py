@@ -17,7 +17,7 @@ from guard_cli.replay.fold import fold_run
 from guard_cli.replay.run import load_run
 from guard_core.codes import Code
 from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, Policy
+from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 from guard_core.rounds import Evaluation
 from guard_core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
 from guard_service.event_log import EventLog
@@ -109,6 +109,35 @@ def test_a_replay_says_what_the_guard_said(
     assert told(replayed) == told(live)
     assert (replayed.code, replayed.level, replayed.fire) == (live.code, live.level, live.fire)
     assert (Code.CUT_SHORT in {c.code for c in live.conditions}) is (trainer is not None)
+
+
+def test_what_came_late_is_folded_in_the_order_in_which_the_guard_had_it(tmp_path: Path) -> None:
+    """A step after the evaluation of a later one, and a checkpoint after a newer one."""
+    policy = Policy(detector="heldout_guard", heldout_guard=HeldOutGuardPolicy(min_steps=2, ema_alpha=0.5))
+    judge = Judge(policy)
+    with closing(EventLog(tmp_path, policy)) as store:
+        for kind, step in (
+            *(("step", 1), ("step", 2), ("step", 4), ("score", 4), ("step", 3), ("step", 6), ("score", 6)),
+            *(("score", 5), ("step", 7), ("step", 8), ("score", 8)),
+        ):
+            if kind == "step":
+                report = StepReport(attempt=0, step=step, reward=-1.0 if step == 3 else step / 10)
+                judge.fold_step(report)
+                store.append([report])
+            else:
+                checkpoint = CheckpointReport(attempt=0, step=step, path=f"/c/{step}")
+                judge.fold_checkpoint(checkpoint)
+                store.append([checkpoint])
+                evaluation = Evaluation(0, step, f"/c/{step}", (1.0, step / 10))
+                judge.fold_evaluation(evaluation)
+                store.append([evaluation], judge.newest_round)
+    lines = [json.dumps(line) for line in export_history(tmp_path)]
+    (log := tmp_path / "history.jsonl").write_text("\n".join(reversed(lines)) + "\n")
+    live = judge.verdict()
+    for source in (tmp_path, log):
+        replayed = fold_run(load_run(read_log(source), str(source), {}), policy).verdict()
+        for name in ("rounds", "in_loop_ema", "heldout_ema", "proxy_real_gap", "steps_since_evaluation"):
+            assert getattr(replayed, name) == getattr(live, name), name
 
 
 def test_what_cannot_be_a_sampling_is_a_sentence(tmp_path: Path) -> None:

@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from guard_follow.beneath import named_below
-from guard_follow.events import EVENTS, LOGS, written
-from guard_follow.layouts import CompleteCheckpoint, find_checkpoints, layouts_of
-from guard_follow.settings import configurations
-from guard_follow.states import digest_of, rows_of, states
+from guard_follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
+from guard_follow.event_files import EVENTS, LOGS, written
+from guard_follow.run_config import configurations
+from guard_follow.safe_open import named_below
 from guard_follow.tail import Mark, mark_of
+from guard_follow.trainer_state import digest_of, rows_of, states
 
 #: So much is read of all states together: a trainer waits for it, and it takes forty times that in memory.
 MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class PreexistingFiles:
     """Files by their path, as text.
 
     Fields:
@@ -60,30 +60,28 @@ class Before:
         return cls(dict(kept["files"]), logs, dict(kept["checkpoints"]), kept["rows"])
 
 
-def what_lies(metrics: Path | None, checkpoints: Path | None, framework: str | None) -> Before:
-    """What is there now.
+def scan(metrics: Path, checkpoints: Path | None, framework: str | None) -> PreexistingFiles:
+    """Look at what is there now.
 
     Args:
-        metrics: a file or a folder, which need not exist; None is standard input.
+        metrics: a file or a folder, which need not exist.
         checkpoints: the folder in which the trainer saves; None without one.
         framework: by whose layout a checkpoint is complete; None: by any.
     """
-    files: list[Path] = []
-    logs: dict[str, Mark] = {}
-    rows: list[str] = []
-    if metrics is not None:
-        saved = states(metrics)
-        files = [*named_below(metrics, EVENTS), *saved, *configurations(metrics)]
-        rows = _rows(saved)
-        marks = {log: mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
-        logs = {str(log): mark for log, mark in marks.items() if mark is not None}
+    saved = states(metrics)
+    files = [*named_below(metrics, EVENTS), *saved, *configurations(metrics)]
+    marks = {str(log): mark_of(log) for log in (metrics, *(metrics / name for name in LOGS))}
     found = () if checkpoints is None else find_checkpoints(checkpoints, layouts_of(framework))
-    complete = {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)}
-    return Before({str(file): written(file) for file in files}, logs, complete, rows)
+    return PreexistingFiles(
+        {str(file): written(file) for file in files},
+        {log: mark for log, mark in marks.items() if mark is not None},
+        {str(c.path): c.written for c in found if isinstance(c, CompleteCheckpoint)},
+        _rows(saved),
+    )
 
 
 def _rows(saved: Sequence[Path]) -> list[str]:
-    """See `Before.rows`; of the newest states, as much as a trainer can wait for."""
+    """See `PreexistingFiles.rows`; of the newest states, as much as a trainer can wait for."""
     found: dict[str, None] = {}
     left = MOST_BYTES
     for state in sorted(saved, key=written, reverse=True):

@@ -25,7 +25,7 @@ MAX_ENTRIES = 10_000
 _root: Path | None = None
 
 
-def confine(root: Path) -> None:
+def restrict_to(root: Path) -> None:
     """Let this process open nothing of a trainer's outside `root`, for as long as it runs."""
     global _root  # noqa: PLW0603  # it is the process that is confined, not a call: nothing can forget it
     _root = Path(os.path.realpath(root))

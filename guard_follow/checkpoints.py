@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_follow.beneath import entries, open_regular
 from guard_follow.errors import InputError
 from guard_follow.frameworks import BY_KEY, FRAMEWORKS, Layout
+from guard_follow.safe_open import entries, open_regular
 
 #: Without a marker a checkpoint is complete when none of its files has changed for so long, seconds.
 QUIET_SECONDS = 30.0
@@ -25,8 +25,6 @@ QUIET_SECONDS = 30.0
 OLD_MARK_SECONDS = 300.0
 #: Of Hugging Face's code, and of ROLL's with Megatron.
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors|model\d+_\d+\.safetensors")
-#: Whose layouts have what others have, too: a folder that is a number, a `checkpoint-N` with a tokenizer.
-_LIKE_OTHERS = ("slime", "ROLL")
 MAX_HEADER = 64 << 20
 MAX_SMALL_FILE = 16 << 20
 
@@ -61,7 +59,7 @@ def layouts_of(framework: str | None) -> tuple[Layout, ...]:
     """Where to look: the layouts of one framework, or every one that cannot be taken for another's."""
     if framework is not None:
         return BY_KEY[framework].layouts
-    every = [layout for f in FRAMEWORKS if f.name not in _LIKE_OTHERS for layout in f.layouts]
+    every = [layout for f in FRAMEWORKS for layout in f.layouts if not layout.ambiguous]
     return tuple(dict.fromkeys(every))
 
 

@@ -1,17 +1,53 @@
-"""What a guard has of a run: asked once, when a log begins to be followed."""
+"""What a guard has of a run, asked over HTTP with its read token."""
 
 from __future__ import annotations
 
 import json
+import os
+import ssl
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from guard_client.samples import StepSample
 from guard_core.wire import KlKind
+from guard_follow.attempts import VALUES
 from guard_follow.errors import InputError
-from guard_follow.reading import reader
-from guard_follow.steps import ReportedSteps
+
+if TYPE_CHECKING:  # a command that asks nobody does not load it
+    import httpx
 
 REQUEST_SECONDS = 60.0
+
+#: By attempt and step, what the guard has.
+ReportedSteps = dict[int, dict[int, StepSample]]
+
+
+def ca_of_environment() -> str | None:
+    """The certificates in RLGUARD_CA, as the operator sets it in a trainer's pod."""
+    return os.environ.get("RLGUARD_CA") or None
+
+
+def reader(url: str, token: str | None, seconds: float, ca: str | None = None) -> httpx.Client:
+    """Make a client of the guard at a URL, with that many seconds for each request.
+
+    `ca`: certificates, PEM, of which one must have signed the guard's; None: those that the system trusts.
+
+    Raises:
+        ValueError, httpx.InvalidURL: it is no URL, or these are no certificates.
+    """
+    import httpx
+
+    try:
+        trusted = True if ca is None else ssl.create_default_context(cadata=ca)
+    except ssl.SSLError as error:
+        raise ValueError(f"RLGUARD_CA must be certificates, PEM: {error}") from None
+    return httpx.Client(
+        base_url=url,
+        verify=trusted,
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=seconds,
+        trust_env=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +66,7 @@ class KnownHistory:
 
 
 def ask_history(url: str, token: str | None, ca: str | None = None) -> KnownHistory:
-    """The history of the guard at `url`; `ca`: see `reader`.
+    """Ask the guard at `url` for its history; `ca`: see `reader`.
 
     Raises:
         InputError: it does not respond, or does not take the read token.
@@ -47,9 +83,9 @@ def ask_history(url: str, token: str | None, ca: str | None = None) -> KnownHist
                     "--read-token-file. What was reported before is asked of the guard",
                     1,
                 )
-            evaluations.raise_for_status()
             verdict = client.get("/v1/verdict")
-            verdict.raise_for_status()
+            for response in (evaluations, verdict):
+                response.raise_for_status()
             with client.stream("GET", "/v1/history") as lines:
                 lines.raise_for_status()
                 for line in lines.iter_lines():
@@ -64,9 +100,9 @@ def ask_history(url: str, token: str | None, ca: str | None = None) -> KnownHist
 
 
 def _add(steps: ReportedSteps, row: dict[str, object]) -> None:
-    """One line of a history; a checkpoint without a step has no reward."""
+    """Add one line of a history; a checkpoint without a step has no reward."""
     if row.get("reward") is None:
         return
-    values = {name: row.get(name) for name in ("reward", "kl", "entropy", "reward_std")}
+    values = {name: row.get(name) for name in VALUES}
     sample = StepSample(step=row["step"], kl_kind=KlKind(row.get("kl_kind", "absent")), **values)  # type: ignore[arg-type]
     steps.setdefault(int(str(row["attempt"])), {})[sample.step] = sample

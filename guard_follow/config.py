@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from guard_follow.before import Before
+from guard_follow.preexisting import PreexistingFiles
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class FollowConfig:
     """What is followed.
 
     Fields:
-        metrics: a file or folder; None is standard input.
+        metrics: a file or folder, which need not exist yet.
         checkpoints: the folder in which the trainer saves; None follows no checkpoints.
         format: from `--format`.
         overrides: canonical name to column, from `--map`.
-        run_config: the run's own configuration, from `--run-config`, which must be there.
-        written_config: the same, which the trainer may write later, or never.
+        run_config: the run's own configuration, which the trainer may write later; None looks beside the log.
         layout: the framework by whose layout checkpoints are complete; None: that of `format`, or any.
         before: what lay there before the run began; None reads all of it.
     """
 
-    metrics: Path | None
+    metrics: Path
     checkpoints: Path | None = None
     format: str = "auto"
     overrides: Mapping[str, str] = field(default_factory=dict)
     run_config: Path | None = None
-    written_config: Path | None = None
-    before: Before | None = None
+    before: PreexistingFiles | None = None
     layout: str | None = None

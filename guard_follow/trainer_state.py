@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from guard_follow.beneath import entries, open_regular
 from guard_follow.errors import InputError
+from guard_follow.safe_open import entries, open_regular
 
 STATE = "trainer_state.json"
 MAX_BYTES = 256 << 20

@@ -1,8 +1,4 @@
-"""What a run's own configuration says of its metrics.
-
-verl's hydra file, EasyR1's experiment_config.json and ms-swift's args.json lie beside the metrics; any other
-one is given.
-"""
+"""What a run's own configuration says of its metrics. It lies beside them, or is named by the user."""
 
 from __future__ import annotations
 
@@ -12,18 +8,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from guard_follow.beneath import open_regular
+import yaml
+
 from guard_follow.errors import InputError
 from guard_follow.frameworks import FRAMEWORKS, Setting
+from guard_follow.safe_open import open_regular
 
 MAX_BYTES = 2 << 20
 MAX_NODES = 100_000
-_PLACES = (".hydra/config.yaml", "experiment_config.json", "args.json")
+_PLACES = tuple(name for framework in FRAMEWORKS for name in framework.run_configs)
 #: Of the parts of a name, the last ones that a key can have.
 _MOST_PARTS = 3
 #: Beside YAML's own errors, what its constructors raise of `!!bool 7`, `!!int ""` or `!!timestamp x`, of a
 #: number with too many parts for a float, and of one, as a key, with too many digits for a text.
-_NOT_READ = (ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+_NOT_READ = (
+    *(ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError),
+    yaml.YAMLError,
+)
 #: By the last part of its key.
 _SETTINGS: dict[str, set[Setting]] = {}
 for _framework in FRAMEWORKS:
@@ -32,40 +33,28 @@ for _framework in FRAMEWORKS:
             _SETTINGS.setdefault(_setting.key.rpartition(".")[2], set()).add(_setting)
 
 
-def settings_of(
-    given: Path | None,
-    written: Path | None,
-    near: Path | None,
-    is_old: Callable[[Path], bool],
-    say: Callable[[str], None],
+def settings_finder(
+    written: Path | None, near: Path, is_old: Callable[[Path], bool], say: Callable[[str], None]
 ) -> Callable[[], dict[str, str]]:
-    """Finds the settings anew at each call: a trainer writes its configuration when it starts.
+    """Make a function that finds the settings anew: a trainer writes its configuration when it starts.
 
     Args:
-        given: see `find_settings`.
         written: where the trainer writes its configuration, if that is known; then no other one counts.
         near: see `find_settings`.
         is_old: whether a file is of another run.
         say: gets why what is `written` says nothing.
-
-    Raises:
-        InputError: the given one cannot be read.
     """
-    if given is not None:
-        settings = _read(given)
-        return lambda: settings
-    if written is not None:
-        return lambda: _read_if_it_can_be(written, say)
-    return lambda: find_settings(None, near, is_old)
+    if written is None:
+        return lambda: find_settings(None, near, is_old)
 
+    def read() -> dict[str, str]:
+        try:
+            return _read(written)
+        except InputError as error:
+            say(f"the run's configuration is not known: {error}")
+            return {}
 
-def _read_if_it_can_be(file: Path, say: Callable[[str], None]) -> dict[str, str]:
-    """The settings of a file that a trainer writes; {} where there is none, or none that can be read."""
-    try:
-        return _read(file)
-    except InputError as error:
-        say(f"the run's configuration is not known: {error}")
-        return {}
+    return read
 
 
 def find_settings(
@@ -76,7 +65,7 @@ def find_settings(
     Args:
         given: the configuration of the run, from `--run-config`.
         near: where its metrics lie; the configuration is looked for in that folder and the two above it.
-            The first that has any counts alone.
+            The first that has any setting counts alone.
         is_old: whether a file is of another run.
 
     Raises:
@@ -85,10 +74,8 @@ def find_settings(
     if given is not None:
         return _read(given)
     for file in configurations(near) if near is not None else ():
-        if is_old(file):
-            continue
         try:
-            settings = _read(file)
+            settings = {} if is_old(file) else _read(file)
         except InputError:
             continue
         if settings:  # else it is of something else: `args.json` is a common name
@@ -104,29 +91,24 @@ def configurations(near: Path) -> Iterator[Path]:
 
 
 def _read(file: Path) -> dict[str, str]:
-    import yaml
-
     try:
         with os.fdopen(open_regular(file), "rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise InputError(f"{file}: a configuration of more than {MAX_BYTES >> 20} MiB is not read.")
-        return _known(json.loads(content) if file.suffix == ".json" else _of_yaml(content))
+        tree = json.loads(content) if file.suffix == ".json" else yaml.load(content, _Plain)  # noqa: S506
+        return _known(tree)
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}.") from None
-    except (*_NOT_READ, yaml.YAMLError) as error:
+    except _NOT_READ as error:
         raise InputError(f"{file}: not a configuration that can be read ({type(error).__name__}).") from None
 
 
-def _of_yaml(content: bytes) -> Any:
-    """The tree, without YAML's merge keys: a few lines of them make more keys than fit into memory."""
-    import yaml
+class _Plain(yaml.SafeLoader):
+    """Reads YAML without merge keys: a few lines of them make more keys than fit into memory."""
 
-    class Plain(yaml.SafeLoader):
-        def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Merge nothing: the constructor refuses the key."""
-
-    return yaml.load(content, Plain)  # noqa: S506  # a safe loader that can do less
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge nothing: the constructor refuses the key."""
 
 
 def _known(tree: Any) -> dict[str, str]:
