@@ -53,7 +53,6 @@ class EvaluationView(_Lenient):
 
     step: int
     score: float
-    path: str = ""
 
 
 class VerdictView(_Lenient):
@@ -85,7 +84,7 @@ class VerdictView(_Lenient):
     kl_ema: float | None = None
     kl_hard_stop: float | None = None
     last_evaluation: EvaluationView | None = None
-    best_evaluation: EvaluationView | None = None
+    best_path: str = ""
     conditions: tuple[ConditionView, ...] = ()
 
     @property

@@ -376,9 +376,9 @@ class GuardCallback(TrainerCallback):
         stop = self._guard.halted  # before the verdict, which then is at least as new
         verdict = self._guard.verdict
         before, self._figures = self._figures, verdict_figures(stop, verdict)
-        if stop is None and self._figures == before:
+        best = self._best if verdict is None else verdict.best_path
+        if stop is None and (self._figures, best) == (before, self._best):
             return None
-        best = "" if verdict is None or verdict.best_evaluation is None else verdict.best_evaluation.path
         return News(stop, self._figures if self._figures != before else {}, best)
 
     def _stop_if(self, stop: Stop | None, control: TrainerControl, step: int | None = None) -> None:

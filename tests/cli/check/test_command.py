@@ -142,7 +142,7 @@ ODD = "tests.heldout.odd_scorers"
             "",
         ),
         (["--train-prompts", "nowhere.jsonl"], {"overlap with training": "refuse"}, "No such file"),
-        (["--scorer", f"{ODD}:ends_the_process"], {"scorer and answers": "refuse"}, "ended with status 7"),
+        (["--scorer", f"{ODD}:ends_the_process"], {"scorer and answers": "refuse"}, "ended (status 7)"),
         (["--scorer", "regex"], {"scorer and answers": "ok"}, "there are no answers to try"),
         (
             ["--proxy-scorer", f"{ODD}:impatient", "--time"],
