@@ -196,7 +196,7 @@ def create_app(engine: Engine, tokens: Tokens, name: str = "") -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=openapi.problems(ProblemType.INTERNAL_SERVER_ERROR),
+        responses=openapi.problem_responses(ProblemType.INTERNAL_SERVER_ERROR),
     )
     _add_steps(app, engine, tokens)
     _add_checkpoints(app, engine, tokens)
@@ -413,7 +413,7 @@ def _add_probes(app: FastAPI, engine: Engine) -> None:
         """The process responds. It says nothing about the run."""
         return Health(status="ok")
 
-    @app.get("/readyz", responses=openapi.problems(ProblemType.NOT_READY), tags=["probes"])
+    @app.get("/readyz", responses=openapi.problem_responses(ProblemType.NOT_READY), tags=["probes"])
     async def get_readyz() -> Health:
         """The store works and held-out evaluation is ready."""
         if (cause := engine.not_ready) is not None:

@@ -83,7 +83,7 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def problems(*kinds: ProblemType) -> Responses:
+def problem_responses(*kinds: ProblemType) -> Responses:
     """Responses of these kinds."""
     content = {MEDIA_TYPE: {"schema": _ref(ProblemDetails)}}
     return {kind.status: {"description": kind.meaning, "content": content} for kind in kinds}
@@ -97,9 +97,9 @@ def body_of(*schemas: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
 
 
 STEPS_BODY = body_of(PostedStep, {"type": "array", "items": _ref(PostedStep), "maxItems": MAX_STEPS_PER_POST})
-OF_READING = problems(ProblemType.UNAUTHORIZED, ProblemType.FORBIDDEN)
-OF_STORED = OF_READING | problems(ProblemType.STORE_UNAVAILABLE)
-OF_BODY = problems(
+OF_READING = problem_responses(ProblemType.UNAUTHORIZED, ProblemType.FORBIDDEN)
+OF_STORED = OF_READING | problem_responses(ProblemType.STORE_UNAVAILABLE)
+OF_BODY = problem_responses(
     ProblemType.BAD_REQUEST,
     ProblemType.CONTENT_TOO_LARGE,
     ProblemType.UNSUPPORTED_MEDIA_TYPE,
@@ -108,10 +108,10 @@ OF_BODY = problems(
 OF_INGEST = (
     OF_STORED
     | OF_BODY
-    | problems(ProblemType.CONFLICT, ProblemType.TOO_MANY_REQUESTS, ProblemType.INSUFFICIENT_STORAGE)
+    | problem_responses(ProblemType.CONFLICT, ProblemType.TOO_MANY_REQUESTS, ProblemType.INSUFFICIENT_STORAGE)
 )
-OF_VERDICT = OF_READING | problems(ProblemType.INVALID_CONTENT)
-OF_HISTORY: Responses = OF_STORED | problems(ProblemType.INVALID_CONTENT)
+OF_VERDICT = OF_READING | problem_responses(ProblemType.INVALID_CONTENT)
+OF_HISTORY: Responses = OF_STORED | problem_responses(ProblemType.INVALID_CONTENT)
 OF_HISTORY[200] = {
     "content": {NDJSON: {"schema": {"type": "string"}}},
     "description": "With `max_points`: thinned, as JSON. Without: every step, one JSON object a line in the "

@@ -25,8 +25,8 @@ MIB = 1 << 20
 def test_an_honest_run_of_a_million_steps_is_not_touched() -> None:
     some = Allowance(MAX_BYTES)
     per_step = 300
-    for number in range(1_000_000):
-        assert some.refuses_steps(1, number * per_step, now=number / 10) is None
+    for number in range(0, 1_000_000, 10):
+        assert some.refuses_steps(10, number * per_step, now=number / 10) is None
 
 
 def test_steps_that_waited_for_an_hour_may_come_at_once_and_a_flood_is_told_when_to_come_again() -> None:
