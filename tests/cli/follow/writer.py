@@ -20,7 +20,8 @@ def save(root, step):
     model = root / f"global_step_{step}" / "actor" / "huggingface"
     model.mkdir(parents=True, exist_ok=True)
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (model / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
     (root / "latest_checkpointed_iteration.txt").write_text(str(step))
 
