@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from guard_follow.guard_history import ask_history
 from tests import stub_policy
 from tests.cli.run.conftest import Workplace, model_policy, sigint_is_not_ignored
 
@@ -112,6 +113,11 @@ def reported(state):
     return [row for row in export_history(state) if row.get("reward") is not None]
 
 
+def steps_of_the_guard(environment):
+    history = ask_history(environment["RLGUARD_URL"], environment["RLGUARD_READ_TOKEN"])
+    return sum(map(len, history.steps.values()))
+
+
 def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
     log, state = workplace.path / "run.jsonl", tmp_path / "state"
     with served(workplace, state) as environment:
@@ -127,7 +133,7 @@ def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workpla
             follower.communicate()
         last = rlguard(*follow, env=environment)
         until = time.monotonic() + 120
-        while len(reported(state)) < len(EXPECTED) and time.monotonic() < until:
+        while steps_of_the_guard(environment) < len(EXPECTED) and time.monotonic() < until:
             time.sleep(0.5)
         last.send_signal(signal.SIGTERM)
         _, said = last.communicate(timeout=30)

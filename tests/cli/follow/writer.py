@@ -16,12 +16,15 @@ from pathlib import Path
 PAUSE = 0.1 if sys.argv[3:] == ["append"] else 0.03
 
 
-def save(root, step):
+def save(root, step, attempt=0):
     model = root / f"global_step_{step}" / "actor" / "huggingface"
     model.mkdir(parents=True, exist_ok=True)
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0\0\0")
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    (model / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + struct.pack("<f", step + attempt / 2)
+    )
     (root / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
@@ -38,7 +41,7 @@ def train(log, root, attempt, steps):
             time.sleep(PAUSE)
             file.write(line[step + 10 :])
             if step % 4 == 0:
-                save(root, step)
+                save(root, step, attempt)
             printed = " - ".join(f"{name}:{value}" for name, value in data.items())
             print(f"step:{step} - {printed}", flush=True)
         time.sleep(4)  # it loads its model; many times as long as two looks of the follower lie apart
