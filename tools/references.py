@@ -38,7 +38,6 @@ TRAINER_ENVIRONMENT = {
     "RLGUARD_URL": ("required", "Address of the guard, http or https."),
     "RLGUARD_TOKEN": ("-", "The guard's ingest token."),
     "RLGUARD_CA": ("the system's", "PEM; one of these certificates must have signed that of an https guard."),
-    "RLGUARD_ATTEMPT": ("asked of the guard", "Start of the trainer, 0 for the first."),
     "RLGUARD_STRICT": ("`1`", "`1` raises an error when training must stop, `0` ends the loop."),
     "RLGUARD_ON_UNREACHABLE": ("`stop` (`continue`)", "What follows when the guard is unreachable."),
     "RLGUARD_UNREACHABLE_SECONDS": ("`300`", "After how many seconds that holds."),

@@ -16,12 +16,12 @@ from guard_service.heldout.errors import SplitError
 from guard_service.heldout.graders import ANSWERS
 from guard_service.heldout.rows import (
     PROMPTS,
-    Row,
+    DataRow,
     each,
     is_parquet,
     json_line,
     missing_column,
-    read_rows,
+    read_data_rows,
     validate,
     write_parquet,
 )
@@ -49,7 +49,7 @@ class MadeSplit:
 class _Row:
     """A row of the data set. `item`: what it is as a held-out item, None where the hash says training."""
 
-    data: Row
+    data: DataRow
     prompt: Prompt
     key: str
     item: HeldoutItem | None
@@ -124,7 +124,7 @@ def make_split(
 
 
 def _write_sides(
-    heldout: Path, held: Sequence[HeldoutItem], train: Path, kept: Sequence[Row], prompt_column: str
+    heldout: Path, held: Sequence[HeldoutItem], train: Path, kept: Sequence[DataRow], prompt_column: str
 ) -> None:
     """Write both files, or none."""
     try:
@@ -164,17 +164,17 @@ def drop_overlapping(
 def _read_rows(
     source: Path, fraction: float, salt: str, prompt_column: str, answer_column: str | None
 ) -> list[_Row]:
-    def parsed(row: Row) -> Row:
+    def parsed(row: DataRow) -> DataRow:
         assert row.columns is not None
         return row
 
-    def make(row: Row) -> _Row:
+    def make(row: DataRow) -> _Row:
         prompt = train_prompt(row, prompt_column)
         key = normalised(prompt)
         held = is_heldout(prompt, fraction, salt)
         return _Row(row, prompt, key, _heldout_item(row, key, prompt_column, answer_column) if held else None)
 
-    rows = list(each(source, read_rows(source), parsed))
+    rows = list(each(source, read_data_rows(source), parsed))
     if prompt_column != "prompt" and any({"prompt", prompt_column} <= row.columns.keys() for row in rows):
         raise SplitError(f"{source}: columns prompt and {prompt_column} are both there: keep one of them")
     _refuse_missing(source, rows, "--prompt-column", prompt_column, PROMPTS)
@@ -185,7 +185,7 @@ def _read_rows(
 
 
 def _refuse_missing(
-    source: Path, rows: Sequence[Row], option: str, name: str, likely: Sequence[str], hint: str = ""
+    source: Path, rows: Sequence[DataRow], option: str, name: str, likely: Sequence[str], hint: str = ""
 ) -> None:
     """Refuse a data set without this column; raises SplitError, which names the option."""
     if rows and all(row.column(name) is None for row in rows):
@@ -197,7 +197,7 @@ def _refuse_missing(
 _OF_AN_ITEM = ("id", "scorer", "group", "system_prompt", "chat_template_kwargs", "answer_after")
 
 
-def _heldout_item(row: Row, key: str, prompt_column: str, answer_column: str | None) -> HeldoutItem:
+def _heldout_item(row: DataRow, key: str, prompt_column: str, answer_column: str | None) -> HeldoutItem:
     """A data set's row as an item of a split."""
     more = {name: value for name, value in row.columns.items() if name not in (prompt_column, answer_column)}
     item = {"prompt": row.column(prompt_column)}
@@ -225,7 +225,7 @@ def _grouped(items: Sequence[HeldoutItem], near: bool) -> tuple[HeldoutItem, ...
     )
 
 
-def _training_line(row: Row, prompt_column: str) -> bytes:
+def _training_line(row: DataRow, prompt_column: str) -> bytes:
     if prompt_column == "prompt":
         return row.line
     return json_line({"prompt": row.column(prompt_column), **row.columns})

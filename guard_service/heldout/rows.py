@@ -37,7 +37,7 @@ _SHAPES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """A row, numbered from 1. `content`: a line of JSONL as it is written, or the columns of a table."""
 
     number: int
@@ -95,7 +95,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_data_rows(path: Path) -> Iterator[DataRow]:
     """Yield the rows of a data set, of JSONL a line at a time.
 
     Raises:
@@ -113,9 +113,9 @@ def read_rows(path: Path) -> Iterator[Row]:
             raise unreadable(path, error) from error
 
 
-def lines(raw: Iterable[bytes]) -> Iterator[Row]:
+def lines(raw: Iterable[bytes]) -> Iterator[DataRow]:
     """Number the lines and leave out blank ones. They end at a newline byte and nowhere else."""
-    return (Row(number, line) for number, line in enumerate(raw, 1) if line.strip())
+    return (DataRow(number, line) for number, line in enumerate(raw, 1) if line.strip())
 
 
 def unreadable(path: Path, error: OSError) -> SplitError:
@@ -123,7 +123,7 @@ def unreadable(path: Path, error: OSError) -> SplitError:
     return SplitError(f"{path}: {error.strerror}: check the path and who may read it")
 
 
-def each(path: Path, rows: Iterable[Row], make: Callable[[Row], T]) -> Iterator[T]:
+def each(path: Path, rows: Iterable[DataRow], make: Callable[[DataRow], T]) -> Iterator[T]:
     """Yield what `make` makes of each row; then refuse those of which it made nothing.
 
     Raises:
@@ -148,7 +148,7 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in (".parquet", ".pq")
 
 
-def write_parquet(path: Path, rows: Sequence[Row]) -> None:
+def write_parquet(path: Path, rows: Sequence[DataRow]) -> None:
     """Write training rows as Parquet, for trainers that read nothing else; raises SplitError."""
 
     def write() -> None:
@@ -160,7 +160,7 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     _with_pyarrow(path, write)
 
 
-def _read_folder(path: Path) -> Iterator[Row]:
+def _read_folder(path: Path) -> Iterator[DataRow]:
     """What `datasets` saved there, or the Parquet or JSONL files that lie there."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(one.name for one in path.iterdir() if one.is_dir())
@@ -170,8 +170,8 @@ def _read_folder(path: Path) -> Iterator[Row]:
     elif files := sorted(path.rglob("*.parquet")):
         yield from _table(path, lambda: _parquet(files))
     elif files := sorted([*path.rglob("*.jsonl"), *path.rglob("*.ndjson")]):
-        rows = (row.content for file in files for row in read_rows(file))
-        yield from (Row(number, content) for number, content in enumerate(rows, 1))
+        rows = (row.content for file in files for row in read_data_rows(file))
+        yield from (DataRow(number, content) for number, content in enumerate(rows, 1))
     else:
         raise SplitError(f"{path}: no data set in it: looked for what datasets saves, *.parquet and *.jsonl")
 
@@ -188,8 +188,8 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     return list(load_from_disk(str(path)))
 
 
-def _table(path: Path, read: Callable[[], list[dict[str, Any]]]) -> Iterator[Row]:
-    return (Row(number, columns) for number, columns in enumerate(_with_pyarrow(path, read), 1))
+def _table(path: Path, read: Callable[[], list[dict[str, Any]]]) -> Iterator[DataRow]:
+    return (DataRow(number, columns) for number, columns in enumerate(_with_pyarrow(path, read), 1))
 
 
 def _with_pyarrow(path: Path, act: Callable[[], T]) -> T:
@@ -233,7 +233,7 @@ def _reason(error: ErrorDetails, known: Sequence[str]) -> str:
     return f"{name} {_SHAPES[name]}" if name in _SHAPES else f"{name}: {message(error)}"
 
 
-def missing_column(rows: Sequence[Row], name: str, likely: Sequence[str]) -> tuple[str, str]:
+def missing_column(rows: Sequence[DataRow], name: str, likely: Sequence[str]) -> tuple[str, str]:
     """Why no row has the column, naming those that there are; and which of them may be meant, or ""."""
     names = list(dict.fromkeys(name for row in rows[:100] for name in _names(row.columns)))
     known = [one for usual in likely for one in names if one.rpartition(".")[2] == usual]

@@ -19,11 +19,11 @@ from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwarg
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.rows import (
     PROMPTS,
-    Row,
+    DataRow,
     each,
     lines,
     missing_column,
-    read_rows,
+    read_data_rows,
     unreadable,
     validate,
 )
@@ -168,7 +168,7 @@ class HeldoutSplit:
         ids: dict[str, int] = {}
         keys: dict[str, str] = {}
 
-        def make(row: Row) -> HeldoutItem:
+        def make(row: DataRow) -> HeldoutItem:
             item = validate(row.columns, HeldoutItem)
             if item.id in ids:
                 raise ValueError(f"id {item.id!r} is already on line {ids[item.id]}: rename one")
@@ -209,7 +209,7 @@ class TrainRow(BaseModel):
         return [{"role": m.role, "content": m.content or ""} for m in self.prompt]
 
 
-def train_prompt(row: Row, column: str) -> Prompt:
+def train_prompt(row: DataRow, column: str) -> Prompt:
     """The prompt of a training row, which is in this column.
 
     Raises:
@@ -218,7 +218,7 @@ def train_prompt(row: Row, column: str) -> Prompt:
     return _train_row(row, column).text
 
 
-def _train_row(row: Row, column: str) -> TrainRow:
+def _train_row(row: DataRow, column: str) -> TrainRow:
     if (prompt := row.column(column)) is None:
         reason, meant = missing_column([row], column, PROMPTS)
         raise ValueError(f"{reason}: is it {meant}?" if meant else reason)
@@ -232,12 +232,12 @@ def read_train_prompts(path: Path, column: str = "prompt") -> Iterator[tuple[str
         SplitError: while iterating: the file cannot be read, a row has no prompt, or there is no row.
     """
 
-    def make(row: Row) -> tuple[str, Prompt]:
+    def make(row: DataRow) -> tuple[str, Prompt]:
         found = _train_row(row, column)
         return f"line {row.number}" if found.id is None else str(found.id)[:128], found.text
 
     empty = True
-    for prompt in each(path, read_rows(path), make):
+    for prompt in each(path, read_data_rows(path), make):
         empty = False
         yield prompt
     if empty:

@@ -100,7 +100,7 @@ class Loaded:
         import torch
         from transformers import LogitsProcessorList, StoppingCriteriaList
 
-        from guard_service.heldout.evaluators.sampling import LogitsWatch, StopTexts, sampler
+        from guard_service.heldout.evaluators.sampling import LogitsWatch, StopAtTexts, sampler
 
         width = max(len(job.tokens) for job in batch)
         padding = [width - len(job.tokens) for job in batch]
@@ -117,7 +117,7 @@ class Loaded:
                     generation_config=self.model.generation_config,
                     logits_processor=LogitsProcessorList(processors),
                     stopping_criteria=StoppingCriteriaList(
-                        [StopTexts(self.tokenization, width)] if self.tokenization.stops.texts else []
+                        [StopAtTexts(self.tokenization, width)] if self.tokenization.stops.texts else []
                     ),
                 )
         except torch.OutOfMemoryError as error:

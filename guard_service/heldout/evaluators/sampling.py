@@ -100,7 +100,7 @@ class GumbelNoise(LogitsProcessor):  # type: ignore[misc]
         return scores.float() - noise.clamp_min_(torch.finfo(torch.float32).tiny).log_()
 
 
-class StopTexts(StoppingCriteria):  # type: ignore[misc]
+class StopAtTexts(StoppingCriteria):  # type: ignore[misc]
     """Ends a row whose completion, after `width` tokens of prompt, has a stop text."""
 
     def __init__(self, tokenization: Tokenization, width: int) -> None:
