@@ -61,16 +61,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """The training job of a file: all documents, which one it is, and the adapter of its kind."""
+    """The training job of a file: all documents, its own, and the adapter of its kind."""
 
     documents: tuple[Document, ...]
-    index: int
+    document: Document
     adapter: WorkloadAdapter
-
-    @property
-    def document(self) -> Document:
-        """Its document."""
-        return self.documents[self.index]
 
 
 def read_documents(content: bytes) -> tuple[Document, ...]:
@@ -125,21 +120,19 @@ def find_job(documents: tuple[Document, ...]) -> TrainingJob:
     Raises:
         ManifestError: there is none, or several; or the job is no object of an API server.
     """
-    found = [(index, adapter) for index, one in enumerate(documents) if (adapter := _adapter_of(one.content))]
+    found = [(one, adapter) for one in documents if (adapter := _adapter_of(one.content))]
     if not found:
         raise ManifestError(_no_job([one.content for one in documents if one.content is not None]))
     if len(found) > 1:
-        where = ", ".join(f"{one.resource.kind} at line {documents[i].line + 1}" for i, one in found)
+        where = ", ".join(f"{adapter.resource.kind} at line {one.line + 1}" for one, adapter in found)
         raise ManifestError(f"it has {len(found)} training jobs ({where}): give them one at a time")
-    [(index, adapter)] = found
-    job = documents[index].content
+    [(document, adapter)] = found
+    job = document.content
     check_values(job)
     for field in ("metadata", "spec"):
         if not isinstance(job.get(field), dict):
             raise ManifestError(f"{field} {'must be a mapping' if field in job else 'is missing'}")
-    if not isinstance(job["metadata"].get("namespace", ""), str):
-        raise ManifestError("metadata.namespace must be a text")
-    return TrainingJob(documents, index, adapter)
+    return TrainingJob(documents, document, adapter)
 
 
 def kind_of(content: Any) -> tuple[str, str]:
