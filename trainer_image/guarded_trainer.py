@@ -131,15 +131,16 @@ class GuardedGRPOTrainer(GRPOTrainer):
     def _compute_sdpo_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """KL(policy on `prompt` || policy on `privileged_prompt`) of the sampled tokens, nats/token.
 
-        The value is the k1 estimate, and the gradient that of the KL, as of TRL's own SDPO with its default
-        `distillation_mode="sampled_token"`. No gradient reaches the privileged prompt.
+        The value is the k3 estimate, as of TRL's `kl`, and never negative. The gradient is that of the KL, as
+        of TRL's own SDPO with its default `distillation_mode="sampled_token"`. None reaches the teacher.
         """
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         student = self._log_probs(model, inputs, "prompt", "completion")
         with torch.no_grad():
             teacher = self._log_probs(model, inputs, "privileged_prompt", "completion")
         ratio = (student - teacher).detach()
-        per_token = ratio * (1 + student - student.detach())
+        estimate = torch.exp(-ratio) + ratio - 1
+        per_token = estimate + ratio * (student - student.detach())
         return self._record("sdpo_loss", (per_token * mask).sum() / mask.sum().clamp(min=1))
 
     def _compute_trace_replay_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:

@@ -202,9 +202,9 @@ def test_a_verdict_that_says_stop_stops_the_loop_for_good(
 ) -> None:
     opened.raise_if_halted()
     guard.verdict_after = lambda _: verdict  # it is asked for also where nothing is reported
-    eventually(lambda: opened.halted)
-    guard.verdict_after = lambda _: HEALTHY
-    eventually(lambda: not opened.verdict.fire and opened.verdict.code == "ok")
+    eventually(lambda: opened.verdict.stop)
+    guard.verdict_after = lambda _: HEALTHY  # before the loop has looked
+    eventually(lambda: opened.verdict.code == "ok")
     with pytest.raises(error, match=words):
         opened.raise_if_halted()
     assert opened.halted is not None
