@@ -100,8 +100,8 @@ class ProblemType(Enum):
     CONFLICT = (
         409,
         "The report contradicts what is on disk, and nothing of it was kept.",
-        "report each step once; a trainer that was started again needs a new attempt number, which it asks "
-        "for unless RLGUARD_ATTEMPT is set",
+        "report each step once; a trainer that was started again needs a new attempt number, which "
+        "the client asks for",
     )
     CONTENT_TOO_LARGE = (
         413,
