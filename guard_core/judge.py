@@ -530,7 +530,6 @@ def _verdict(run: Judge, silent_for: float) -> Verdict:
         baseline_planned=run.baseline_planned,
         next_pass=run.next_pass,
         waiting=run.waiting,
-        sooner=latch is None and calibrated.is_near,
         steps_since_evaluation=notes.count.after,
         longest_round=notes.count.longest_round,
         in_loop_ema=status.in_loop_ema if status else None,

@@ -547,10 +547,6 @@ class Verdict(Wire):
     waiting: int = Field(
         0, description="Evaluations that are yet to be made: the other checkpoints, and a wanted pass."
     )
-    sooner: bool = Field(
-        False,
-        description="Whether the next checkpoint is wanted sooner: `decline` is near its threshold.",
-    )
     steps_since_evaluation: int = Field(
         0,
         description="Steps after the last evaluated checkpoint, by their numbers: also those that the "

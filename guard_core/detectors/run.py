@@ -32,7 +32,7 @@ MOST_RETRIES = 1
 #: Share of the wanted passes of the starting policy that may turn out to be none; more are its noise.
 FEW_OUTLIERS = 0.25
 
-#: Share of its threshold from which on the next checkpoint is wanted sooner.
+#: Share of its threshold from which on an alarm is near.
 NEAR = 0.5
 
 #: Fresh passes of the last checkpoint of a run that ends so near, beside those that decide an alarm.

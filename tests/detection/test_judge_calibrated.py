@@ -132,49 +132,6 @@ def test_a_verdict_carries_no_outcome_of_an_item() -> None:
         assert set(reading) == {"name", "level", "code", "statistic", "threshold", "message"}
 
 
-# -- a checkpoint that is wanted sooner ----------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_wanted_sooner_while_a_stop_is_near_its_threshold_and_may_stop_the_run() -> None:
-    said: dict[bool, list[float]] = {True: [], False: []}
-    run, advises = GuardedRun(policy()), GuardedRun(policy(on_decline="warn"))
-    for round_ in range(40):
-        for one in (run, advises):
-            one.rounds(round_, round_, MEANS * (1.0 if round_ < 15 else 0.85))
-        verdict = run.judge.verdict()
-        near = next((r for r in verdict.detectors if r.name == "decline"), None)
-        assert not advises.judge.verdict().sooner
-        if verdict.stop:
-            assert not verdict.sooner
-            break
-        if near is not None and near.statistic is not None and near.threshold is not None:
-            said[verdict.sooner].append(near.statistic / near.threshold)
-    assert run.judge.verdict().fire and max(said[False]) < 0.5 <= min(said[True])
-    assert min(said[True]) < 1, "before there is an alarm"
-
-
-def test_what_is_wanted_sooner_says_no_more_than_the_scores_do() -> None:
-    """A trainer is told it. So runs with the same scores, of other items, get the same."""
-    runs = [GuardedRun(policy()), GuardedRun(policy())]
-    rng, order = np.random.default_rng(1), np.random.default_rng(8).permutation(N)
-    told = []
-    for round_ in range(30):
-        made: dict[int, np.ndarray] = {}
-
-        def items(
-            index: int, run: int, made: dict[int, np.ndarray] = made, round_: int = round_
-        ) -> np.ndarray:
-            if index not in made:
-                made[index] = draw(rng, MEANS * (1.0 if round_ < 12 else 0.85))
-            return made[index][order] if run and round_ else made[index]
-
-        for number, run in enumerate(runs):
-            run.steps(10 * round_ - 9 if round_ else 0, 10 * round_)
-            run.checkpoint(10 * round_, lambda index, number=number: items(index, number))  # type: ignore[misc]
-        told.append(tuple(run.judge.verdict().sooner for run in runs))
-    assert set(told) == {(True, True), (False, False)}
-
-
 # -- the end of a run ----------------------------------------------------------------------------------------
 
 
