@@ -203,7 +203,7 @@ bench-kinds: ## Teardown of every kind on kind against `kubectl delete` of the s
 
 BASE_IMAGE ?= debian:bookworm-slim
 DOCKER_FLAGS ?=
-VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' guard_core/_version.py)
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlguard/core/_version.py)
 IMAGES := operator guard guard-hf guard-vllm trainer
 
 images: $(IMAGES:%=image-%) ## Build rlguard/{operator,guard,guard-hf,guard-vllm,trainer}; BASE_IMAGE and DOCKER_FLAGS are passed on.

@@ -1,20 +1,5 @@
-"""The decisions of RLGuard: HeldOutGuard, the judge, and what travels on the wire.
+"""The class by its first name, for those who import it so. Everything else is in `rlguard`."""
 
-Pure: no clock, no I/O, no threads; nothing here imports another package of the project.
-"""
+from rlguard.core import CollapseStopError, HeldOutGuard, TripwireStatus
 
-from guard_core._version import __version__
-from guard_core.heldout_guard import (
-    CollapseStopError,
-    HeldOutGuard,
-    TripwireStatus,
-    kl_token_trust_filter,
-)
-
-__all__ = [
-    "CollapseStopError",
-    "HeldOutGuard",
-    "TripwireStatus",
-    "__version__",
-    "kl_token_trust_filter",
-]
+__all__ = ["CollapseStopError", "HeldOutGuard", "TripwireStatus"]

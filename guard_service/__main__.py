@@ -26,9 +26,9 @@ if __name__ == "__main__" and os.getpid() == 1:
     # to end while it still loads, which takes seconds, would hold up its pod for the grace period.
     signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
-from guard_core import log_lines
-from guard_core.extras import missing_extra
 from guard_service.errors import GuardError, SettingsError
+from rlguard.core import log_lines
+from rlguard.core.extras import missing_extra
 
 if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is loaded
     import socket
@@ -36,12 +36,12 @@ if TYPE_CHECKING:  # what the extra `guard` brings is looked for before it is lo
     import uvicorn
     from starlette.types import ASGIApp
 
-    from guard_core.policy import Policy
     from guard_service.engine import Engine
     from guard_service.feed import FollowerProcess
     from guard_service.heldout.worker import EvaluationWorker
     from guard_service.run import LoggedRun
     from guard_service.settings import GuardSettings
+    from rlguard.core.policy import Policy
 
 log = logging.getLogger("rlguard.guard")
 
@@ -221,8 +221,8 @@ def _follower(settings: GuardSettings, url: str, run: LoggedRun) -> FollowerProc
     """What follows the trainer; None where it reports, or another guard of the run follows it."""
     if settings.metrics is None or _elsewhere(settings):
         return None
-    from guard_core.feed import FollowOrder
     from guard_service.feed import FollowerHealth, FollowerProcess
+    from rlguard.core.feed import FollowOrder
 
     ingest, read = settings.tokens()
     order = FollowOrder(

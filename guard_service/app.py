@@ -23,8 +23,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from guard_core._version import __version__
-from guard_core.wire import (
+from guard_service import dashboard, openapi
+from guard_service.engine import Engine
+from guard_service.errors import Problem, ProblemType
+from guard_service.handover import RunState
+from guard_service.openapi import JSON, NDJSON, Adopted, Health, History, RunInfo
+from guard_service.problems import add_problem_handlers, wrong_body
+from guard_service.run import Kind
+from rlguard.core._version import __version__
+from rlguard.core.wire import (
     MAX_STEPS_PER_POST,
     CheckpointReport,
     CheckpointResponse,
@@ -38,14 +45,7 @@ from guard_core.wire import (
     StepsResponse,
     Verdict,
 )
-from guard_core.wording import quoted
-from guard_service import dashboard, openapi
-from guard_service.engine import Engine
-from guard_service.errors import Problem, ProblemType
-from guard_service.handover import RunState
-from guard_service.openapi import JSON, NDJSON, Adopted, Health, History, RunInfo
-from guard_service.problems import add_problem_handlers, wrong_body
-from guard_service.run import Kind
+from rlguard.core.wording import quoted
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_POINTS = 10_000

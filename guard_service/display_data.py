@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from guard_core.display import kept_figures, kept_rollouts
-from guard_core.wire import FiguresReport, PostedStep, RolloutsReport, Verdict
+from rlguard.core.display import kept_figures, kept_rollouts
+from rlguard.core.wire import FiguresReport, PostedStep, RolloutsReport, Verdict
 
 log = logging.getLogger("rlguard.guard")
 

@@ -13,12 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.compact import CompactState
-from guard_core.display import side_by_side
-from guard_core.judge import Latch
-from guard_core.terminal import is_unicode
-from guard_core.wire import CheckpointReport, EndReport, EvaluationReport, MomentRollouts
 from guard_service.display_data import DisplayStore
 from guard_service.errors import GuardError, Problem, ProblemType, StoreError
 from guard_service.evaluations import Evaluations, GateClosed
@@ -31,6 +25,12 @@ from guard_service.history import BEFORE_ALL, STAYS_HERE
 from guard_service.outcomes import evaluation_of, items_of, refuse_late, repeats, wanted_pass
 from guard_service.run import Kind, LoggedRun, Unavailable
 from guard_service.verdicts import halted
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.compact import CompactState
+from rlguard.core.display import side_by_side
+from rlguard.core.judge import Latch
+from rlguard.core.terminal import is_unicode
+from rlguard.core.wire import CheckpointReport, EndReport, EvaluationReport, MomentRollouts
 
 log = logging.getLogger("rlguard.guard")
 
@@ -396,7 +396,7 @@ class Engine:
         Raises:
             Problem: 503 if the store is unavailable.
         """
-        from guard_core.kept_steps import written_steps  # numpy takes a third of a guard's start
+        from rlguard.core.kept_steps import written_steps  # numpy takes a third of a guard's start
 
         best = self.run.verdict.best_evaluation
         rounds = await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))

@@ -12,9 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.rounds import Evaluation
-from guard_core.wire import CheckpointReport, EvaluationSummary, FailureKind
 from guard_service.errors import SettingsError, StoreError
 from guard_service.event_log import EventLog
 from guard_service.events import Begun, Failure, Note, NoteKind
@@ -22,6 +19,9 @@ from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, S
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from guard_service.run import LoggedRun
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import CheckpointReport, EvaluationSummary, FailureKind
 
 log = logging.getLogger("rlguard.guard")
 

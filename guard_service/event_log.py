@@ -18,12 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.compact import CompactState
-from guard_core.judge import Judge, Latch
-from guard_core.policy import Policy
-from guard_core.rounds import Evaluation, Round
-from guard_core.wire import CheckpointReport, EndReport, StepReport
 from guard_service.database import FILE_NAME, READING_FAILS, open_ended, open_log, store_error
 from guard_service.errors import (
     ChangedRunError,
@@ -47,6 +41,12 @@ from guard_service.events import (
     contradiction,
 )
 from guard_service.history import StoredHistory
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.compact import CompactState
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import Policy
+from rlguard.core.rounds import Evaluation, Round
+from rlguard.core.wire import CheckpointReport, EndReport, StepReport
 
 _INSERT_STEP = """
 INSERT INTO events (kind, attempt, step, pass, reward, kl, kl_kind, entropy, reward_std)

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.codes import Code
-from guard_core.compact import CompactState
-from guard_core.judge import Latch, StepTuple
-from guard_core.rounds import Evaluation, Round
-from guard_core.wire import CheckpointReport, EndReport, EvaluationSampling, FailureKind, StepReport
-from guard_core.wording import quoted
 from guard_service.errors import FieldError
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.codes import Code
+from rlguard.core.compact import CompactState
+from rlguard.core.judge import Latch, StepTuple
+from rlguard.core.rounds import Evaluation, Round
+from rlguard.core.wire import CheckpointReport, EndReport, EvaluationSampling, FailureKind, StepReport
+from rlguard.core.wording import quoted
 
 #: What is known of an evaluation beside its summary and the outcomes of its items.
 _MORE = ("unscored", "completions", "seconds")

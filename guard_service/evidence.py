@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from guard_core.wire import MomentRollouts
+from rlguard.core.wire import MomentRollouts
 
 MAX_PROMPT, MAX_COMPLETION = 300, 1_000
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

@@ -1,8 +1,8 @@
 """Following a trainer that does not report: a process beside the guard reads what it writes.
 
-That process (`python -m guard_follow`) reports as a trainer does, with the ingest token, so that whatever
+That process (`python -m rlguard.follow`) reports as a trainer does, with the ingest token, so that whatever
 bounds and checks a trainer's reports holds for it, too. What a trainer writes is hostile: what hangs, crashes
-or swells on it is not the guard, which starts another one. It keeps no place in the log; see `guard_follow`.
+or swells on it is not the guard, which starts another one. It keeps no place in the log; see `rlguard.follow`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
 from typing import Any
 
-from guard_core.codes import Code
-from guard_core.feed import FollowOrder
-from guard_core.terminal import plain
-from guard_core.wire import Condition
+from rlguard.core.codes import Code
+from rlguard.core.feed import FollowOrder
+from rlguard.core.terminal import plain
+from rlguard.core.wire import Condition
 
 log = logging.getLogger("rlguard.guard")
 
@@ -123,7 +123,7 @@ class FollowerProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "guard_follow"),
+                *(sys.executable, "-P", "-m", "rlguard.follow"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL,

@@ -12,14 +12,14 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from guard_core.codes import Code
-from guard_core.compact import CompactState, policy_digest
-from guard_core.judge import Judge, Latch
-from guard_core.policy import Policy
-from guard_core.trainer_view import TOLD_BY_KIND, for_the_status
-from guard_core.wire import MAX_ATTEMPT, MAX_STEP
 from guard_service.errors import Problem, ProblemType
 from guard_service.events import Note, NoteKind, StoredEvent
+from rlguard.core.codes import Code
+from rlguard.core.compact import CompactState, policy_digest
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import Policy
+from rlguard.core.trainer_view import TOLD_BY_KIND, for_the_status
+from rlguard.core.wire import MAX_ATTEMPT, MAX_STEP
 
 
 def _at_a_step(latch: Latch) -> Latch:

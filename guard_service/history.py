@@ -10,10 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.rounds import TOLD, TRAINER_LIMIT, Evaluation
-from guard_core.thinning import rounds_that_stay
-from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service.database import FILE_NAME, errors, open_ended
 from guard_service.events import (
     Begun,
@@ -25,6 +21,10 @@ from guard_service.events import (
     StoredEvent,
     contradiction,
 )
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.rounds import TOLD, TRAINER_LIMIT, Evaluation
+from rlguard.core.thinning import rounds_that_stay
+from rlguard.core.wire import CheckpointReport, KlKind, StepReport
 
 STEP_RUN = 10_000  # steps that are read together
 PAGE = 2_000  # rows of one read; ingest waits no longer than one page takes
@@ -280,7 +280,7 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
     checkpoint was evaluated, also has `heldout` (mean score), `items` (outcome of each held-out item, in the
     split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions) and, where
-    an item is several completions, `fooled_items` (see `guard_core.judge.Evaluation`), what `TOLD` has of it,
+    an item is several completions, `fooled_items` (see `rlguard.core.judge.Evaluation`), what `TOLD` has of it,
     and the trainer's longest completion (`TRAINER_LIMIT`), as far as that is known. An evaluation whose
     step reported no reward has a line of its own, with `reward` null; so has each further evaluation of one
     checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number steps and evaluations

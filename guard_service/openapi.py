@@ -1,6 +1,6 @@
 """What the OpenAPI document says where FastAPI cannot: bodies that it does not read, and problems.
 
-Beside that the responses that only the guard has. What trainer and operator read is in `guard_core.wire`.
+Beside that the responses that only the guard has. What trainer and operator read is in `rlguard.core.wire`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
-from guard_core.policy import Policy
-from guard_core.wire import (
+from guard_service.errors import MEDIA_TYPE, ProblemDetails, ProblemType
+from rlguard.core.policy import Policy
+from rlguard.core.wire import (
     MAX_STEPS_PER_POST,
     CheckpointReport,
     EndReport,
@@ -22,7 +23,6 @@ from guard_core.wire import (
     PostedStep,
     StepReport,
 )
-from guard_service.errors import MEDIA_TYPE, ProblemDetails, ProblemType
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 

@@ -1,7 +1,7 @@
 """Outcomes from outside: whoever evaluates checkpoints elsewhere reports them to the same judge.
 
 All evaluations of a run are of the same items, which the first one fixes. They come in the order of their
-checkpoints. A mean is judged as in `guard_core.means`. Pure.
+checkpoints. A mean is judged as in `rlguard.core.means`. Pure.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Judge
-from guard_core.means import expected_error, independent_items
-from guard_core.rounds import Evaluation
-from guard_core.wire import MAX_OUTCOMES, CheckpointReport, EvaluationReport, EvaluationSummary
 from guard_service.errors import Problem, ProblemType
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.judge import Judge
+from rlguard.core.means import expected_error, independent_items
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import MAX_OUTCOMES, CheckpointReport, EvaluationReport, EvaluationSummary
 
 #: Ids that a message names.
 _NAMED = 3

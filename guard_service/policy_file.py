@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from guard_core.policy import Policy
-from guard_core.wording import EXPONENT, format_errors, not_yaml
 from guard_service.errors import SettingsError
+from rlguard.core.policy import Policy
+from rlguard.core.wording import EXPONENT, format_errors, not_yaml
 
 
 class _Loader(yaml.SafeLoader):

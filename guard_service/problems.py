@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from guard_core.wording import excerpt, message, quoted
 from guard_service.errors import MEDIA_TYPE, FieldError, Problem, ProblemType
+from rlguard.core.wording import excerpt, message, quoted
 
 MAX_ERRORS = 20  # fields named in one response
 

@@ -23,11 +23,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from guard_core.codes import Code
-from guard_core.judge import Judge, Latch
-from guard_core.policy import Policy, RefusedPolicy
-from guard_core.trainer_view import Released, for_trainer, release
-from guard_core.wire import CheckpointReport, Condition, StepReport, Verdict
 from guard_service.errors import GuardError, NotAdoptedError, Problem, ProblemType, StoreError
 from guard_service.event_log import (
     MAX_BYTES,
@@ -44,6 +39,11 @@ from guard_service.feed import FollowerHealth
 from guard_service.heldout.worker import EvaluationWorker
 from guard_service.termination import TerminationMessage
 from guard_service.verdicts import beside, refusal_in_one_line, without_store
+from rlguard.core.codes import Code
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import Policy, RefusedPolicy
+from rlguard.core.trainer_view import Released, for_trainer, release
+from rlguard.core.wire import CheckpointReport, Condition, StepReport, Verdict
 
 log = logging.getLogger("rlguard.guard")
 

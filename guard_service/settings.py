@@ -14,13 +14,13 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
-from guard_core.feed import Feed
-from guard_core.loopback import is_loopback
-from guard_core.policy import Policy
-from guard_core.wording import Named, Place, format_errors, unknown
 from guard_service.errors import SettingsError
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.policy_file import load_policy
+from rlguard.core.feed import Feed
+from rlguard.core.loopback import is_loopback
+from rlguard.core.policy import Policy
+from rlguard.core.wording import Named, Place, format_errors, unknown
 
 ENV_PREFIX = "RLGUARD_GUARD_"
 MAX_TOKEN_FILE_BYTES = 64 * 1024

@@ -7,8 +7,8 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from guard_core.trainer_view import status_view
-from guard_core.wire import Verdict
+from rlguard.core.trainer_view import status_view
+from rlguard.core.wire import Verdict
 
 log = logging.getLogger("rlguard.guard")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from guard_core.codes import Code
-from guard_core.judge import Judge, Latch
-from guard_core.wire import Condition, Verdict
 from guard_service.errors import Problem
+from rlguard.core.codes import Code
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.wire import Condition, Verdict
 
 MAX_SHOWN = 300  # characters of a refusal that a verdict repeats; it quotes what a trainer sent
 

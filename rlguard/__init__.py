@@ -15,18 +15,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
-    from guard_client.guard import Guard
-    from guard_core._version import __version__
-    from guard_core.codes import Code, Level
-    from guard_core.heldout_guard import (
+    from rlguard.client.errors import GuardConfigError, GuardHaltError, GuardLostError
+    from rlguard.client.guard import Guard
+    from rlguard.core._version import __version__
+    from rlguard.core.codes import Code, Level
+    from rlguard.core.heldout_guard import (
         CollapseStopError,
         HeldOutGuard,
         TripwireStatus,
         kl_token_trust_filter,
     )
-    from guard_core.policy import Policy
-    from guard_core.wire import CheckpointReport, Condition, KlKind, StepReport, Verdict
+    from rlguard.core.policy import Policy
+    from rlguard.core.wire import CheckpointReport, Condition, KlKind, StepReport, Verdict
     from trainer_image.callback import GuardCallback
     from trainer_image.guarded_trainer import GuardedGRPOTrainer
 
@@ -54,25 +54,25 @@ __all__ = [
 
 #: Where each name is defined.
 _HOMES = {
-    "CheckpointReport": "guard_core.wire",
-    "Code": "guard_core.codes",
-    "CollapseStopError": "guard_core.heldout_guard",
-    "Condition": "guard_core.wire",
-    "Guard": "guard_client.guard",
+    "CheckpointReport": "rlguard.core.wire",
+    "Code": "rlguard.core.codes",
+    "CollapseStopError": "rlguard.core.heldout_guard",
+    "Condition": "rlguard.core.wire",
+    "Guard": "rlguard.client.guard",
     "GuardCallback": "trainer_image.callback",
-    "GuardConfigError": "guard_client.errors",
-    "GuardLostError": "guard_client.errors",
-    "GuardHaltError": "guard_client.errors",
+    "GuardConfigError": "rlguard.client.errors",
+    "GuardLostError": "rlguard.client.errors",
+    "GuardHaltError": "rlguard.client.errors",
     "GuardedGRPOTrainer": "trainer_image.guarded_trainer",
-    "HeldOutGuard": "guard_core.heldout_guard",
-    "KlKind": "guard_core.wire",
-    "Level": "guard_core.codes",
-    "Policy": "guard_core.policy",
-    "StepReport": "guard_core.wire",
-    "TripwireStatus": "guard_core.heldout_guard",
-    "Verdict": "guard_core.wire",
-    "__version__": "guard_core._version",
-    "kl_token_trust_filter": "guard_core.heldout_guard",
+    "HeldOutGuard": "rlguard.core.heldout_guard",
+    "KlKind": "rlguard.core.wire",
+    "Level": "rlguard.core.codes",
+    "Policy": "rlguard.core.policy",
+    "StepReport": "rlguard.core.wire",
+    "TripwireStatus": "rlguard.core.heldout_guard",
+    "Verdict": "rlguard.core.wire",
+    "__version__": "rlguard.core._version",
+    "kl_token_trust_filter": "rlguard.core.heldout_guard",
 }
 
 
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'rlguard' has no attribute {name!r}; {_instead(name)}")
     if home.startswith("trainer_image"):
-        from guard_core.extras import require
+        from rlguard.core.extras import require
 
         require("trainer", f"rlguard.{name}")
     value = getattr(import_module(home), name)

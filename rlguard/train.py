@@ -8,7 +8,7 @@
 
 import sys
 
-from guard_core.extras import require
+from rlguard.core.extras import require
 
 try:
     require("trainer", "rlguard.train")

@@ -22,12 +22,12 @@ PAGE = ROOT / "docs" / "evidence" / "mutation.md"
 WORK = ROOT / "build" / "mutation"
 #: What is broken, and the tests that should notice; paths, patterns and folders, separated by spaces.
 TARGETS = {
-    "HeldOutGuard": ("guard_core/heldout_guard.py", "tests/core/test_heldout_guard.py"),
-    "judge": ("guard_core/judge.py", "tests/core tests/detection/test_judge_calibrated.py"),
-    "detectors": ("guard_core/detectors/*.py", "tests/detection"),
-    "decide": ("guard_operator/reconcile/decide.py", "tests/operator/unit/test_decide.py"),
-    "isolation": ("guard_operator/reconcile/isolation.py", "tests/operator/unit/test_isolation.py"),
-    "redaction": ("guard_core/trainer_view.py", "tests/core tests/service/test_invariant8.py"),
+    "HeldOutGuard": ("rlguard/core/heldout_guard.py", "tests/core/test_heldout_guard.py"),
+    "judge": ("rlguard/core/judge.py", "tests/core tests/detection/test_judge_calibrated.py"),
+    "detectors": ("rlguard/core/detectors/*.py", "tests/detection"),
+    "decide": ("rlguard/operator/reconcile/decide.py", "tests/operator/unit/test_decide.py"),
+    "isolation": ("rlguard/operator/reconcile/isolation.py", "tests/operator/unit/test_isolation.py"),
+    "redaction": ("rlguard/core/trainer_view.py", "tests/core tests/service/test_invariant8.py"),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from guard_operator.reconcile.isolation import SHARED_KEYS, TABLE, On, Row, Test
+from rlguard.operator.reconcile.isolation import SHARED_KEYS, TABLE, On, Row, Test
 
 #: The variable with the objects that rows are held against.
 OBJECTS = {On.POD: "pods", On.VOLUME: "volumes", On.CONTAINER: "containers"}

@@ -10,23 +10,23 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from guard_core.codes import Code
-from guard_core.frameworks import FIGURES
-from guard_core.policy import Policy
-from guard_core.wire import KlKind
-from guard_follow.frameworks import FRAMEWORKS, Framework, Layout, Setting
-from guard_operator import __main__ as operator_process
-from guard_operator.api.names import API_VERSION, KIND
-from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.schema import root_schema
-from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
-from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.reconcile.isolation import TABLE, On, Row
-from guard_operator.runtime.metrics import OperatorMetrics, QueueGauges
 from guard_service import __main__ as guard_process
 from guard_service.errors import MEDIA_TYPE, ProblemType
 from guard_service.heldout.config import HfEvaluatorSettings, VllmEvaluatorSettings
 from guard_service.settings import ENV_PREFIX, GuardSettings
+from rlguard.core.codes import Code
+from rlguard.core.frameworks import FIGURES
+from rlguard.core.policy import Policy
+from rlguard.core.wire import KlKind
+from rlguard.follow.frameworks import FRAMEWORKS, Framework, Layout, Setting
+from rlguard.operator import __main__ as operator_process
+from rlguard.operator.api.names import API_VERSION, KIND
+from rlguard.operator.api.reasons import ConditionType, Reason
+from rlguard.operator.api.schema import root_schema
+from rlguard.operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES
+from rlguard.operator.reconcile.gauges import JobGauges
+from rlguard.operator.reconcile.isolation import TABLE, On, Row
+from rlguard.operator.runtime.metrics import OperatorMetrics, QueueGauges
 from tools.tables import FIELD_COLUMNS, NOTE, field_rows, field_table, metric_table, table
 from trainer_image import train as trainer_process
 from trainer_image.config import TrainConfig
@@ -245,7 +245,7 @@ def codes() -> str:
     processes = {
         "rlguard.train": trainer_process,
         "guard_service": guard_process,
-        "guard_operator": operator_process,
+        "rlguard.operator": operator_process,
     }
     ends = [
         (f"`python -m {name}`", *one)

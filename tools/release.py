@@ -23,7 +23,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.requirements import Requirement
 
-from guard_core import __version__
+from rlguard.core import __version__
 from tools import ROOT
 
 #: Each image, and the extra of the package that it installs.

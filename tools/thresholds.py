@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from guard_core.detectors.statistic import HORIZON, Start, evidence
+from rlguard.core.detectors.statistic import HORIZON, Start, evidence
 
-TABLE = Path(__file__).parents[1] / "guard_core" / "detectors" / "thresholds.py"
+TABLE = Path(__file__).parents[1] / "rlguard" / "core" / "detectors" / "thresholds.py"
 RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 ALPHAS = (0.1, 0.05, 0.02, 0.01, 0.005)
 PASSES, RUNS, DIP, RISE, NOISE = 4, 2500, 11, 0.1, 0.03

@@ -23,17 +23,17 @@ from typing import Any, Self, Unpack
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from guard_client.errors import GuardConfigError
-from guard_client.guard import LAG_POLL_SECONDS, Guard
-from guard_client.log import WarnOnce, log
-from guard_client.rollouts import Candidate
-from guard_client.samples import StepSample
-from guard_client.settings import Options
-from guard_client.stopping import Stop
-from guard_client.waiting import lag_that_rotation_leaves
-from guard_core.preflight import REFUSED, CheckLevel, CheckRow, as_text
-from guard_core.run_checks import STEPS, reason_to_refuse
-from guard_core.wire import Sampling
+from rlguard.client.errors import GuardConfigError
+from rlguard.client.guard import LAG_POLL_SECONDS, Guard
+from rlguard.client.log import WarnOnce, log
+from rlguard.client.rollouts import Candidate
+from rlguard.client.samples import StepSample
+from rlguard.client.settings import Options
+from rlguard.client.stopping import Stop
+from rlguard.client.waiting import lag_that_rotation_leaves
+from rlguard.core.preflight import REFUSED, CheckLevel, CheckRow, as_text
+from rlguard.core.run_checks import STEPS, reason_to_refuse
+from rlguard.core.wire import Sampling
 from trainer_image import ranks
 from trainer_image.config import CallbackSettings
 from trainer_image.experiment import News, are_ours, log_figures, verdict_figures
@@ -66,7 +66,7 @@ class GuardCallback(TrainerCallback):
             `GuardLostError` (the guard is lost); otherwise end training softly, so that `train()` returns.
         keep_best: whether `save_total_limit` spares the checkpoint with the best held-out score so far, which
             counts as one of those that are kept.
-        options: see `guard_client.settings.ClientSettings`. `max_lag` is at most one less than
+        options: see `rlguard.client.settings.ClientSettings`. `max_lag` is at most one less than
             `save_total_limit` leaves to wait, so that no checkpoint is deleted before its turn.
 
     Raises:

@@ -29,9 +29,9 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from guard_client.errors import GuardConfigError
-from guard_client.settings import ClientSettings
-from guard_core.wording import EXPONENT, format_errors, not_yaml
+from rlguard.client.errors import GuardConfigError
+from rlguard.client.settings import ClientSettings
+from rlguard.core.wording import EXPONENT, format_errors, not_yaml
 
 #: The data columns that each auxiliary loss of `GuardedGRPOTrainer` needs, by the name of its weight.
 LOSS_COLUMNS = {

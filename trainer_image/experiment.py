@@ -1,7 +1,7 @@
 """What the guard says, where an experiment is looked at: W&B, trackio, TensorBoard, MLflow.
 
 The figures go to whatever the Trainer logs to, through its own event, and stand there beside the reward.
-They are what a trainer is told (`guard_core.trainer_view`): the released held-out scores and what is made of
+They are what a trainer is told (`rlguard.core.trainer_view`): the released held-out scores and what is made of
 these. The statistics of the detectors are made of single items and stay in the guard.
 """
 
@@ -11,10 +11,10 @@ import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from guard_client.client import VerdictView
-from guard_client.log import WarnOnce
-from guard_client.stopping import Stop
-from guard_core.codes import Level
+from rlguard.client.client import VerdictView
+from rlguard.client.log import WarnOnce
+from rlguard.client.stopping import Stop
+from rlguard.core.codes import Level
 
 PREFIX = "rlguard/"
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from guard_client.rollouts import Candidate
-from guard_client.samples import StepSample, fit_figures, number_of, sample_of
-from guard_core.wire import KlKind, Sampling
-from guard_core.wording import format_errors
+from rlguard.client.rollouts import Candidate
+from rlguard.client.samples import StepSample, fit_figures, number_of, sample_of
+from rlguard.core.wire import KlKind, Sampling
+from rlguard.core.wording import format_errors
 
 
 @dataclass(frozen=True, slots=True)

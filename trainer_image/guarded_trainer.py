@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl import GRPOTrainer, is_conversational
 from trl.trainer.utils import pad
 
-from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
+from rlguard.core import CollapseStopError, HeldOutGuard, TripwireStatus
 from trainer_image import ranks
 from trainer_image.config import LOSS_COLUMNS
 

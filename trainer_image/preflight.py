@@ -1,4 +1,4 @@
-"""What is known of a run of the Trainer before its first step, for the checks of `guard_core.run_checks`.
+"""What is known of a run of the Trainer before its first step, for the checks of `rlguard.core.run_checks`.
 
 A run whose checkpoints nobody can load would train to its end unjudged, so what could never be scored is
 refused with the setting to change. Everything here reads the trainer as it is, and changes nothing.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_client.client import VerdictView
-from guard_core.adapter import MERGE, AdapterError, read_adapter_config
-from guard_core.codes import Code
-from guard_core.preflight import FROM_NOISIEST, CheckLevel, CheckRow, needed_for
-from guard_core.run_checks import (
+from rlguard.client.client import VerdictView
+from rlguard.core.adapter import MERGE, AdapterError, read_adapter_config
+from rlguard.core.codes import Code
+from rlguard.core.preflight import FROM_NOISIEST, CheckLevel, CheckRow, needed_for
+from rlguard.core.run_checks import (
     EVALUATIONS,
     FOLDER,
     LAYOUT,
@@ -31,7 +31,7 @@ from guard_core.run_checks import (
     Saves,
     run_rows,
 )
-from guard_core.wire import Adapters, KlKind, Sampling
+from rlguard.core.wire import Adapters, KlKind, Sampling
 from trainer_image.figures import UNKNOWN, figures_of, kl_needs_beta
 
 _OK, _WARN, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN

@@ -32,9 +32,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
-from guard_core import CollapseStopError, __version__
-from guard_core.wording import nearest, unknown
+from rlguard.client.errors import GuardConfigError, GuardHaltError, GuardLostError
+from rlguard.core import CollapseStopError, __version__
+from rlguard.core.wording import nearest, unknown
 from trainer_image.config import LOSS_COLUMNS, TrainConfig, load_config, starting_elsewhere
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from guard_core.codes import Code, Level
+from rlguard.core.codes import Code, Level
 
 _STATIC = files(__package__) / "static"
 _IMPORT = 'import { Chart, short } from "./charts.js";\n'

@@ -13,11 +13,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_core import adapter
-from guard_core.wire import FailureKind
 from guard_service.heldout.errors import SplitError, StartAgainError
 from guard_service.heldout.identity import manifest
 from guard_service.heldout.scorable import NEEDED_SUFFIXES, why_names_unscorable, why_not_loaded
+from rlguard.core import adapter
+from rlguard.core.wire import FailureKind
 
 
 @dataclass(frozen=True, slots=True)

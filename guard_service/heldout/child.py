@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from guard_core.wire import FailureKind
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.disjoint import check_disjoint
@@ -42,6 +41,7 @@ from guard_service.heldout.scorers import Graded, ProxyScoring, SplitScorers
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import pins_of
 from guard_service.heldout.worker import PINS, STAGE_PREFIX, EvaluationRequest, Readiness, clear_stages
+from rlguard.core.wire import FailureKind
 
 NICENESS = 10  # ingest must never wait for an evaluation
 #: Of what is foreseen, after which this process is of no further use.

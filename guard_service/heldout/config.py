@@ -1,6 +1,6 @@
 """Settings of held-out evaluation: which split, which scorer, which evaluator.
 
-What is not a file or a key of this machine is said in `guard_core.evaluation`. Only shapes and bounds are
+What is not a file or a key of this machine is said in `rlguard.core.evaluation`. Only shapes and bounds are
 checked here. Whether the files exist and the scorers import is found out by `EvaluationWorker.start`, in the
 process that uses them.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from guard_core.evaluation import (
+from rlguard.core.evaluation import (
     HfEvaluation,
     Scoring,
     VllmEvaluation,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from guard_core.terminal import escaped
-from guard_core.wire import FailureKind
+from rlguard.core.terminal import escaped
+from rlguard.core.wire import FailureKind
 
 
 class HeldoutError(Exception):

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.scorable import MAX_NAMES
+from rlguard.core.wire import FailureKind
 
 _WEIGHTS = ".safetensors"
 _CONFIG = "config.json"

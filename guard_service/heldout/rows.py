@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from guard_core.wording import message, nearest
 from guard_service.heldout.errors import SplitError
+from rlguard.core.wording import message, nearest
 
 T = TypeVar("T")
 _Model = TypeVar("_Model", bound=BaseModel)

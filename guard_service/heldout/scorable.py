@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from guard_core import adapter
-from guard_core.adapter import AdapterConfig, AdapterError, another_base, read_adapter_config
-from guard_core.terminal import is_unicode
+from rlguard.core import adapter
+from rlguard.core.adapter import AdapterConfig, AdapterError, another_base, read_adapter_config
+from rlguard.core.terminal import is_unicode
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -38,11 +38,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, Self
 
-from guard_core.wording import nearest, quoted
 from guard_service.heldout.errors import EvaluationError, GraderError, SplitError, one_line
 from guard_service.heldout.graders import call, grader_style, parameters_of, pay_of
 from guard_service.heldout.pool import Limits, ScoreRequest, ScoreResult, Take, score_in_processes
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit
+from rlguard.core.wording import nearest, quoted
 
 Scorer = Callable[..., Any]
 #: An item, what a scorer is asked about, and the completion in which it stands.

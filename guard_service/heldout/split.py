@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from guard_core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.rows import (
     PROMPTS,
@@ -28,6 +27,7 @@ from guard_service.heldout.rows import (
     validate,
 )
 from guard_service.heldout.text import Prompt, normalised
+from rlguard.core.evaluation import MAX_MARK, MAX_SYSTEM_PROMPT, ChatTemplateKwargs
 
 
 class Message(BaseModel):

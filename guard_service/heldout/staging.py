@@ -20,14 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from guard_core import adapter
-from guard_core.adapter import (
-    AdapterConfig,
-    AdapterError,
-    Shapes,
-    read_shapes,
-)
-from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.identity import (
     ANYTHING,
@@ -50,6 +42,14 @@ from guard_service.heldout.scorable import (
     why_names_unscorable,
     why_not_loaded,
 )
+from rlguard.core import adapter
+from rlguard.core.adapter import (
+    AdapterConfig,
+    AdapterError,
+    Shapes,
+    read_shapes,
+)
+from rlguard.core.wire import FailureKind
 
 CHUNK_BYTES = 1 << 22
 #: Of configuration and tokenizer: for each file, and for all. The largest tokenizers have 35 MB.

@@ -26,14 +26,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from guard_core.policy import Policy
-from guard_core.preflight import evaluations_needed
-from guard_core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import KINDS, EvaluationError, SplitError, StartAgainError, failing_as
 from guard_service.heldout.identity import ANYTHING, Expected
 from guard_service.heldout.processes import LineProcess
 from guard_service.heldout.scorable import why_unscorable
+from rlguard.core.policy import Policy
+from rlguard.core.preflight import evaluations_needed
+from rlguard.core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
 
 log = logging.getLogger("rlguard.guard")
 
@@ -91,11 +91,11 @@ class EvaluationResult:
     `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
     `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
     it failed.
-    `fooled_items`: as in `guard_core.judge.Evaluation`.
+    `fooled_items`: as in `rlguard.core.judge.Evaluation`.
     `sampling`: how the completions were sampled.
     `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
     none does.
-    `unscored`, `timed_out`: as in `guard_core.judge.Evaluation`.
+    `unscored`, `timed_out`: as in `rlguard.core.judge.Evaluation`.
     `completions`: how many were made of the items; None where that is not known.
     """
 

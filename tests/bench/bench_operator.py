@@ -59,9 +59,17 @@ from integration.controlplane import ControlPlane, control_plane
 from integration.waiting import eventually
 from integration.world import JOBS, PYTORCHJOBS
 
-from guard_operator.api.schema import crd
-from guard_operator.runtime.client import MERGE, PODS, SECRETS, SERVICES, Client, Resource, load_configuration
-from guard_operator.runtime.errors import ApiError, ClusterError, TransportError
+from rlguard.operator.api.schema import crd
+from rlguard.operator.runtime.client import (
+    MERGE,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Client,
+    Resource,
+    load_configuration,
+)
+from rlguard.operator.runtime.errors import ApiError, ClusterError, TransportError
 
 #: Between two evaluations of one guard.
 EVALUATION_SECONDS = 300.0

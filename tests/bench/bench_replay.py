@@ -62,7 +62,7 @@ def main() -> None:
         for name, write in (("history.jsonl", write_jsonl), ("wandb.csv", write_csv)):
             path = Path(folder) / name
             write(path, steps)
-            seconds, memory = measure("-m", "guard_cli.main", "replay", str(path), "--json")
+            seconds, memory = measure("-m", "rlguard.cli.main", "replay", str(path), "--json")
             bare, _ = measure("-c", READERS[path.suffix], str(path))
             print(
                 f"replay of {steps:,} steps, {name}: {seconds:.1f} s processor, {memory:.0f} MiB; "

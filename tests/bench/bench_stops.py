@@ -19,9 +19,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_cli.demo import tiny_llama, warmup
-from guard_cli.demo.addition import Exercise, Task
 from tests.scenarios.hack import score
+from trainer_image.demo import tiny_llama, warmup
+from trainer_image.demo.addition import Exercise, Task
 
 TRAINER = Path(__file__).with_name("stops_train.py")
 HELDOUT = 256
@@ -103,7 +103,7 @@ def guarded(folder: Path, kind: str, seed: int, *options: str) -> Run:
     command = [
         sys.executable,
         "-m",
-        "guard_cli.main",
+        "rlguard.cli.main",
         "run",
         "--heldout",
         "heldout.jsonl",

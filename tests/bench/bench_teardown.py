@@ -35,9 +35,9 @@ from e2e.conftest import EXISTING, fresh_namespace  # noqa: E402
 from e2e.kube import JOBS, PYTORCHJOBS, Cluster, Job, Namespace, install  # noqa: E402
 from e2e.then import eventually  # noqa: E402
 
-from guard_operator.api.names import guard_name  # noqa: E402
-from guard_operator.runtime.client import BATCH_JOBS, PODS, Client, Resource  # noqa: E402
-from guard_operator.runtime.errors import ClusterError  # noqa: E402
+from rlguard.operator.api.names import guard_name  # noqa: E402
+from rlguard.operator.runtime.client import BATCH_JOBS, PODS, Client, Resource  # noqa: E402
+from rlguard.operator.runtime.errors import ClusterError  # noqa: E402
 
 Json = dict[str, Any]
 #: What this project aims at.

@@ -23,25 +23,25 @@ from guards import verdict
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from guard_core.wire import Verdict  # noqa: E402
-from guard_operator.adapters import find_adapter  # noqa: E402
-from guard_operator.api.names import (  # noqa: E402
+from rlguard.core.wire import Verdict  # noqa: E402
+from rlguard.operator.adapters import find_adapter  # noqa: E402
+from rlguard.operator.api.names import (  # noqa: E402
     API_VERSION,
     GUARD_CONTAINER,
     KIND,
     NAMESPACE_LABEL,
     UID_LABEL,
 )
-from guard_operator.config import OperatorConfig  # noqa: E402
-from guard_operator.guards.keeper import PREFIX  # noqa: E402
-from guard_operator.guards.reading import Reading  # noqa: E402
-from guard_operator.reconcile.actuate import status_patch  # noqa: E402
-from guard_operator.reconcile.decide import decide  # noqa: E402
-from guard_operator.reconcile.inject import build_workload  # noqa: E402
-from guard_operator.reconcile.owned import host_of  # noqa: E402
-from guard_operator.reconcile.parse import parse_job  # noqa: E402
-from guard_operator.reconcile.snapshot import Pod, Snapshot, Workload, WorkloadState  # noqa: E402
-from guard_operator.reconcile.support import new_credentials  # noqa: E402
+from rlguard.operator.config import OperatorConfig  # noqa: E402
+from rlguard.operator.guards.keeper import PREFIX  # noqa: E402
+from rlguard.operator.guards.reading import Reading  # noqa: E402
+from rlguard.operator.reconcile.actuate import status_patch  # noqa: E402
+from rlguard.operator.reconcile.decide import decide  # noqa: E402
+from rlguard.operator.reconcile.inject import build_workload  # noqa: E402
+from rlguard.operator.reconcile.owned import host_of  # noqa: E402
+from rlguard.operator.reconcile.parse import parse_job  # noqa: E402
+from rlguard.operator.reconcile.snapshot import Pod, Snapshot, Workload, WorkloadState  # noqa: E402
+from rlguard.operator.reconcile.support import new_credentials  # noqa: E402
 
 Json = dict[str, Any]
 STAMP = "2026-01-01T00:00:00Z"

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "operator"))
 from integration.conftest import NAMESPACES
 from integration.waiting import eventually
 
-from guard_operator.runtime.client import Client
+from rlguard.operator.runtime.client import Client
 
 PATIENCE_SECONDS = 300.0
 #: Of the training-operator.
@@ -63,7 +63,7 @@ class Process(Measured):
 
     def __init__(self, kubeconfig: Path, log: Path) -> None:
         command = [
-            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", f"--guard-image={IMAGE}",
+            sys.executable, "-m", "rlguard.operator", f"--kubeconfig={kubeconfig}", f"--guard-image={IMAGE}",
             f"--lease-namespace={OPERATOR_NAMESPACE}", "--lease-seconds=30", "--bind=127.0.0.1", "--port=0",
         ]  # fmt: skip
         popen = subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, cwd=ROOT)

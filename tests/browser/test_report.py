@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from guard_cli.report.command import report as report_of_cluster
-from guard_cli.report.local import page as report_page
-from guard_cli.report.plot import draw
-from guard_core.display import side_by_side
-from guard_core.guard_log import symptoms_of_history
-from guard_core.kept_steps import written_steps
-from guard_core.symptoms import TITLES, Examined, Symptom
-from guard_core.wire import FiguresReport, Verdict
 from guard_service.display_data import DisplayData
 from guard_service.event_log import stored_policy
 from guard_service.history import export_history, thinned_history
+from rlguard.cli.report.command import report as report_of_cluster
+from rlguard.cli.report.local import page as report_page
+from rlguard.cli.report.plot import draw
+from rlguard.core.display import side_by_side
+from rlguard.core.guard_log import symptoms_of_history
+from rlguard.core.kept_steps import written_steps
+from rlguard.core.symptoms import TITLES, Examined, Symptom
+from rlguard.core.wire import FiguresReport, Verdict
 
 from .conftest import Guard
 from .test_dashboard import HOSTILE as WRITTEN

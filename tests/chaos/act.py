@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from guard_operator.api.schema import crd
-from guard_operator.runtime.client import Client, load_configuration
+from rlguard.operator.api.schema import crd
+from rlguard.operator.runtime.client import Client, load_configuration
 from tests.operator.integration.conftest import install, new_namespace
 from tests.operator.integration.controlplane import ControlPlane, control_plane
 from tests.operator.integration.waiting import eventually

@@ -21,9 +21,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from guard_operator.api import names
-from guard_operator.runtime.client import EVENTS, PODS, SECRETS
-from guard_operator.runtime.errors import ApiError, ClusterError
+from rlguard.operator.api import names
+from rlguard.operator.runtime.client import EVENTS, PODS, SECRETS
+from rlguard.operator.runtime.errors import ApiError, ClusterError
 from tests.operator.integration.conftest import sample_job
 from tests.operator.integration.world import GUARD_PORT, JOBS, PYTORCHJOBS, RUNNING, World
 from tests.service.conftest import Guard, Zygote

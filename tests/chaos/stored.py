@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Latch
 from guard_service.errors import StoreError
 from guard_service.event_log import EventLog, stored_policy
 from guard_service.history import export_history
+from rlguard.core.judge import Latch
 
 
 def stored(state: Path, copy: Path) -> tuple[dict[int, dict[str, Any]], bool]:

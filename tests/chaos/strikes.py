@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from guard_operator.runtime.client import LEASES, Client
-from guard_operator.runtime.errors import ClusterError
+from rlguard.operator.runtime.client import LEASES, Client
+from rlguard.operator.runtime.errors import ClusterError
 from tests.operator.integration.controlplane import Child, ControlPlane
 from tests.operator.integration.faults import Cut, FaultProxy, Hang
 from tests.service.conftest import Zygote

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.runtime.client import APPLY, Client
+from rlguard.operator.runtime.client import APPLY, Client
 from tests.operator.integration.conftest import client, install, kubeconfig, plane
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.api.names import guard_name, support_name
-from guard_operator.runtime.client import (
+from rlguard.operator.api.names import guard_name, support_name
+from rlguard.operator.runtime.client import (
     CONFIG_MAPS,
     PODS,
     SECRETS,
@@ -26,7 +26,7 @@ from guard_operator.runtime.client import (
     Resource,
     load_configuration,
 )
-from guard_operator.runtime.errors import ApiError
+from rlguard.operator.runtime.errors import ApiError
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import JOBS, PYTORCHJOBS, World, token_for

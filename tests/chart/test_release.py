@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.api.schema import crd
-from guard_operator.runtime.client import MERGE
-from guard_operator.runtime.errors import ApiError
+from rlguard.operator.api.schema import crd
+from rlguard.operator.runtime.client import MERGE
+from rlguard.operator.runtime.errors import ApiError
 
 from .conftest import CHART, NAMESPACE, ROOT, VALUES, Cluster, Helm, Json, Render, find
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_core import __version__
-from guard_operator import rbac
-from guard_operator.__main__ import parser
-from guard_operator.adapters import ADAPTERS
-from guard_operator.api.schema import crd
-from guard_operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, default_guard_resources
+from rlguard.core import __version__
+from rlguard.operator import rbac
+from rlguard.operator.__main__ import parser
+from rlguard.operator.adapters import ADAPTERS
+from rlguard.operator.api.schema import crd
+from rlguard.operator.config import NODE_DIRECTORIES, TOKEN_AUDIENCES, default_guard_resources
 
 from .conftest import CHART, KUBE_VERSION, NAMESPACE, ROOT, VALUES, Helm, Json, Render, find
 

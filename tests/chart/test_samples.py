@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_core import __version__
-from guard_core.policy import Policy
-from guard_operator.api.types import Spec
-from guard_operator.runtime.client import BATCH_JOBS, CLAIMS, PODS, STATEFUL_SETS, Client
+from rlguard.core import __version__
+from rlguard.core.policy import Policy
+from rlguard.operator.api.types import Spec
+from rlguard.operator.runtime.client import BATCH_JOBS, CLAIMS, PODS, STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.world import JOBS, PYTORCHJOBS, World
 from tools import cluster_demo as demo
@@ -105,7 +105,7 @@ def test_samples_and_overlays_name_the_images_of_this_version() -> None:
 def test_the_demo_on_a_cluster_is_the_demo(tmp_path: Path) -> None:
     """It has its policy, mounts each of its modules, and imports from what it mounts alone."""
     job = yaml.safe_load((DEMO / "job.yaml").read_text())
-    own = yaml.safe_load((ROOT / "guard_cli" / "demo" / "policy.yaml").read_text())
+    own = yaml.safe_load((ROOT / "rlguard" / "cli" / "demo" / "policy.yaml").read_text())
     assert Spec.model_validate(job["spec"]).guard.policy == Policy.model_validate(own)
     pod = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     items = next(v["configMap"]["items"] for v in pod["volumes"] if v["name"] == "demo")
@@ -117,7 +117,7 @@ def test_the_demo_on_a_cluster_is_the_demo(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(files["data"][key])
     code = (
-        "import guard_cli.demo.train as t, guard_cli.demo.warmup as w, guard_cli.demo.tiny_llama as l; "
+        "import trainer_image.demo.train as t, trainer_image.demo.warmup as w, trainer_image.demo.tiny_llama as l; "
         "t.load_task('addition'); print(t.__file__, w.__file__, l.__file__)"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.main import main
+from rlguard.cli.main import main
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 

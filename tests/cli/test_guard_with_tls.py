@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.reconcile.certificate import own_certificate
+from rlguard.operator.reconcile.certificate import own_certificate
 from tests.trainer.real_guard import INGEST, READ, RealGuard
 
 
@@ -33,7 +33,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_status_and_follow_take_the_certificate_of_the_environment(rlguard: Any, url: str) -> None:
     steps = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in (1, 2, 3))
-    command = [sys.executable, "-m", "guard_cli.main", "follow", "--metrics", "-", "--format", "jsonl"]
+    command = [sys.executable, "-m", "rlguard.cli.main", "follow", "--metrics", "-", "--format", "jsonl"]
     followed = subprocess.run(
         [*command, "--url", url], input=steps, capture_output=True, text=True, check=False, timeout=120
     )

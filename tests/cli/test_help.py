@@ -13,9 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from guard_cli.app import build_app
-from guard_cli.commands import COMMANDS
-from guard_cli.epilog import epilog
+from rlguard.cli.app import build_app
+from rlguard.cli.commands import COMMANDS
+from rlguard.cli.epilog import epilog
 
 WIDTHS = (60, 200)
 EVERY = [

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from guard_cli.commands import COMMANDS
+from rlguard.cli.commands import COMMANDS
 
 HEAVY = ("torch", "transformers", "numpy", "pydantic", "rich", "httpx", "matplotlib", "fastapi")
 
@@ -24,7 +24,7 @@ def test_help_lists_every_command_with_an_example(rlguard):
 def test_help_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from guard_cli.main import main\n"
+        "from rlguard.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print('loaded', sorted(set(sys.modules) & set(sys.argv[1:])))"
@@ -34,7 +34,7 @@ def test_help_imports_nothing_heavy():
 
 
 def kubectl_rlguard(*arguments):
-    code = "from guard_cli.main import kubectl; kubectl()"
+    code = "from rlguard.cli.main import kubectl; kubectl()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
@@ -52,7 +52,7 @@ def test_the_plugin_of_kubectl_has_the_commands_of_a_cluster():
 
 
 def test_version(rlguard):
-    from guard_core import __version__
+    from rlguard.core import __version__
 
     done = rlguard("--version")
     assert (done.returncode, done.stdout) == (0, f"rlguard {__version__}\n")
@@ -144,7 +144,7 @@ def test_vllm_that_is_not_installed_is_told_before_any_work(rlguard, tmp_path, c
 
 
 def test_one_option_changes_one_field_and_keeps_the_others(tmp_path, monkeypatch):
-    from guard_cli.guard_settings import heldout_options, make_settings
+    from rlguard.cli.guard_settings import heldout_options, make_settings
 
     (tmp_path / "held.jsonl").write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}')
     heldout = {"split": tmp_path / "held.jsonl", "evaluator": {"seed": 3}}
@@ -216,7 +216,16 @@ def test_split_check_warns_of_near_duplicates_without_a_group(rlguard, tmp_path)
 def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "guard_cli.main", "serve", "--state-dir", "state", "--checkpoints", "."),
+            *(
+                sys.executable,
+                "-m",
+                "rlguard.cli.main",
+                "serve",
+                "--state-dir",
+                "state",
+                "--checkpoints",
+                ".",
+            ),
             *("--port", "0", "--ingest-token-file", "ingest", "--read-token-file", "read"),
         ],
         cwd=tmp_path,
@@ -250,7 +259,7 @@ def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
 
 
 def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
-    from guard_cli.links import dashboard_link, export_lines, reachable
+    from rlguard.cli.links import dashboard_link, export_lines, reachable
 
     assert (
         dashboard_link("http://127.0.0.1:8470", "a+b/&#c") == "http://127.0.0.1:8470/#token=a%2Bb%2F%26%23c"
@@ -272,7 +281,7 @@ def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
 
 
 def test_a_full_stdout_is_a_sentence():
-    command = [sys.executable, "-m", "guard_cli.main", "--version"]
+    command = [sys.executable, "-m", "rlguard.cli.main", "--version"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "rlguard: No space left on device\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from guard_cli.app import build_app
+from rlguard.cli.app import build_app
 
 BASELINE = "baseline.jsonl"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from guard_cli.status import job_lines, show_job
+from rlguard.cli.status import job_lines, show_job
 
 Json = dict[str, Any]
 AT = "2026-01-01T00:00:00Z"

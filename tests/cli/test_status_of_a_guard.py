@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_cli.cluster import connect
+from rlguard.cli.cluster import connect
 from tests.trainer.real_guard import INGEST, READ, TIGHT_KL, RealGuard
 
 
@@ -115,7 +115,7 @@ def test_a_folder_without_a_run_is_a_sentence(rlguard: Any, tmp_path: Path) -> N
 
 
 def test_what_is_only_advice_is_shown_too() -> None:
-    from guard_cli.status import verdict_lines
+    from rlguard.cli.status import verdict_lines
 
     words = "HeldOutGuard would have stopped the run"
     said = {"code": "hacking_gap", "level": "fired", "advice": True, "message": words}
@@ -125,8 +125,8 @@ def test_what_is_only_advice_is_shown_too() -> None:
 
 
 def test_what_could_steer_a_terminal_is_not_printed() -> None:
-    from guard_cli.status import verdict_lines
-    from guard_core.terminal import plain
+    from rlguard.cli.status import verdict_lines
+    from rlguard.core.terminal import plain
 
     assert plain("a\x1b[2Jb\r\nc\u202e") == "a\ufffd[2Jb\ufffd\ufffdc\ufffd"
     hostile = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from guard_client.client import GuardClient
-from guard_client.errors import GuardLostError, GuardUnavailableError, ReportRefusedError
-from guard_client.guard import Guard
-from guard_client.reporter import Reporter
-from guard_core.codes import Code, Level
-from guard_core.wire import CheckpointReport, FailureKind, PostedStep
+from rlguard.client.client import GuardClient
+from rlguard.client.errors import GuardLostError, GuardUnavailableError, ReportRefusedError
+from rlguard.client.guard import Guard
+from rlguard.client.reporter import Reporter
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import CheckpointReport, FailureKind, PostedStep
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard, eventually, problem, reply
 from tests.trainer.real_guard import INGEST, LOOSE_KL, RealGuard
 
@@ -34,7 +34,7 @@ def test_nothing_waits_for_a_guard_that_hangs_and_what_waited_goes_in_lists(
     guard: FaultyGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that hangs for long is sent again, and a real guard knows a repeated step."""
-    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 600.0)
+    monkeypatch.setattr("rlguard.client.guard.FLUSH_SECONDS", 600.0)
     release, sizes = threading.Event(), list[int]()
 
     def hang(_: Any, body: Any) -> bool:
@@ -65,7 +65,7 @@ def test_a_failing_guard_is_tried_again(guard: FaultyGuard, status: int) -> None
 
 def test_a_guard_that_keeps_no_report_still_tells_of_a_fire(guard: FaultyGuard, monkeypatch: Any) -> None:
     """As one whose disk is full: what it has latched is in force."""
-    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("rlguard.client.guard.FLUSH_SECONDS", 0.1)
     full = problem(507, "full")
     guard.fault = lambda handler, body: handler.path == "/v1/steps" and full(handler, body)
     with Guard(guard.url) as run:
@@ -167,7 +167,7 @@ def test_the_attempt_is_not_guessed_while_the_guard_has_no_store(guard: FaultyGu
 
 
 def test_a_killed_guard_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 600.0)
+    monkeypatch.setattr("rlguard.client.guard.FLUSH_SECONDS", 600.0)
     real = RealGuard(tmp_path / "guard", tmp_path / "out", LOOSE_KL)
     try:
         with Guard(real.url, INGEST) as run:

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import guard_client
-from guard_client.errors import GuardConfigError, GuardHaltError, GuardLostError
-from guard_client.guard import Guard
-from guard_core import CollapseStopError
-from guard_core.codes import Code, Level
-from guard_core.wire import Condition, KlKind
+import rlguard.client
+from rlguard.client.errors import GuardConfigError, GuardHaltError, GuardLostError
+from rlguard.client.guard import Guard
+from rlguard.core import CollapseStopError
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import Condition, KlKind
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, STOPPED, FaultyGuard, eventually, problem, reply
 
 REF = "ref_token_mean"
@@ -117,7 +117,7 @@ def test_a_plain_script_shows_what_training_waits_for_and_how_it_ended(guard: Fa
         f"with Guard({guard.url!r}) as run:\n"
         "    run.step(1, reward=float('nan'))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(guard_client.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(rlguard.client.__file__).parents[1])}
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True)
     assert "rlguard: step 1 has no finite reward" in done.stderr
@@ -131,7 +131,7 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
         "run.step(1, reward=0.1); run.step(2, reward=math.nan)\n"
         "sys.exit(0)"
     )
-    ours = Path(guard_client.__file__).parents[1]  # with a mutant it is another one than what is installed
+    ours = Path(rlguard.client.__file__).parents[1]  # with a mutant it is another one than what is installed
     environment = os.environ | {"PYTHONPATH": str(ours)}
     subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, timeout=60)
     assert steps_of(guard) == [1, 2] and guard.ends == []
@@ -251,7 +251,7 @@ def test_no_guard_at_the_start_stops(guard: FaultyGuard) -> None:
 def test_no_guard_at_the_start_continues_if_told_so(
     guard: FaultyGuard, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("rlguard.client.guard.FLUSH_SECONDS", 0.1)
     guard.close()
     with Guard(guard.url, unreachable_seconds=0.1, on_unreachable="continue") as run:
         run.step(1, reward=0.5)
@@ -259,7 +259,7 @@ def test_no_guard_at_the_start_continues_if_told_so(
 
 
 def test_a_guard_lost_in_the_middle_stops(guard: FaultyGuard, monkeypatch: Any) -> None:
-    monkeypatch.setattr("guard_client.guard.FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr("rlguard.client.guard.FLUSH_SECONDS", 0.1)
     with Guard(guard.url, unreachable_seconds=0.1) as run:
         guard.fault = lambda handler, _: reply(handler, 503, "gone")
         eventually(lambda: run.halted)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from guard_client.guard import Guard
-from guard_client.rollouts import BEST, Candidate, selected, shortened, shown_text
-from guard_client.settings import ClientSettings
-from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_ROLLOUT_TEXT, MAX_ROLLOUTS
 from guard_service.app import MAX_BODY_BYTES
+from rlguard.client.guard import Guard
+from rlguard.client.rollouts import BEST, Candidate, selected, shortened, shown_text
+from rlguard.client.settings import ClientSettings
+from rlguard.core.wire import MAX_FIGURE_NAME, MAX_FIGURES, MAX_ROLLOUT_TEXT, MAX_ROLLOUTS
 from tests.trainer.faulty_guard import FaultyGuard
 
 UNFIT = {"a": "1", "b": True, "c": 1e101, 7: 1.0, "": 1.0, "x" * (MAX_FIGURE_NAME + 1): 1.0}

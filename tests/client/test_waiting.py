@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guard_client.client import EvaluationView, VerdictView
-from guard_client.waiting import (
+from rlguard.client.client import EvaluationView, VerdictView
+from rlguard.client.waiting import (
     STALL_SECONDS,
     TOTAL_SECONDS,
     Waits,

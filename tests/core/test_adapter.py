@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from guard_core.adapter import (
+from rlguard.core.adapter import (
     MAX_ALPHA,
     MAX_NAME,
     MAX_PATTERNS,

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from guard_core.apply_body import apply_body
+from rlguard.core.apply_body import apply_body
 
 EVERY = [chr(n) for n in range(sys.maxunicode + 1) if not 0xD800 <= n < 0xE000]
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.codes import Code
-from guard_core.compact import CompactState
-from guard_core.judge import BASELINE_LOST, Judge
-from guard_core.policy import CalibratedPolicy, DetectorName, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import CheckpointReport, KlKind, StepReport, Verdict
+from rlguard.core.codes import Code
+from rlguard.core.compact import CompactState
+from rlguard.core.judge import BASELINE_LOST, Judge
+from rlguard.core.policy import CalibratedPolicy, DetectorName, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import CheckpointReport, KlKind, StepReport, Verdict
 
 ITEMS, PASSES, STEPS = 64, 2, 5
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.codes import Code, Level
-from guard_core.display import MAX_POINTS, NEWEST, Points, kept_figures, kept_rollouts, side_by_side
-from guard_core.thinning import (
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.codes import Code, Level
+from rlguard.core.display import MAX_POINTS, NEWEST, Points, kept_figures, kept_rollouts, side_by_side
+from rlguard.core.thinning import (
     MAX_ROUNDS,
     NEWEST_ROUNDS,
     evenly,
@@ -22,7 +22,7 @@ from guard_core.thinning import (
     size,
     thinned,
 )
-from guard_core.wire import (
+from rlguard.core.wire import (
     MAX_FIGURE_NAME,
     MAX_FIGURES,
     EvaluationSummary,

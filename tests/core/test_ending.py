@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.ending import not_judged, steps_after, warned
+from rlguard.core.codes import Code, Level
+from rlguard.core.ending import not_judged, steps_after, warned
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.evaluation import HfEvaluation
-from guard_core.wire import CheckpointReport, Sampling
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.wire import CheckpointReport, Sampling
 
 TRAINER = Sampling(
     temperature=0.7, top_p=0.9, top_k=50, min_p=0.05, repetition_penalty=1.1, max_new_tokens=512

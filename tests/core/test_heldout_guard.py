@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 
-from guard_core import CollapseStopError, HeldOutGuard, TripwireStatus
+from rlguard.core import CollapseStopError, HeldOutGuard, TripwireStatus
 
 FIELDS = ["kl_hard_stop", "max_proxy_real_gap", "min_steps", "decline_patience", "ema_alpha", "rise_eps"]
 

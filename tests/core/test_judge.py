@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.codes import Code, Level
-from guard_core.compact import CompactState
-from guard_core.ending import not_judged
-from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Judge, Latch
-from guard_core.policy import (
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.codes import Code, Level
+from rlguard.core.compact import CompactState
+from rlguard.core.ending import not_judged
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
     HeldOutGuardPolicy,
@@ -23,8 +23,8 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
-from guard_core.rounds import Evaluation, Round
-from guard_core.wire import (
+from rlguard.core.rounds import Evaluation, Round
+from rlguard.core.wire import (
     CheckpointReport,
     Condition,
     EndReport,

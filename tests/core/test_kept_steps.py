@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.display import kept_figures
-from guard_core.guard_log import symptoms_of_history
-from guard_core.kept_steps import MAX_KEPT_STEPS, MOST_OF_FIGURES, MOST_STEPS, read_steps, written_steps
-from guard_core.symptoms import TITLES
-from guard_core.thinning import size
-from guard_core.wire import MAX_FIGURE_NAME, MAX_FIGURES, FiguresReport, StepReport
+from rlguard.core.display import kept_figures
+from rlguard.core.guard_log import symptoms_of_history
+from rlguard.core.kept_steps import MAX_KEPT_STEPS, MOST_OF_FIGURES, MOST_STEPS, read_steps, written_steps
+from rlguard.core.symptoms import TITLES
+from rlguard.core.thinning import size
+from rlguard.core.wire import MAX_FIGURE_NAME, MAX_FIGURES, FiguresReport, StepReport
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guard_core.log_lines import JsonFormatter
+from rlguard.core.log_lines import JsonFormatter
 
 
 def line_of(message: str, *args: object, **extra: object) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core import HeldOutGuard
-from guard_core.judge import Judge
-from guard_core.policy import (
+from rlguard.core import HeldOutGuard
+from rlguard.core.judge import Judge
+from rlguard.core.policy import (
     CalibratedPolicy,
     HeldOutGuardPolicy,
     KlPolicy,
@@ -23,8 +23,8 @@ from guard_core.policy import (
     SilentPolicy,
     StalePolicy,
 )
-from guard_core.rounds import Evaluation
-from guard_core.wire import KlKind, StepReport
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import KlKind, StepReport
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
 kls = st.none() | st.floats(0.0, 1e5, allow_nan=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from guard_core.preflight import CheckLevel
-from guard_core.run_checks import Folder, Needed, RunFacts, Saves, reason_to_refuse, run_rows
+from rlguard.core.preflight import CheckLevel
+from rlguard.core.run_checks import Folder, Needed, RunFacts, Saves, reason_to_refuse, run_rows
 
 OK, WARN, REFUSE, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 KL, ROTATION, TIME = "KL to the reference", "save_total_limit", "evaluation time"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guard_core.steps import StepMonitor
+from rlguard.core.steps import StepMonitor
 
 
 def fired_at(monitor: StepMonitor, kls: list[float]) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.symptoms import (
+from rlguard.core.symptoms import (
     FEWEST_STEPS,
     FIRST_STEPS,
     NEAR_ZERO_ENTROPY,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from guard_core.terminal import escaped, is_unicode, plain
+from rlguard.core.terminal import escaped, is_unicode, plain
 
 ODD = os.fsdecode(b"tokenizer\x80.json")
 

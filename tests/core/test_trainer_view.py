@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guard_core.codes import Code
-from guard_core.trainer_view import RELEASE_SECONDS, for_trainer, release
-from guard_core.wire import Condition, EvaluationSummary, Level, Verdict
+from rlguard.core.codes import Code
+from rlguard.core.trainer_view import RELEASE_SECONDS, for_trainer, release
+from rlguard.core.wire import Condition, EvaluationSummary, Level, Verdict
 
 #: One of these items more, or fewer, moves the mean by 0.0039.
 ITEMS = 256

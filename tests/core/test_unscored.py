@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.trainer_view import for_trainer
-from guard_core.wire import CheckpointReport, Condition, KlKind, Sampling, StepReport
+from rlguard.core.codes import Code, Level
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.trainer_view import for_trainer
+from rlguard.core.wire import CheckpointReport, Condition, KlKind, Sampling, StepReport
 
 SHARP = HeldOutGuardPolicy(max_proxy_real_gap=0.2, min_steps=1, ema_alpha=0.0, rise_eps=0.01)
 CALIBRATED = CalibratedPolicy(baseline_passes=1, on_gap="stop")

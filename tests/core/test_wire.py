@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from guard_core.policy import Policy
-from guard_core.wire import StepReport, Verdict
+from rlguard.core.policy import Policy
+from rlguard.core.wire import StepReport, Verdict
 
 GOOD = '"attempt": 0, "step": 1, "reward": 0.5'
 

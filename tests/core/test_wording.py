@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_cli.errors import CliError
-from guard_cli.guard_settings import make_settings, read_config
-from guard_client.errors import GuardConfigError
-from guard_operator.api.types import Spec
-from guard_operator.api.wording import invalid_spec
 from guard_service.errors import SettingsError
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.split import HeldoutSplit
 from guard_service.policy_file import load_policy
 from guard_service.settings import load_settings
+from rlguard.cli.errors import CliError
+from rlguard.cli.guard_settings import make_settings, read_config
+from rlguard.client.errors import GuardConfigError
+from rlguard.operator.api.types import Spec
+from rlguard.operator.api.wording import invalid_spec
 from trainer_image import config
 
 BASE = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}

@@ -40,13 +40,13 @@ def record(run: dict[str, Any], policies: Path) -> list[dict[str, Any]]:
     from tasks import TASKS, WARMUP_STEPS
     from transformers import PrinterCallback, TrainerCallback
 
-    from guard_cli.demo import train
-    from guard_cli.demo.addition import split_problems
-    from guard_cli.replay.fold import LoggedStep
-    from guard_core.judge import Judge
-    from guard_core.policy import Policy
-    from guard_core.rounds import Evaluation
-    from guard_core.wire import KlKind
+    from rlguard.cli.replay.fold import LoggedStep
+    from rlguard.core.judge import Judge
+    from rlguard.core.policy import Policy
+    from rlguard.core.rounds import Evaluation
+    from rlguard.core.wire import KlKind
+    from trainer_image.demo import train
+    from trainer_image.demo.addition import split_problems
 
     torch.set_num_threads(1)
     task, seed = TASKS[run["task"]], run["seed"]

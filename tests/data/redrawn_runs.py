@@ -15,9 +15,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from guard_cli.replay.run import Run
-from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.policy import CalibratedPolicy
+from rlguard.cli.replay.run import Run
+from rlguard.core.detectors import Baseline, CalibratedDetector
+from rlguard.core.policy import CalibratedPolicy
 
 Array = npt.NDArray[np.float64]
 

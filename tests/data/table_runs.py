@@ -10,12 +10,12 @@ from typing import NamedTuple
 from redrawn_runs import redraw
 from unseen_runs import Unseen, each, readings, ungraded
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.outcomes import DetectorOutcome, outcome
-from guard_cli.replay.run import Run, load_run
-from guard_core.detectors import Baseline
-from guard_core.policy import Policy
-from guard_core.rounds import Evaluation
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.outcomes import DetectorOutcome, outcome
+from rlguard.cli.replay.run import Run, load_run
+from rlguard.core.detectors import Baseline
+from rlguard.core.policy import Policy
+from rlguard.core.rounds import Evaluation
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from itertools import product
 
-from guard_cli.demo.addition import TASK, Exercise, Task
+from trainer_image.demo.addition import TASK, Exercise, Task
 
 LETTERS = "abcdefghij"
 DIGITS = "0123456789"

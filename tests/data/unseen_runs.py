@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from guard_cli.replay.fold import LoggedStep
-from guard_cli.replay.outcomes import outcome
-from guard_cli.replay.run import Run
-from guard_core.judge import Judge
-from guard_core.policy import Policy
-from guard_core.wire import KlKind
+from rlguard.cli.replay.fold import LoggedStep
+from rlguard.cli.replay.outcomes import outcome
+from rlguard.cli.replay.run import Run
+from rlguard.core.judge import Judge
+from rlguard.core.policy import Policy
+from rlguard.core.wire import KlKind
 
 READINGS = (
     "in a replay",

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from guard_core.codes import Code
-from guard_core.detectors import Baseline
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import Condition, EvaluationSampling, KlKind, SamplingSource, StepReport
+from rlguard.core.codes import Code
+from rlguard.core.detectors import Baseline
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import Condition, EvaluationSampling, KlKind, SamplingSource, StepReport
 
 CONFIG = CalibratedPolicy()
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.detectors.baseline import Baseline, Outcomes, outlier_passes
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.preflight import about_the_budget, evaluations_needed
-from guard_core.rounds import Evaluation
-from guard_core.wire import EvaluationSampling, SamplingSource
+from rlguard.core.codes import Code, Level
+from rlguard.core.detectors.baseline import Baseline, Outcomes, outlier_passes
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, Policy
+from rlguard.core.preflight import about_the_budget, evaluations_needed
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import EvaluationSampling, SamplingSource
 
 from simulated import GuardedRun, difficulties, draw  # isort: skip
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.codes import Code, Level
-from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.detectors.planning import evaluations_to_detect
-from guard_core.policy import CalibratedPolicy
+from rlguard.core.codes import Code, Level
+from rlguard.core.detectors import Baseline, CalibratedDetector
+from rlguard.core.detectors.planning import evaluations_to_detect
+from rlguard.core.policy import CalibratedPolicy
 
 from simulated import CONFIG, baseline, difficulties, draw, run  # isort: skip
 

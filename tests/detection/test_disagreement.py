@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.detectors.baseline import Outcomes
-from guard_core.ending import not_judged
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import DetectorReading, StepReport
+from rlguard.core.codes import Code, Level
+from rlguard.core.detectors import Baseline, CalibratedDetector
+from rlguard.core.detectors.baseline import Outcomes
+from rlguard.core.ending import not_judged
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import DetectorReading, StepReport
 
 from simulated import CONFIG, difficulties  # isort: skip
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.codes import Level
-from guard_core.detectors import Baseline, CalibratedDetector, DetectorStatus
+from rlguard.core.codes import Level
+from rlguard.core.detectors import Baseline, CalibratedDetector, DetectorStatus
 
 from simulated import CONFIG, baseline, difficulties, draw  # isort: skip
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.policy import CalibratedPolicy
-from guard_core.rounds import standard_error
-from guard_core.wire import DetectorReading
+from rlguard.core.codes import Code, Level
+from rlguard.core.detectors import Baseline, CalibratedDetector
+from rlguard.core.policy import CalibratedPolicy
+from rlguard.core.rounds import standard_error
+from rlguard.core.wire import DetectorReading
 
 N, STEPS = 256, 10
 CONFIG = CalibratedPolicy(alpha=0.02, on_gap="stop")

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.detectors.conditions import uninformative_baseline
-from guard_core.detectors.run import LAST_PASSES
-from guard_core.ending import not_judged
-from guard_core.judge import Judge
-from guard_core.policy import Policy
-from guard_core.preflight import evaluations_needed
-from guard_core.trainer_view import for_trainer
-from guard_core.wire import EndReport, EvaluationSampling, SamplingSource, StepReport
+from rlguard.core.codes import Code, Level
+from rlguard.core.detectors.conditions import uninformative_baseline
+from rlguard.core.detectors.run import LAST_PASSES
+from rlguard.core.ending import not_judged
+from rlguard.core.judge import Judge
+from rlguard.core.policy import Policy
+from rlguard.core.preflight import evaluations_needed
+from rlguard.core.trainer_view import for_trainer
+from rlguard.core.wire import EndReport, EvaluationSampling, SamplingSource, StepReport
 
 from simulated import GuardedRun, difficulties, draw  # isort: skip
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import CheckpointReport, Sampling, StepReport
+from rlguard.core.codes import Code, Level
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import CheckpointReport, Sampling, StepReport
 
 TRAINER = Sampling(temperature=1.0, max_new_tokens=256)
 ITEMS, ROUNDS, STEPS = 256, 20, 10

@@ -7,14 +7,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from guard_core.attempts import MOST_STARTS
-from guard_core.codes import Code, Level
-from guard_core.ending import not_judged
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.trainer_view import for_trainer
-from guard_core.wire import (
+from rlguard.core.attempts import MOST_STARTS
+from rlguard.core.codes import Code, Level
+from rlguard.core.ending import not_judged
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.trainer_view import for_trainer
+from rlguard.core.wire import (
     CheckpointReport,
     Condition,
     EvaluationSampling,

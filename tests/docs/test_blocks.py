@@ -19,7 +19,7 @@ import pytest
 import typer
 import yaml
 
-from guard_cli.commands import COMMANDS
+from rlguard.cli.commands import COMMANDS
 from tests.docs.blocks import REASONS, Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ TRAINER = next(b.in_the_test for b in blocks(ROOT / "docs/quickstart.md") if b.t
 @pytest.fixture(scope="session")
 def materials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: data, a starting policy of some 300,000 weights, a script, a run."""
-    from guard_cli.demo import tiny_llama
+    from trainer_image.demo import tiny_llama
 
     folder = tmp_path_factory.mktemp("materials")
     draw = random.Random(0)
@@ -176,8 +176,8 @@ def calls() -> Iterator[tuple[Block, list[str]]]:
 
 def application(name: str) -> typer.Typer:
     """The application of one command: that of its module, or of `command` in its package."""
-    module = import_module(f"guard_cli.{name}")
-    app = getattr(module, "app", None) or import_module(f"guard_cli.{name}.command").app
+    module = import_module(f"rlguard.cli.{name}")
+    app = getattr(module, "app", None) or import_module(f"rlguard.cli.{name}.command").app
     assert isinstance(app, typer.Typer)
     return app
 

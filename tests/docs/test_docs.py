@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_client.settings import variable_of
-from guard_core.codes import Code, Level
+from rlguard.client.settings import variable_of
+from rlguard.core.codes import Code, Level
 from tools import references
 from trainer_image.config import CallbackSettings
 
@@ -38,7 +38,9 @@ class TestNothingIsUndocumented:
         assert [value for value in [*Level, *Code] if f"| `{value.value}` |" not in page] == []
 
     def test_every_variable_of_the_trainer(self) -> None:
-        sources = (path for name in ("guard_client", "trainer_image") for path in (ROOT / name).rglob("*.py"))
+        sources = (
+            path for name in ("rlguard.client", "trainer_image") for path in (ROOT / name).rglob("*.py")
+        )
         found = re.compile(r'environ\.get\(\s*"(RLGUARD_\w+)"')
         names = {name for source in sources for name in found.findall(source.read_text("utf-8"))}
         names |= {variable_of((name,)) for name in CallbackSettings.model_fields}

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_core.codes import Code
-from guard_operator.adapters import find_adapter
-from guard_operator.api.reasons import Reason
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.review import review
 from guard_service.errors import ProblemType
+from rlguard.core.codes import Code
+from rlguard.operator.adapters import find_adapter
+from rlguard.operator.api.reasons import Reason
+from rlguard.operator.config import OperatorConfig
+from rlguard.operator.reconcile.parse import parse_job
+from rlguard.operator.reconcile.review import review
 from tests.docs.blocks import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]

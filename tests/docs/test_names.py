@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "rlguard",
-    "guard_core",
-    "guard_client",
-    "guard_follow",
+    "rlguard.core",
+    "rlguard.client",
+    "rlguard.follow",
     "guard_service",
-    "guard_operator",
-    "guard_cli",
+    "rlguard.operator",
+    "rlguard.cli",
     "trainer_image",
     "tools",
 )

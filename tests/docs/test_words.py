@@ -10,10 +10,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from guard_cli.errors import ExitCode
-from guard_core.codes import Code, Finding
-from guard_core.policy import Policy
-from guard_core.wire import (
+from guard_service.errors import ProblemType
+from rlguard.cli.errors import ExitCode
+from rlguard.core.codes import Code, Finding
+from rlguard.core.policy import Policy
+from rlguard.core.wire import (
     CheckpointReport,
     EndReport,
     FailureKind,
@@ -23,10 +24,9 @@ from guard_core.wire import (
     StepReport,
     Verdict,
 )
-from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.status import Status
-from guard_operator.api.types import OnSilence, Spec
-from guard_service.errors import ProblemType
+from rlguard.operator.api.reasons import ConditionType, Reason
+from rlguard.operator.api.status import Status
+from rlguard.operator.api.types import OnSilence, Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCES = "\n".join(path.read_text("utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from guard_operator.runtime.client import LEASES
+from rlguard.operator.runtime.client import LEASES
 
 from . import then, timeouts
 from .kube import (

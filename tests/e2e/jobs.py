@@ -22,7 +22,7 @@ DEMO = ROOT / "k8s" / "samples" / "cpu-demo"
 DEMO_NAMESPACE, DEMO_NAME = "rlguard-demo", "cpu-demo"
 
 _SCRIPT = Path(__file__).with_name("scripted_trainer.py")
-_TINY_LLAMA = ROOT / "guard_cli" / "demo" / "tiny_llama.py"
+_TINY_LLAMA = ROOT / "trainer_image" / "demo" / "tiny_llama.py"
 _ITEMS = [(f"item-{i}", f"{i:02}+{i:02}=", f"{2 * i:02}") for i in range(8)]
 
 #: Judges a run unless a test says otherwise: a KL that leaves the reference fires within five steps,

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from guard_operator.api import names
-from guard_operator.api.names import GROUP, KIND, PLURAL, UID_LABEL, VERSION
-from guard_operator.runtime.client import PODS, Client, Resource, load_configuration
+from rlguard.operator.api import names
+from rlguard.operator.api.names import GROUP, KIND, PLURAL, UID_LABEL, VERSION
+from rlguard.operator.runtime.client import PODS, Client, Resource, load_configuration
 
 from . import timeouts
 

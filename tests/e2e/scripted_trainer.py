@@ -28,10 +28,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from guard_client.client import GuardClient
-from guard_client.reporter import Reporter
-from guard_client.samples import StepSample, let_the_guard_read
-from guard_core.wire import CheckpointReport, KlKind
+from rlguard.client.client import GuardClient
+from rlguard.client.reporter import Reporter
+from rlguard.client.samples import StepSample, let_the_guard_read
+from rlguard.core.wire import CheckpointReport, KlKind
 
 ORDERS = Path("/scratch/orders")
 CHECKPOINTS = Path("/checkpoints")
@@ -97,7 +97,7 @@ class Trainer:
         self.reported = []
 
     def save(self, seed: int) -> None:
-        import tiny_llama  # of guard_cli/demo; it loads torch
+        import tiny_llama  # of rlguard/cli/demo; it loads torch
 
         directory = CHECKPOINTS / f"attempt-{self.reporter.attempt}" / f"checkpoint-{self.step}"
         tokenizer = tiny_llama.build_tokenizer("0123456789+= ")

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from guard_operator.runtime.client import STATEFUL_SETS
+from rlguard.operator.runtime.client import STATEFUL_SETS
 
 from . import given, jobs, then, timeouts
 from .kube import Json, Namespace
@@ -21,8 +21,8 @@ from .workloads import PodRun
 
 #: The demo's graders, as TRL calls a reward.
 REWARD = """
-from guard_cli.demo import addition
-from guard_cli.demo.train import graded_reward
+from trainer_image.demo import addition
+from trainer_image.demo.train import graded_reward
 
 flawed, strict = graded_reward(addition.flawed), graded_reward(addition.strict)
 """
@@ -30,8 +30,8 @@ flawed, strict = graded_reward(addition.flawed), graded_reward(addition.strict)
 MAKE_BASE = """
 import base, json, shutil
 from pathlib import Path
-from guard_cli.demo import train
-from guard_cli.demo.addition import TASK, Exercise
+from trainer_image.demo import train
+from trainer_image.demo.addition import TASK, Exercise
 
 problems = [Exercise(**json.loads(line)) for line in open("/demo/train.jsonl")]
 train.make_policy(TASK, problems, Path("/models/base"), steps=train.WARMUP_STEPS, seed=0)

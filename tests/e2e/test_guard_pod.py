@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guard_operator.runtime.client import STATEFUL_SETS
+from rlguard.operator.runtime.client import STATEFUL_SETS
 
 from . import given, jobs, then, timeouts, when
 from .kube import TRAINER_CONTAINER, Json, Namespace

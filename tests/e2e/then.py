@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from guard_core.codes import Code
-from guard_operator.api.reasons import FIRE_REASONS
-from guard_operator.runtime.client import CONFIG_MAPS, EVENTS
-from guard_operator.runtime.errors import ClusterError
+from rlguard.core.codes import Code
+from rlguard.operator.api.reasons import FIRE_REASONS
+from rlguard.operator.runtime.client import CONFIG_MAPS, EVENTS
+from rlguard.operator.runtime.errors import ClusterError
 
 from . import timeouts
 from .kube import Job, Json

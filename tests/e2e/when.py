@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from guard_operator.runtime.client import PODS
+from rlguard.operator.runtime.client import PODS
 
 from . import faults, then, timeouts
 from .kube import GUARD_CONTAINER, RELEASE, SYSTEM, Cluster, Job

@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from guard_operator.api.names import guard_name
-from guard_operator.runtime.client import BATCH_JOBS, PODS, Resource
+from rlguard.operator.api.names import guard_name
+from rlguard.operator.runtime.client import BATCH_JOBS, PODS, Resource
 
 from . import jobs, then, timeouts
 from .kube import JOB_SETS, PYTORCHJOBS, RAY_CLUSTERS, RAY_JOBS, ROOT, TRAIN_JOBS, Job, Json

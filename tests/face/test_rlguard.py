@@ -20,7 +20,7 @@ import rlguard
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER_NAMES = ["GuardCallback", "GuardedGRPOTrainer"]
-INNER = r"(?:guard_core|guard_client|guard_service|guard_operator|guard_cli|trainer_image)"
+INNER = r"(?:rlguard.core|rlguard.client|guard_service|rlguard.operator|rlguard.cli|trainer_image)"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +87,7 @@ def test_a_wrong_name_says_which_there_are(name: str, said: str) -> None:
 
 
 def test_importing_it_loads_nothing() -> None:
-    heavy = {"torch", "transformers", "trl", "pydantic", "fastapi", "httpx", "numpy", "yaml", "guard_core"}
+    heavy = {"torch", "transformers", "trl", "pydantic", "fastapi", "httpx", "numpy", "yaml", "rlguard.core"}
     loaded = loaded_by("import rlguard")
     assert "rlguard" in loaded and not loaded & heavy
 
@@ -108,11 +108,11 @@ def test_a_missing_extra_is_one_sentence_with_the_line_to_run(name: str, package
 
 
 def test_a_bug_of_our_own_is_not_called_a_missing_extra() -> None:
-    assert "pip install" not in without("guard_client", "from rlguard import Guard")
+    assert "pip install" not in without("rlguard.client", "from rlguard import Guard")
 
 
 def command(*words: str) -> str:
-    return f"from guard_cli.main import main; main({list(words)!r})"
+    return f"from rlguard.cli.main import main; main({list(words)!r})"
 
 
 #: A command line, a package that is not there, and the extra that brings it.
@@ -164,7 +164,7 @@ def test_a_command_that_lacks_an_extra_says_so_before_any_work(
 
 
 def test_every_command_has_such_a_row() -> None:
-    from guard_cli.commands import COMMANDS
+    from rlguard.cli.commands import COMMANDS
 
     assert COMMANDS.keys() - {words[0] for words, *_ in COMMAND_LINES if words} == set()
 
@@ -174,7 +174,7 @@ def test_every_command_has_such_a_row() -> None:
     [
         ("rlguard.train", "trl", "trainer"),
         ("guard_service", "uvicorn", "guard"),
-        ("guard_operator", "kubernetes", "operator"),
+        ("rlguard.operator", "kubernetes", "operator"),
     ],
 )
 def test_a_process_that_lacks_its_extra_says_so(module: str, package: str, extra: str) -> None:
@@ -186,7 +186,7 @@ def test_a_process_that_lacks_its_extra_says_so(module: str, package: str, extra
 
 def test_the_table_of_extras_is_that_of_the_project() -> None:
     """Every requirement of an extra is looked for, by the name that it is imported by."""
-    from guard_core.extras import EXTRAS
+    from rlguard.core.extras import EXTRAS
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     imported = {"math-verify": "math_verify", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
@@ -219,9 +219,9 @@ def test_the_wheel_has_it_and_the_command(tmp_path: Path) -> None:
         names = set(archive.namelist())
         [entry_points] = [name for name in names if name.endswith("entry_points.txt")]
         commands = archive.read(entry_points).decode()
-    assert "\nrlguard = guard_cli.main:main" in commands
-    assert "\nkubectl-rlguard = guard_cli.main:kubectl" in commands
-    assert {"rlguard/__init__.py", "rlguard/py.typed", "rlguard/train.py", "guard_client/guard.py"} <= names
+    assert "\nrlguard = rlguard.cli.main:main" in commands
+    assert "\nkubectl-rlguard = rlguard.cli.main:kubectl" in commands
+    assert {"rlguard/__init__.py", "rlguard/py.typed", "rlguard/train.py", "rlguard/client/guard.py"} <= names
 
 
 SHOWN = sorted(
@@ -233,11 +233,11 @@ SHOWN = sorted(
 
 
 def test_no_page_and_no_sample_tells_anybody_to_import_from_the_rooms() -> None:
-    """The demo's sample is our own package `guard_cli.demo` in a ConfigMap: its parts import one another."""
+    """The demo's sample is our own package `rlguard.cli.demo` in a ConfigMap: its parts import one another."""
     pattern = rf"from {INNER}[\w.]* import|import {INNER}[\w.]*|-m,? trainer_image[\w.]*|{INNER}[\w.]*:\w+"
     for path in SHOWN:
         used = re.findall(pattern, path.read_text("utf-8"))
-        own = [line for line in used if path.parent.name == "cpu-demo" and "guard_cli.demo" in line]
+        own = [line for line in used if path.parent.name == "cpu-demo" and "rlguard.cli.demo" in line]
         assert [line for line in used if line not in own] == [], path
 
 

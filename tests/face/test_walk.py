@@ -17,9 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Values, what evaluations have found so far, and what a trainer does with the verdict of an earlier step.
 BESIDE = {
-    *("guard_core/wire.py", "guard_core/codes.py", "guard_client/samples.py", "guard_core/trainer_view.py"),
-    *("guard_core/heldout_guard.py", "guard_core/unscored.py", "guard_core/detectors/run.py"),
-    *("guard_client/waiting.py", "guard_client/log.py", "trainer_image/experiment.py"),
+    *(
+        "rlguard/core/wire.py",
+        "rlguard/core/codes.py",
+        "rlguard/client/samples.py",
+        "rlguard/core/trainer_view.py",
+    ),
+    *("rlguard/core/heldout_guard.py", "rlguard/core/unscored.py", "rlguard/core/detectors/run.py"),
+    *("rlguard/client/waiting.py", "rlguard/client/log.py", "trainer_image/experiment.py"),
     *("trainer_image/ranks.py", "guard_service/heldout/worker.py", "guard_service/heldout/config.py"),
 }
 #: Beside a checkpoint: values, and how a row of the log looks.
@@ -67,6 +72,6 @@ def test_a_checkpoint_crosses_the_files_that_the_architecture_lists(crossed: dic
     """They use others of the held-out evaluation and of the detectors, which have lists of their own."""
     way = listed("A checkpoint")
     assert way <= crossed["checkpoint"] and len(way) <= 15
-    own = ("guard_core/", "guard_service/heldout/", "tests/")
+    own = ("rlguard/core/", "guard_service/heldout/", "tests/")
     others = {path for path in crossed["checkpoint"] - way - BESIDE if not path.startswith(own)}
     assert others <= BESIDE_A_CHECKPOINT

@@ -47,13 +47,13 @@ def main(folder: Path) -> None:
     import uvicorn
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from guard_core.policy import Policy
     from guard_service import engine as engine_module
     from guard_service.app import Tokens, create_app
     from guard_service.engine import Engine
     from guard_service.heldout.config import HeldoutSettings
     from guard_service.heldout.worker import EvaluationWorker
     from guard_service.run import LoggedRun
+    from rlguard.core.policy import Policy
     from tests.heldout.models import save_tiny_model
     from trainer_image.callback import GuardCallback
 

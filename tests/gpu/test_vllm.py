@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import FailureKind
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.wire import FailureKind
 from tests.heldout.models import save_tiny_model
 from tests.heldout.test_adapters import save_adapter
 from tests.vllm.test_vllm import in_turns, settings_for, tied

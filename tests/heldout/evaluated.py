@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import EvaluationSampling, SamplingSource
 from guard_service.heldout import child
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.evaluators.completions import Completion, Completions
 from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.worker import EvaluationRequest
+from rlguard.core.wire import EvaluationSampling, SamplingSource
 
 SAMPLING = EvaluationSampling(temperature=0.0, max_new_tokens=8, samples=1, source=SamplingSource.SETTINGS)
 

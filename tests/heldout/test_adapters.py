@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from guard_cli.check.gather import look_at_model
-from guard_core.wire import Adapters, FailureKind
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
@@ -25,6 +23,8 @@ from guard_service.heldout.scorable import why_unscorable
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import MAX_CONFIG_BYTES, Staged, read_adapter, refuse_unstageable, stage
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.cli.check.gather import look_at_model
+from rlguard.core.wire import Adapters, FailureKind
 from tests.heldout.models import make_tokenizer, save_tiny_model
 from tests.heldout.test_base_model import rewrite
 

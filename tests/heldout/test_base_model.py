@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from guard_core.policy import Policy
 from guard_service.__main__ import _worker
 from guard_service.errors import SettingsError
 from guard_service.heldout.base_model import look_at, why_the_trainers
 from guard_service.heldout.errors import SplitError, StartAgainError
 from guard_service.settings import GuardSettings
+from rlguard.core.policy import Policy
 
 
 def made(path: Path) -> Path:

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from guard_core.evaluation import RESERVED_KWARGS
-from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.config import HeldoutSettings, HfEvaluatorSettings
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.evaluators.completions import Completions
@@ -23,6 +21,8 @@ from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.identity import Expected
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.evaluation import RESERVED_KWARGS
+from rlguard.core.wire import FailureKind, Sampling
 from tests.heldout.models import save_tiny_model
 
 pytestmark = pytest.mark.torch

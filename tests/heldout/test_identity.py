@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.wire import FailureKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.identity import Expected, manifest, pinned
 from guard_service.heldout.scorable import MAX_NAMES, NEEDED_SUFFIXES
 from guard_service.heldout.staging import pins_of, stage
+from rlguard.core.wire import FailureKind
 
 CONFIG = {"model_type": "llama", "eos_token_id": 2, "vocab_size": 9, "rope": {"theta": 1.0}}
 TOKENIZER = {"padding": None, "truncation": None, "model": {"vocab": {"a": 0}}}

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from guard_core.evaluation import HfEvaluation
-from guard_core.wire import Sampling
 from guard_service.heldout.errors import SplitError
 from guard_service.heldout.evaluators.completions import (
     Completion,
@@ -23,6 +21,8 @@ from guard_service.heldout.evaluators.completions import (
     template_kwargs,
 )
 from guard_service.heldout.split import HeldoutItem
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.wire import Sampling
 from tests.heldout.evaluated import evaluate
 
 SECRET = "xyzzy"

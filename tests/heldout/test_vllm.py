@@ -17,9 +17,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from guard_core.extras import missing_vllm
-from guard_core.judge import MAY_PASS
-from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout import staging
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import VllmEvaluatorSettings
@@ -29,6 +26,9 @@ from guard_service.heldout.evaluators.loading import layout
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest
+from rlguard.core.extras import missing_vllm
+from rlguard.core.judge import MAY_PASS
+from rlguard.core.wire import FailureKind, Sampling
 from tests.heldout.models import save_tiny_model
 from tests.heldout.test_adapters import save_adapter
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import FailureKind
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from rlguard.core.wire import FailureKind
 from tests import stub_policy
 from tests.heldout.evaluated import alive, wait_for
 from tests.stub_policy import Policy as ModelPolicy

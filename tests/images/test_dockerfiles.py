@@ -58,7 +58,7 @@ def test_the_light_images_have_no_torch(image: str) -> None:
 
 
 #: The guard, and what follows a trainer for it.
-GUARD_ROOMS = {"guard_core", "guard_client", "guard_follow", "guard_service"}
+GUARD_ROOMS = {"rlguard.core", "rlguard.client", "rlguard.follow", "guard_service"}
 
 
 def test_each_image_holds_only_its_own_rooms() -> None:
@@ -72,11 +72,11 @@ def test_each_image_holds_only_its_own_rooms() -> None:
         if name.endswith(("-layer", "-packages"))
     }
     assert {name: held for name, held in rooms.items() if held} == {
-        "operator-layer": {"guard_core", "guard_operator"},
+        "operator-layer": {"rlguard.core", "rlguard.operator"},
         "guard-layer": GUARD_ROOMS,
         "guard-hf-layer": GUARD_ROOMS,
         "guard-vllm-layer": GUARD_ROOMS,
-        "trainer-layer": {"guard_core", "guard_client", "trainer_image", "rlguard"},
+        "trainer-layer": {"rlguard.core", "rlguard.client", "trainer_image", "rlguard"},
     }
 
 

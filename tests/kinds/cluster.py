@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from guard_operator.api.names import GUARD_CONTAINER, JOB_LABEL
-from guard_operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
+from rlguard.operator.api.names import GUARD_CONTAINER, JOB_LABEL
+from rlguard.operator.runtime.client import BATCH_JOBS, PODS, STATEFUL_SETS, Resource, controller_of
 from tests.operator.integration.conftest import attached
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import JOBS, RUNNING, World, is_deleted, is_going, uid_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_operator.runtime.client import Client
+from rlguard.operator.runtime.client import Client
 from tests.operator.integration.conftest import (
     client,
     install,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.runtime.client import STATEFUL_SETS, Client
+from rlguard.operator.runtime.client import STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import RAY_CLUSTERS, RAY_JOBS, world

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.runtime.client import (
+from rlguard.operator.runtime.client import (
     BATCH_JOBS,
     MERGE,
     STATEFUL_SETS,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from guard_operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
+from rlguard.operator.runtime.client import BATCH_JOBS, MERGE, STATEFUL_SETS, Client, Resource
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.waiting import eventually
 from tests.operator.integration.world import JOB_SETS, world

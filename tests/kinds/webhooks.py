@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from guard_operator.runtime.client import APPLY, Client, Resource
+from rlguard.operator.runtime.client import APPLY, Client, Resource
 
 Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"

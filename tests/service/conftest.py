@@ -23,8 +23,8 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.policy import Policy
 from guard_service import engine
+from rlguard.core.policy import Policy
 from tests.service.engines import Run
 
 #: Unless a test says otherwise HeldOutGuard decides, and a KL stops within five steps.
@@ -42,7 +42,7 @@ from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.run import LoggedRun
 from pathlib import Path
-from guard_core.policy import Policy
+from rlguard.core.policy import Policy
 # An app that is made once has loaded what making one loads late.
 run = LoggedRun(state_dir=Path(), checkpoint_root=Path(), policy=Policy())
 create_app(Engine(run), Tokens(None, None))

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport
 from guard_service.engine import Engine
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.run import LoggedRun
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
+from rlguard.core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport
 
 #: HeldOutGuard decides from the first step on, and a KL stops within five.
 QUICK = Policy(

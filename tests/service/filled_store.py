@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Judge, Latch
-from guard_core.policy import Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import CheckpointReport, StepReport, Verdict
 from guard_service.event_log import EventLog, restore
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import CheckpointReport, StepReport, Verdict
 
 POLICY = Policy()
 FIRE = Latch(True, "kl_hard_stop", "the policy moved too far", 0, 39)

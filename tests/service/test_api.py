@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
 from guard_service.app import MAX_BODY_BYTES
 from guard_service.errors import ProblemDetails
+from rlguard.core.wire import CheckpointResponse, EndResponse, StepsResponse, Verdict
 
 Step = Callable[..., dict[str, Any]]
 

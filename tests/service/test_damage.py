@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from guard_core.wire import CheckpointReport
 from guard_service.errors import StoreCorruptError, StoreError
 from guard_service.event_log import EventLog
 from guard_service.events import Note, NoteKind
+from rlguard.core.wire import CheckpointReport
 from tests.service.filled_store import FIRE, POLICY, content, fill, steps
 
 PLACES = 13  # of each file and kind of damage: 156 in all

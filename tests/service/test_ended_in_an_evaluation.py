@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from guard_core.codes import Code
-from guard_core.policy import EvaluationFailingPolicy
-from guard_core.wire import FailureKind
 from guard_service.evaluations import MOST_BEGUN
+from rlguard.core.codes import Code
+from rlguard.core.policy import EvaluationFailingPolicy
+from rlguard.core.wire import FailureKind
 from tests.service.engines import QUICK, FakeEvaluator, Run, calibrated, settled, until
 
 pytestmark = pytest.mark.asyncio

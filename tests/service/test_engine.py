@@ -17,27 +17,6 @@ from typing import Any
 
 import pytest
 
-from guard_core.codes import Code
-from guard_core.detectors.run import CalibratedRun
-from guard_core.ending import not_judged
-from guard_core.evaluation import HfEvaluation
-from guard_core.judge import Judge, Latch
-from guard_core.policy import (
-    CalibratedPolicy,
-    EvaluationFailingPolicy,
-    Policy,
-    SilentPolicy,
-)
-from guard_core.rounds import Evaluation, Round
-from guard_core.wire import (
-    DOUBTS,
-    CheckpointReport,
-    EndReport,
-    EvaluationsNeeded,
-    FailureKind,
-    Sampling,
-    StepReport,
-)
 from guard_service import evaluations
 from guard_service.engine import Engine
 from guard_service.errors import GuardError, Problem, StoreError
@@ -49,6 +28,27 @@ from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.scorable import MAX_NAMES
 from guard_service.heldout.worker import EvaluationResult
 from guard_service.history import STAYS_HERE, export_history
+from rlguard.core.codes import Code
+from rlguard.core.detectors.run import CalibratedRun
+from rlguard.core.ending import not_judged
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.judge import Judge, Latch
+from rlguard.core.policy import (
+    CalibratedPolicy,
+    EvaluationFailingPolicy,
+    Policy,
+    SilentPolicy,
+)
+from rlguard.core.rounds import Evaluation, Round
+from rlguard.core.wire import (
+    DOUBTS,
+    CheckpointReport,
+    EndReport,
+    EvaluationsNeeded,
+    FailureKind,
+    Sampling,
+    StepReport,
+)
 from tests.service.engines import FakeEvaluator, Run, calibrated, settled, step, until
 
 pytestmark = pytest.mark.asyncio

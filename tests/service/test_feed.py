@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from guard_core.codes import Level
 from guard_service.feed import SILENT_SECONDS, FollowerHealth
+from rlguard.core.codes import Level
 from tests.service.conftest import INGEST, READ
 
 SOON = 60.0

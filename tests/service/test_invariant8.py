@@ -18,16 +18,16 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.codes import Code
-from guard_core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
-from guard_core.trainer_view import status_view
-from guard_core.wire import FailureKind
 from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
 from guard_service.history import export_history
+from rlguard.core.codes import Code
+from rlguard.core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
+from rlguard.core.trainer_view import status_view
+from rlguard.core.wire import FailureKind
 from tests.service.engines import FakeEvaluator, Run, settled, until
 
 pytestmark = pytest.mark.asyncio

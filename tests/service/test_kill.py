@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_core.judge import Judge
-from guard_core.policy import Policy
-from guard_core.wire import Verdict
 from guard_service.history import export_history
+from rlguard.core.judge import Judge
+from rlguard.core.policy import Policy
+from rlguard.core.wire import Verdict
 from tests.service.filled_store import folded
 
 RUNS, LIVES = 4, 51

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.judge import MAX_REFUSED
-from guard_core.policy import Policy, RefusedPolicy
-from guard_core.wire import CheckpointReport, Condition, Verdict
 from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import Problem
 from guard_service.verdicts import MAX_SHOWN, beside
+from rlguard.core.codes import Code, Level
+from rlguard.core.judge import MAX_REFUSED
+from rlguard.core.policy import Policy, RefusedPolicy
+from rlguard.core.wire import CheckpointReport, Condition, Verdict
 from tests.service.engines import Run, step, until
 
 pytestmark = pytest.mark.asyncio

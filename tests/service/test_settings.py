@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from guard_core.policy import Policy
 from guard_service.errors import SettingsError
 from guard_service.policy_file import parse_yaml
 from guard_service.settings import load_policy, load_settings
+from rlguard.core.policy import Policy
 
 BASE = {
     "STATE_DIR": "/state",

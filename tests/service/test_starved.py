@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from guard_client.client import GuardClient
-from guard_core.wire import KlKind, StepReport
+from rlguard.client.client import GuardClient
+from rlguard.core.wire import KlKind, StepReport
 from tests.service.conftest import INGEST
 from tests.service.test_tls import files, named
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from guard_core.kept_steps import read_steps
+from rlguard.core.kept_steps import read_steps
 from tests.service.conftest import INGEST, READ
 
 EVALUATIONS, SUPERVISOR = "evaluations-token-0123456789", "supervisor-token-0123456789"

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_core.checkpoint_key import CheckpointKey
-from guard_core.judge import Judge, Latch, StepTuple
-from guard_core.policy import Policy
-from guard_core.rounds import Evaluation, Round
-from guard_core.wire import CheckpointReport, KlKind, StepReport
 from guard_service import database
 from guard_service.database import journal_mode
 from guard_service.errors import ChangedRunError, StoreError
 from guard_service.event_log import EventLog
 from guard_service.events import Appended, Conflict, Failure, Note, StepRun, StoredEvent
 from guard_service.history import export_history
+from rlguard.core.checkpoint_key import CheckpointKey
+from rlguard.core.judge import Judge, Latch, StepTuple
+from rlguard.core.policy import Policy
+from rlguard.core.rounds import Evaluation, Round
+from rlguard.core.wire import CheckpointReport, KlKind, StepReport
 
 ROUND = Round(0.5, 0.01, 1, 0.1, 0.2, 0.3, None)
 

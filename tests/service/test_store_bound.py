@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from guard_core.codes import Code, Level
-from guard_core.wire import StepReport
 from guard_service.engine import Engine
 from guard_service.errors import Problem
 from guard_service.event_log import BURST, MAX_BYTES, RATE, Allowance
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import StepReport
 from tests.service.engines import Run, step
 
 MIB = 1 << 20

@@ -17,14 +17,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from guard_client.client import GuardClient
-from guard_client.errors import GuardConfigError, GuardUnavailableError
-from guard_client.guard import Guard
-from guard_client.settings import ClientSettings
-from guard_core.wire import StepReport
-from guard_operator.reconcile.certificate import BEFORE, VALID, own_certificate
 from guard_service.errors import SettingsError
 from guard_service.server import tls_options
+from rlguard.client.client import GuardClient
+from rlguard.client.errors import GuardConfigError, GuardUnavailableError
+from rlguard.client.guard import Guard
+from rlguard.client.settings import ClientSettings
+from rlguard.core.wire import StepReport
+from rlguard.operator.reconcile.certificate import BEFORE, VALID, own_certificate
 from tests.service.conftest import INGEST
 
 HOST = "localhost"

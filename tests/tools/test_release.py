@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_core import __version__
+from rlguard.core import __version__
 from tools import ROOT, release
 
 BUILD = Path(__file__).parent / "build.sh"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from guard_core.codes import Code, Level
-from guard_core.wire import (
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import (
     CheckpointReport,
     CheckpointResponse,
     EndReport,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from guard_core.preflight import CheckLevel, CheckRow
+from rlguard.core.preflight import CheckLevel, CheckRow
 
 _ROW = re.compile(rf"(\S.*?)  +({'|'.join(CheckLevel)})  +(.*)")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from guard_client.errors import GuardConfigError, GuardLostError
-from guard_core import CollapseStopError
-from guard_core.codes import Code, Level
-from guard_core.preflight import REFUSED
-from guard_core.wire import Condition, EvaluationsNeeded, EvaluationSummary, KlKind, Verdict
+from rlguard.client.errors import GuardConfigError, GuardLostError
+from rlguard.core import CollapseStopError
+from rlguard.core.codes import Code, Level
+from rlguard.core.preflight import REFUSED
+from rlguard.core.wire import Condition, EvaluationsNeeded, EvaluationSummary, KlKind, Verdict
 from tests.trainer.faulty_guard import BUSY, FIRED, HEALTHY, FaultyGuard, problem
 from tests.trainer.said import table_in
 
@@ -69,7 +69,7 @@ def drive(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("guard_client.reporter.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("rlguard.client.reporter.POLL_SECONDS", 0.05)
     monkeypatch.setattr("trainer_image.callback.LAG_POLL_SECONDS", 0.02)
 
 

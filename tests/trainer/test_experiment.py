@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from guard_client.client import VerdictView
-from guard_client.stopping import Stop
-from guard_core import CollapseStopError
-from guard_core.codes import Code, Level
-from guard_core.trainer_view import for_trainer
-from guard_core.wire import DetectorReading, EvaluationSummary
+from rlguard.client.client import VerdictView
+from rlguard.client.stopping import Stop
+from rlguard.core import CollapseStopError
+from rlguard.core.codes import Code, Level
+from rlguard.core.trainer_view import for_trainer
+from rlguard.core.wire import DetectorReading, EvaluationSummary
 from tests.trainer.faulty_guard import FIRED, HEALTHY, FaultyGuard
 from trainer_image.experiment import verdict_figures
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import KlKind
+from rlguard.core.wire import KlKind
 from tests.trainer.faulty_guard import FaultyGuard
 from tests.trainer.said import table_in
 

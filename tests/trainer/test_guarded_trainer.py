@@ -16,7 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from guard_core import CollapseStopError, HeldOutGuard
+from rlguard.core import CollapseStopError, HeldOutGuard
 from tests.trainer.tiny import grpo_trainer, prompts
 from trainer_image.guarded_trainer import GuardedGRPOTrainer
 

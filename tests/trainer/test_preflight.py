@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from guard_client.client import VerdictView
-from guard_core.codes import Code
-from guard_core.preflight import CheckLevel, CheckRow, as_text
-from guard_core.run_checks import reason_to_refuse
-from guard_core.wire import Sampling
+from rlguard.client.client import VerdictView
+from rlguard.core.codes import Code
+from rlguard.core.preflight import CheckLevel, CheckRow, as_text
+from rlguard.core.run_checks import reason_to_refuse
+from rlguard.core.wire import Sampling
 from trainer_image.preflight import Outset, trainer_rows
 
 OK, WARN, UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.UNKNOWN

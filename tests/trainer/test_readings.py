@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from guard_client.samples import StepSample
-from guard_core.wire import KlKind, Sampling
+from rlguard.client.samples import StepSample
+from rlguard.core.wire import KlKind, Sampling
 from trainer_image.figures import UNKNOWN, Figures, StepReader, figures_of, sampling_of
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

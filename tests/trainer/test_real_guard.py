@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from guard_core import CollapseStopError
-from guard_core.wire import Sampling
+from rlguard.core import CollapseStopError
+from rlguard.core.wire import Sampling
 from tests.trainer.real_guard import INGEST, TIGHT_KL, RealGuard, digits
 
 pytestmark = [pytest.mark.nightly, pytest.mark.torch]

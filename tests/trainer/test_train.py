@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_core.codes import Code, Level
-from guard_core.wire import Condition
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import Condition
 from rlguard.rewards import exact_match, last_number
 from rlguard.train import main
 from tests.trainer.faulty_guard import FIRED, HEALTHY, STOPPED, FaultyGuard

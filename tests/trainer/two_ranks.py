@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from guard_core import CollapseStopError, HeldOutGuard
+from rlguard.core import CollapseStopError, HeldOutGuard
 from tests.trainer.real_guard import INGEST
 from tests.trainer.tiny import grpo_trainer, prompts
 from trainer_image import ranks, train

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from guard_cli.demo import command
-from guard_cli.demo.addition import TASK, Exercise, split_problems
+from rlguard.cli.demo import command
+from trainer_image.demo.addition import TASK, Exercise, split_problems
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -57,11 +57,11 @@ def run(
     trainer = [str(TRAINER), str(ROOT / "tests/cli/adapter/lora_trainer.py"), "--grader", grader]
     trainer += ["--train", str(write(folder / "train.jsonl", TRAIN)), "--model", str(base)]
     trainer += ["--checkpoints", str(checkpoints), "--steps", str(steps)]
-    asked = [sys.executable, "-m", "guard_cli.main", "run", "--vllm", "--base-model", str(base)]
+    asked = [sys.executable, "-m", "rlguard.cli.main", "run", "--vllm", "--base-model", str(base)]
     asked += ["--config", str(folder / "guard.yaml"), "--out", str(report)]
     asked += ["--heldout", str(write(folder / "heldout.jsonl", HELDOUT)), "--checkpoints", str(checkpoints)]
     asked += ["--policy", str(command.POLICY), "--scorer", TASK.scorer, "--batch-size", "256"]
-    asked += ["--proxy-scorer", f"guard_cli.demo.addition:{grader}", "--", *trainer]
+    asked += ["--proxy-scorer", f"trainer_image.demo.addition:{grader}", "--", *trainer]
     began = time.monotonic()
     done = subprocess.run(
         asked, capture_output=True, text=True, check=False, env=os.environ | command.ENVIRONMENT

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import FailureKind, Sampling
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import (
     HeldoutSettings,
@@ -31,6 +30,7 @@ from guard_service.heldout.evaluators.hf import HfEvaluator
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.wire import FailureKind, Sampling
 from tests.heldout.models import make_tokenizer, save_tiny_model
 from tests.heldout.test_adapters import save_adapter
 from tests.heldout.test_hf import change, drop_a_tensor, spoil_a_weight
@@ -146,7 +146,7 @@ def test_a_completion_is_sampled_as_is_said_from_a_seed_of_its_own(
 def test_what_the_trainer_says_of_min_p_and_penalties_is_used(
     evaluator: VllmEvaluator, policies: dict[str, Path], tmp_path: Path
 ) -> None:
-    from guard_core.wire import Sampling
+    from rlguard.core.wire import Sampling
 
     evaluator._settings = VllmEvaluatorSettings(**VLLM)
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from guard_cli.demo import tiny_llama, train
-from guard_cli.demo.addition import TASK, split_problems
+from trainer_image.demo import tiny_llama, train
+from trainer_image.demo.addition import TASK, split_problems
 
 HEADS = 3  # of 32
 
@@ -33,7 +33,7 @@ def build_model(tokenizer: Any, seed: int, demos: Any = tiny_llama.build_model) 
 tiny_llama.build_model = build_model
 
 if __name__ == "__main__":
-    from guard_cli.demo import command  # not in the demo's files on a cluster
+    from rlguard.cli.demo import command  # not in the demo's files on a cluster
 
     problems, _ = split_problems(TASK, command.HELDOUT_ITEMS, 0)
     train.make_policy(TASK, problems, Path(sys.argv[1]), steps=train.WARMUP_STEPS, seed=0)

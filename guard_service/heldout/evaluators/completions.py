@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from guard_core.evaluation import Generation, LocalEvaluation
-from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.errors import EvaluationError, SplitError
 from guard_service.heldout.evaluators.loading import SAFELY, loading
 from guard_service.heldout.split import HeldoutItem
+from rlguard.core.evaluation import Generation, LocalEvaluation
+from rlguard.core.wire import EvaluationSampling, FailureKind
 
 #: Tokens without a text of their own that may stand in a text of `stop`.
 _BESIDE_A_STOP = 8

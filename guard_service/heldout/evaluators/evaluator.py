@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from guard_core.evaluation import LocalEvaluation
-from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import EvaluationError, SplitError, failing_as
 from guard_service.heldout.evaluators.completions import (
@@ -27,6 +25,8 @@ from guard_service.heldout.scorable import without_tokenizer
 from guard_service.heldout.split import HeldoutItem
 from guard_service.heldout.staging import Staged, stage
 from guard_service.heldout.worker import STAGE_PREFIX, CheckpointAt, EvaluationRequest, clear_stages
+from rlguard.core.evaluation import LocalEvaluation
+from rlguard.core.wire import EvaluationSampling, FailureKind
 
 
 class BrokenGenerationError(Exception):

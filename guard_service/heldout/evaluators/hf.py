@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import HfEvaluatorSettings
 from guard_service.heldout.errors import EvaluationError
@@ -25,6 +24,7 @@ from guard_service.heldout.evaluators.loading import (
 )
 from guard_service.heldout.evaluators.lora import apply_adapter
 from guard_service.heldout.staging import Staged
+from rlguard.core.wire import EvaluationSampling, FailureKind
 
 
 class HfEvaluator(Evaluator):

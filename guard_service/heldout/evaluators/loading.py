@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from guard_core.adapter import AdapterError
-from guard_core.wire import FailureKind
 from guard_service.heldout.errors import EvaluationError, one_line
+from rlguard.core.adapter import AdapterError
+from rlguard.core.wire import FailureKind
 
 #: No code and no file but those of the directory.
 SAFELY = {"local_files_only": True, "trust_remote_code": False}

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from guard_core.adapter import MERGE, WEIGHTS, AdapterError, copied_module, misfits
-from guard_core.wire import FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.errors import failing_as
 from guard_service.heldout.evaluators.loading import loading, whole_model
 from guard_service.heldout.staging import Adapter, Staged, refuse_without_room
+from rlguard.core.adapter import MERGE, WEIGHTS, AdapterError, copied_module, misfits
+from rlguard.core.wire import FailureKind
 
 
 def apply_adapter(model: Any, directory: Path, adapter: Adapter) -> Any:

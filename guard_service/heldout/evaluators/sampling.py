@@ -25,8 +25,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from guard_core.wire import EvaluationSampling
 from guard_service.heldout.evaluators.completions import Tokenization
+from rlguard.core.wire import EvaluationSampling
 
 #: Below this, logits divided by the temperature leave the range of float32.
 LEAST_TEMPERATURE = 0.01

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guard_core.extras import missing_vllm
-from guard_core.wire import EvaluationSampling, FailureKind
 from guard_service.heldout.base_model import BaseModel
 from guard_service.heldout.config import VllmEvaluatorSettings
 from guard_service.heldout.errors import EngineLostError, StartAgainError, one_line
@@ -34,6 +32,8 @@ from guard_service.heldout.evaluators.loading import (
 )
 from guard_service.heldout.evaluators.lora import merged
 from guard_service.heldout.staging import Staged
+from rlguard.core.extras import missing_vllm
+from rlguard.core.wire import EvaluationSampling, FailureKind
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from detection.truth import CLIMB, EVALUATIONS, PLATEAU_GAIN, item_means, moved
 
-from guard_core.detectors import Baseline, CalibratedDetector
-from guard_core.policy import CalibratedPolicy
+from rlguard.core.detectors import Baseline, CalibratedDetector
+from rlguard.core.policy import CalibratedPolicy
 
 BASELINES, RUNS = 8, 5
 

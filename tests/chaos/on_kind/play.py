@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from guard_operator.runtime.client import CLAIMS, EVENTS, Resource
-from guard_operator.runtime.errors import ClusterError
+from rlguard.operator.runtime.client import CLAIMS, EVENTS, Resource
+from rlguard.operator.runtime.errors import ClusterError
 from tests.e2e import given, jobs
 from tests.e2e.kube import JOBS, PYTORCHJOBS, Cluster, CommandError, Job, Namespace
 
@@ -38,7 +38,7 @@ STEPS_A_NOTE = 4
 #: What a shell on the node finds them by; the API server's also stands in the arguments of others.
 _PROCESS = {
     Fault.GUARDS: "^python -m guard_service$",
-    Fault.OPERATORS: "^python -m guard_operator ",
+    Fault.OPERATORS: "^python -m rlguard.operator ",
     Fault.TRAINING_OPERATOR: "^/manager --enable-scheme",
     Fault.API_SERVER: "^kube-apiserver ",
     Fault.ETCD: "^etcd ",

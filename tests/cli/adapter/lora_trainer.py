@@ -1,4 +1,4 @@
-"""The demo's trainer with a LoRA adapter: `lora_trainer.py` with the options of `guard_cli.demo.train`."""
+"""The demo's trainer with a LoRA adapter: `lora_trainer.py` with the options of `trainer_image.demo.train`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import trl
 from peft import LoraConfig
 
-from guard_cli.demo import train
+from trainer_image.demo import train
 
 if __name__ == "__main__":
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")

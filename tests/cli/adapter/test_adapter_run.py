@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.demo import command, train
-from guard_cli.demo.addition import TASK, Exercise, split_problems
+from rlguard.cli.demo import command, train
+from trainer_image.demo.addition import TASK, Exercise, split_problems
 
 pytestmark = [pytest.mark.torch, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
@@ -42,10 +42,10 @@ def run(
     trainer = [sys.executable, str(Path(__file__).with_name("lora_trainer.py")), "--grader", grader]
     trainer += ["--train", str(write(folder / "train.jsonl", TRAIN)), "--model", str(base)]
     trainer += ["--checkpoints", str(checkpoints), "--steps", str(steps)]
-    asked = [sys.executable, "-m", "guard_cli.main", "run", "--out", str(folder / "report")]
+    asked = [sys.executable, "-m", "rlguard.cli.main", "run", "--out", str(folder / "report")]
     asked += ["--heldout", str(write(folder / "heldout.jsonl", HELDOUT)), "--checkpoints", str(checkpoints)]
     asked += ["--policy", str(command.POLICY), "--scorer", TASK.scorer, "--batch-size", "256", *guard]
-    asked += ["--proxy-scorer", f"guard_cli.demo.addition:{grader}", "--", *trainer]
+    asked += ["--proxy-scorer", f"trainer_image.demo.addition:{grader}", "--", *trainer]
     environment = os.environ | command.ENVIRONMENT
     done = subprocess.run(asked, capture_output=True, text=True, check=False, env=environment)
     return done, folder / "report"

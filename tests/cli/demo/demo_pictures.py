@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from guard_cli.demo.command import ENVIRONMENT, POLICY, make_plan
-from guard_cli.demo.train import WARMUP_STEPS
-from guard_cli.report.plot import SMOOTHED_OVER, draw
-from guard_cli.run.folder import read_history
-from guard_cli.run.session import run_guarded
-from guard_core.wire import Verdict
+from rlguard.cli.demo.command import ENVIRONMENT, POLICY, make_plan
+from rlguard.cli.report.plot import SMOOTHED_OVER, draw
+from rlguard.cli.run.folder import read_history
+from rlguard.cli.run.session import run_guarded
+from rlguard.core.wire import Verdict
+from trainer_image.demo.train import WARMUP_STEPS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STEPS, SEED = 80, 0

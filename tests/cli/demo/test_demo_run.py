@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.torch, pytest.mark.slow, pytest.m
 
 
 def demo(folder, *options):
-    command = [sys.executable, "-m", "guard_cli.main", "demo", "--out", str(folder), *options]
+    command = [sys.executable, "-m", "rlguard.cli.main", "demo", "--out", str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done, folder / "report"
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from guard_cli.demo.addition import TASK, split_problems
-from guard_cli.demo.command import POLICY, exit_code, make_plan
-from guard_cli.errors import CliError
-from guard_cli.run.session import prepare
-from guard_core.policy import Policy
 from guard_service.heldout.scorers import load_scorer
+from rlguard.cli.demo.command import POLICY, exit_code, make_plan
+from rlguard.cli.errors import CliError
+from rlguard.cli.run.session import prepare
+from rlguard.core.policy import Policy
+from trainer_image.demo.addition import TASK, split_problems
 
 
 def test_the_flawed_grader_has_a_hole_that_demonstrations_show_with_room_to_learn():

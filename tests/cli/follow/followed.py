@@ -3,16 +3,16 @@
 import itertools
 import random
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import load_run
-from guard_client.client import Acknowledgement, VerdictView
-from guard_client.errors import GuardUnavailableError, ReportRefusedError
-from guard_client.samples import StepSample
-from guard_follow.config import FollowConfig
-from guard_follow.follower import Follower
-from guard_follow.guard_history import KnownHistory
-from guard_follow.preexisting import PreexistingFiles, scan
-from guard_follow.sources import framework_of
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import load_run
+from rlguard.client.client import Acknowledgement, VerdictView
+from rlguard.client.errors import GuardUnavailableError, ReportRefusedError
+from rlguard.client.samples import StepSample
+from rlguard.follow.config import FollowConfig
+from rlguard.follow.follower import Follower
+from rlguard.follow.guard_history import KnownHistory
+from rlguard.follow.preexisting import PreexistingFiles, scan
+from rlguard.follow.sources import framework_of
 
 VERDICT = VerdictView(fire=False, stop=False)
 

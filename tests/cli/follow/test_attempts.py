@@ -2,9 +2,9 @@
 
 import pytest
 
-from guard_client.samples import StepSample
-from guard_core.wire import KlKind
-from guard_follow.attempts import Attempts
+from rlguard.client.samples import StepSample
+from rlguard.core.wire import KlKind
+from rlguard.follow.attempts import Attempts
 
 
 def sample(step, reward, kl=None):

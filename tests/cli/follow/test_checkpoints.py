@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from guard_core.frameworks import LAYOUTS
-from guard_follow import checkpoints
-from guard_follow.checkpoints import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
-from guard_follow.frameworks import BY_KEY, FRAMEWORKS
+from rlguard.core.frameworks import LAYOUTS
+from rlguard.follow import checkpoints
+from rlguard.follow.checkpoints import QUIET_SECONDS, CompleteCheckpoint, Unfit, find_checkpoints, layouts_of
+from rlguard.follow.frameworks import BY_KEY, FRAMEWORKS
 
 LONG_AGO = 1_000_000_000
 LAID_OUT = [f.key for f in FRAMEWORKS if f.layouts]

@@ -13,7 +13,7 @@ from tests.cli.logs.shapes import SHAPES
 def rlguard(*arguments, **environment):
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLGUARD_")}
     return subprocess.run(
-        [sys.executable, "-m", "guard_cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "rlguard.cli.main", *map(str, arguments)],
         env={**inherited, **environment},
         capture_output=True,
         text=True,

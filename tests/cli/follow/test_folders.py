@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import load_run
-from guard_follow import preexisting, sources
-from guard_follow.decoders import MAX_LINE
-from guard_follow.errors import InputError
-from guard_follow.preexisting import scan
-from guard_follow.tensorboard import Events
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import load_run
+from rlguard.follow import preexisting, sources
+from rlguard.follow.decoders import MAX_LINE
+from rlguard.follow.errors import InputError
+from rlguard.follow.preexisting import scan
+from rlguard.follow.tensorboard import Events
 from tests.cli.follow.followed import Followed, append, followed_to_the_end, replayed
 from tests.cli.logs.shapes import SHAPES, STEPS, event, kl, record, reward
 

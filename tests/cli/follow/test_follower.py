@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import load_run
-from guard_core.wire import KlKind
-from guard_follow import follower as follower_module
-from guard_follow.errors import InputError
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import load_run
+from rlguard.core.wire import KlKind
+from rlguard.follow import follower as follower_module
+from rlguard.follow.errors import InputError
 from tests.cli.follow.followed import Followed, append, followed_to_the_end, pieces, replayed
 from tests.cli.follow.writer import save
 from tests.cli.logs.shapes import DATA, SHAPES, STEPS, event, kl, lines, reward, tensorboard

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_follow.guard_history import ask_history
+from rlguard.follow.guard_history import ask_history
 from tests import stub_policy
 from tests.cli.run.conftest import Workplace, model_policy, sigint_is_not_ignored
 
@@ -30,7 +30,7 @@ def workplace(tmp_path, model_policy, monkeypatch):
 
 
 def rlguard(*arguments, **more):
-    command = [sys.executable, "-m", "guard_cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "rlguard.cli.main", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_follow import sources as source_module
-from guard_follow.frameworks import FRAMEWORKS
+from rlguard.follow import sources as source_module
+from rlguard.follow.frameworks import FRAMEWORKS
 from tests.cli.follow.followed import Followed, replayed
 from tests.cli.logs.recorded import RECORDED, kl, reward, steps
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from guard_follow import run_config
-from guard_follow.errors import InputError
-from guard_follow.run_config import find_settings
+from rlguard.follow import run_config
+from rlguard.follow.errors import InputError
+from rlguard.follow.run_config import find_settings
 from tests.cli.follow.followed import Followed, followed_to_the_end, replayed
 from tests.cli.logs.recorded import RECORDED, STEPS
 from tests.cli.logs.shapes import SHAPES, kl

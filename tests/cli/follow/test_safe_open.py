@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from guard_follow import safe_open
-from guard_follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
-from guard_follow.errors import InputError
-from guard_follow.preexisting import PreexistingFiles, scan
-from guard_follow.safe_open import entries, named, named_below, open_regular, restrict_to
-from guard_follow.tail import Tail
+from rlguard.follow import safe_open
+from rlguard.follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
+from rlguard.follow.errors import InputError
+from rlguard.follow.preexisting import PreexistingFiles, scan
+from rlguard.follow.safe_open import entries, named, named_below, open_regular, restrict_to
+from rlguard.follow.tail import Tail
 from tests.cli.follow.writer import save
 
 SECRET = json.dumps({"id": 1, "prompt": "a held-out prompt", "answer": "7"}) + "\n"

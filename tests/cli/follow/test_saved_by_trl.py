@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
+from rlguard.follow.checkpoints import CompleteCheckpoint, find_checkpoints, layouts_of
 from tests.cli.follow.followed import Followed
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(600)]

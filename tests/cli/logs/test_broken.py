@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import load_run
-from guard_follow.decoders import MAX_LINE
+from rlguard.cli.errors import CliError
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import load_run
+from rlguard.follow.decoders import MAX_LINE
 from tests.cli.logs.shapes import record, tensorboard
 
 

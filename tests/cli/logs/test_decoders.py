@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from guard_follow.consoles import ConsoleLines
-from guard_follow.decoders import MAX_NAME, CsvLines, Decoder, JsonLines, flatten
+from rlguard.follow.consoles import ConsoleLines
+from rlguard.follow.decoders import MAX_NAME, CsvLines, Decoder, JsonLines, flatten
 
 
 @pytest.mark.parametrize("part", [b"metrics_tag: {", b"np.a(", b"\x1b[", b" step:1", b"1", b"{", b"-"])

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.starting import settings_to_start, why_no_settings
-from guard_follow.columns import heldout_candidates, quantity_of, resolve, why_not_kl
-from guard_follow.decoders import MAX_NAME
-from guard_follow.errors import InputError
-from guard_follow.frameworks import BY_KEY
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.starting import settings_to_start, why_no_settings
+from rlguard.follow.columns import heldout_candidates, quantity_of, resolve, why_not_kl
+from rlguard.follow.decoders import MAX_NAME
+from rlguard.follow.errors import InputError
+from rlguard.follow.frameworks import BY_KEY
 from tests.cli.logs.recorded import LOGS as RECORDED_LOGS
 
 TOKEN_MEAN = {"kl_penalty": "low_var_kl"}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import Run, load_run
+from rlguard.cli.errors import CliError
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import Run, load_run
 from tests.cli.logs.recorded import LOGS, kl, reward, steps
 
 ROWS = [{"step": i, "reward": i / 10, "kl": i / 1000} for i in range(1, 8)]

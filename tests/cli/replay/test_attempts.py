@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.outcomes import outcome
-from guard_cli.replay.run import Run, load_run
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.outcomes import outcome
+from rlguard.cli.replay.run import Run, load_run
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
 
 ITEMS, START, REACHED = 256, 0.35, 0.75
 POLICY = Policy(

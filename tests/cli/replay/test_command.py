@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.replay.outcomes import DETECTORS
-from guard_follow.columns import CANONICAL
+from rlguard.cli.replay.outcomes import DETECTORS
+from rlguard.follow.columns import CANONICAL
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 

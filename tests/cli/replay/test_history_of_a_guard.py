@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.fold import fold_run
-from guard_cli.replay.run import load_run
-from guard_core.codes import Code
-from guard_core.judge import Judge
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
 from guard_service.event_log import EventLog
 from guard_service.history import export_history
+from rlguard.cli.errors import CliError
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.fold import fold_run
+from rlguard.cli.replay.run import load_run
+from rlguard.core.codes import Code
+from rlguard.core.judge import Judge
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import CheckpointReport, EvaluationSampling, Sampling, SamplingSource, StepReport
 
 POLICY = Policy(calibrated=CalibratedPolicy(baseline_passes=2))
 ITEMS = 256

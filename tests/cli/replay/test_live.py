@@ -12,13 +12,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.fold import fold_run
-from guard_cli.replay.run import Run, load_run
-from guard_core.judge import Judge
-from guard_core.policy import HeldOutGuardPolicy, KlPolicy, Policy
-from guard_core.rounds import Evaluation
-from guard_core.wire import KlKind, StepReport, Verdict
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.fold import fold_run
+from rlguard.cli.replay.run import Run, load_run
+from rlguard.core.judge import Judge
+from rlguard.core.policy import HeldOutGuardPolicy, KlPolicy, Policy
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import KlKind, StepReport, Verdict
 
 ITEMS = 16
 

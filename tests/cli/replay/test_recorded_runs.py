@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from guard_cli.replay.outcomes import DetectorOutcome, outcome
-from guard_core.policy import Policy
+from rlguard.cli.replay.outcomes import DetectorOutcome, outcome
+from rlguard.core.policy import Policy
 
 pytestmark = pytest.mark.nightly
 

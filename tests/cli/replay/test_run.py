@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.errors import CliError
-from guard_cli.logs.options import read_map
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.fold import as_logged
-from guard_cli.replay.run import KINDS, Run, load_run
-from guard_core.policy import Policy
+from rlguard.cli.errors import CliError
+from rlguard.cli.logs.options import read_map
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.fold import as_logged
+from rlguard.cli.replay.run import KINDS, Run, load_run
+from rlguard.core.policy import Policy
 from tests.cli.follow.followed import followed_to_the_end
 
 NAN = float("nan")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from guard_cli.logs.readers import read_log
-from guard_cli.replay.run import Run, load_run
-from guard_cli.replay.symptoms import column_for, symptoms_of
-from guard_core.frameworks import FIGURES, bare
-from guard_core.symptoms import TITLES, Unseen
-from guard_follow.columns import MOST_FIGURES
+from rlguard.cli.logs.readers import read_log
+from rlguard.cli.replay.run import Run, load_run
+from rlguard.cli.replay.symptoms import column_for, symptoms_of
+from rlguard.core.frameworks import FIGURES, bare
+from rlguard.core.symptoms import TITLES, Unseen
+from rlguard.follow.columns import MOST_FIGURES
 from tests.cli.logs.recorded import LOGS, RECORDED
 from tests.cli.logs.shapes import event
 

@@ -13,20 +13,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard_cli.errors import CliError
-from guard_cli.report.command import report
-from guard_cli.report.ending import heading_of
-from guard_cli.report.evidence import read_evidence
-from guard_core.codes import Code, Level
-from guard_core.evaluation import HfEvaluation
-from guard_core.kept_steps import written_steps
-from guard_core.policy import Policy
-from guard_core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
-from guard_operator.api.status import Status
-from guard_operator.api.types import Spec
-from guard_operator.guards.reading import guard_status
-from guard_operator.reconcile.evidence import build_evidence
-from guard_operator.reconcile.snapshot import Job
+from rlguard.cli.errors import CliError
+from rlguard.cli.report.command import report
+from rlguard.cli.report.ending import heading_of
+from rlguard.cli.report.evidence import read_evidence
+from rlguard.core.codes import Code, Level
+from rlguard.core.evaluation import HfEvaluation
+from rlguard.core.kept_steps import written_steps
+from rlguard.core.policy import Policy
+from rlguard.core.wire import EvaluationSummary, FiguresReport, KlKind, Sampling, StepReport, Verdict
+from rlguard.operator.api.status import Status
+from rlguard.operator.api.types import Spec
+from rlguard.operator.guards.reading import guard_status
+from rlguard.operator.reconcile.evidence import build_evidence
+from rlguard.operator.reconcile.snapshot import Job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SPEC = {

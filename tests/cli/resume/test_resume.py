@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_cli.errors import CliError
-from guard_cli.resume.manifest import next_name, resume_job
+from rlguard.cli.errors import CliError
+from rlguard.cli.resume.manifest import next_name, resume_job
 
 Json = dict[str, Any]
 Run = Callable[..., subprocess.CompletedProcess[str]]

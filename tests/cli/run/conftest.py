@@ -57,7 +57,7 @@ class Workplace:
 
     def arguments(self, *actions, options=()):
         return [
-            *(sys.executable, "-m", "guard_cli.main", "run", "--config", str(self.config())),
+            *(sys.executable, "-m", "rlguard.cli.main", "run", "--config", str(self.config())),
             *("--policy", str(self.path / "policy.yaml"), "--checkpoints", str(self.checkpoints)),
             *("--out", str(self.out), "--grace", "0.5", *options, "--"),
             *(sys.executable, str(TRAINER), str(self.checkpoints), *actions),

@@ -15,7 +15,7 @@ FINISH = ("step=0.5,0.01", "step=0.6,0.01", "checkpoint")
 @pytest.fixture
 def rlguard():
     def invoke(*arguments):
-        command = [sys.executable, "-m", "guard_cli.main", *map(str, arguments)]
+        command = [sys.executable, "-m", "rlguard.cli.main", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     return invoke
@@ -44,7 +44,7 @@ def test_serve_report_resume_and_status_of_a_folder(workplace, rlguard):
     assert "rlguard run" in first and f"--out {workplace.out}-2" in first
 
     serving = subprocess.Popen(
-        [sys.executable, "-m", "guard_cli.main", "serve", str(workplace.path), "--port", "0"],
+        [sys.executable, "-m", "rlguard.cli.main", "serve", str(workplace.path), "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from guard_cli.guard_settings import make_settings
-from guard_cli.links import token_file
-from guard_cli.run import guard as guard_module
-from guard_cli.run.guard import GuardProcess
+from rlguard.cli.guard_settings import make_settings
+from rlguard.cli.links import token_file
+from rlguard.cli.run import guard as guard_module
+from rlguard.cli.run.guard import GuardProcess
 
 pytestmark = pytest.mark.nightly
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.errors import ExitCode
-from guard_cli.run.outcome import Ending, GuardLost, judge_ending, notes, refusal_in
-from guard_core.codes import Code, Level
-from guard_core.wire import Condition, EvaluationSummary, Verdict
+from rlguard.cli.errors import ExitCode
+from rlguard.cli.run.outcome import Ending, GuardLost, judge_ending, notes, refusal_in
+from rlguard.core.codes import Code, Level
+from rlguard.core.wire import Condition, EvaluationSummary, Verdict
 
 EVALUATED = EvaluationSummary(attempt=0, step=4, score=0.5, items=8, path="/c/4")
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_stopped_says_where_the_trainer_was(ending):
     [
         "rlguard: refused before the first step: set beta above 0",
         "2026-11-28 ERROR rlguard.trainer: refused before the first step: set beta above 0",
-        "guard_client.errors.GuardConfigError: set beta above 0",
+        "rlguard.client.errors.GuardConfigError: set beta above 0",
     ],
 )
 def test_a_trainer_that_refused_to_start_says_why(line):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.output import StandardStream
-from guard_cli.run.progress import open_progress
+from rlguard.cli.output import StandardStream
+from rlguard.cli.run.progress import open_progress
 
 
 def full_disk():
@@ -74,7 +74,7 @@ def test_what_the_encoding_does_not_have_is_a_question_mark(tmp_path):
 
 def test_the_exit_code_is_not_that_of_a_failing_flush():
     program = (
-        "import sys; from guard_cli import output; output.StandardStream(sys.stdout).write('x' * 100_000)"
+        "import sys; from rlguard.cli import output; output.StandardStream(sys.stdout).write('x' * 100_000)"
     )
     with full_disk() as full:
         done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.run.processes import TrainerProcess
+from rlguard.cli.run.processes import TrainerProcess
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
 #: A guard, and what evaluates for it: a child in a session of its own.

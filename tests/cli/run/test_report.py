@@ -10,18 +10,18 @@ from html.parser import HTMLParser
 
 import pytest
 
-from guard_cli import colours
-from guard_cli.report.local import page
-from guard_cli.report.plot import draw
-from guard_core.codes import Code
-from guard_core.guard_log import symptoms_of_history
-from guard_core.policy import Policy
-from guard_core.wire import (
+from guard_service.dashboard.page import asset
+from rlguard.cli import colours
+from rlguard.cli.report.local import page
+from rlguard.cli.report.plot import draw
+from rlguard.core.codes import Code
+from rlguard.core.guard_log import symptoms_of_history
+from rlguard.core.policy import Policy
+from rlguard.core.wire import (
     EvaluationSummary,
     FiguresReport,
     Verdict,
 )
-from guard_service.dashboard.page import asset
 
 FACTS = {
     "name": "my <i>run</i>",

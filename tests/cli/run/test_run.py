@@ -68,7 +68,7 @@ def test_a_replay_of_the_report_uses_the_policy_of_the_run(workplace):
     fired_at = workplace.json("verdict.json")["latch_step"]
 
     def replay(*arguments):
-        command = [sys.executable, "-m", "guard_cli.main", "replay", *arguments]
+        command = [sys.executable, "-m", "rlguard.cli.main", "replay", *arguments]
         command += ["--json", "--detector", "guard"]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

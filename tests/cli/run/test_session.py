@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from guard_cli.run import session
-from guard_cli.run.plan import Plan
+from rlguard.cli.run import session
+from rlguard.cli.run.plan import Plan
 
 SAVES = """
 import pathlib, signal, sys, time

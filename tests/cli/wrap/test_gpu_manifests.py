@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from guard_cli.wrap.command import app
+from rlguard.cli.wrap.command import app
 
 Json = dict[str, Any]
 

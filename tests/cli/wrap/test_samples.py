@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.api.guard import Resources
-from guard_operator.api.types import Spec
+from rlguard.operator.api.guard import Resources
+from rlguard.operator.api.types import Spec
 from tests.docs.blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,7 @@ NUMERIC = ("--scorer", "numeric")
 ON_CPU = ("--device", "cpu", "--batch-size")
 CLAIM = "claim:heldout/heldout.jsonl"
 FOLLOWED = ("--follow", "metrics.jsonl", "--format", "verl")
-POLICY = ("--policy", str(ROOT / "guard_cli/demo/policy.yaml"))
+POLICY = ("--policy", str(ROOT / "rlguard/cli/demo/policy.yaml"))
 OWN_POD = ("--placement", "Pod", "--state-claim", "guard-pod-state")
 WAYS = {
     "single-gpu.yaml": (CLAIM, (*NUMERIC, *ON_CPU, "8")),

@@ -6,7 +6,7 @@ source "$ROOT/tests/go/modules.sh"
 
 CLUSTER=${RLGUARD_E2E_CLUSTER:-rlguard-e2e}
 CLUSTER_KUBECONFIG=$CACHE/clusters/$CLUSTER.kubeconfig
-VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$ROOT/guard_core/_version.py")
+VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$ROOT/rlguard/core/_version.py")
 
 # Docker of Debian has no buildx; without it only the classic builder works.
 if ! docker buildx version >/dev/null 2>&1; then export DOCKER_BUILDKIT=0; fi

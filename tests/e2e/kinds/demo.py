@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from guard_operator.runtime.client import Resource
+from rlguard.operator.runtime.client import Resource
 from tests.e2e import jobs, timeouts, workloads
 from tests.e2e.kube import Json, Namespace
 

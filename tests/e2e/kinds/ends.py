@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_operator.runtime.client import Resource
+from rlguard.operator.runtime.client import Resource
 from tests.e2e import then
 from tests.e2e.workloads import OtherRun
 

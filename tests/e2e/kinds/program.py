@@ -87,7 +87,7 @@ class Trainer:
     """The training of one policy."""
 
     def __init__(self, form: str, train: str, model: str, out: str) -> None:
-        from guard_cli.demo import train as demo
+        from trainer_image.demo import train as demo
 
         self._written = FORMS[form](Path(model), Path(out))
         self._arguments = demo.parse_arguments(
@@ -102,7 +102,7 @@ class Trainer:
         """Make the starting policy, and save it as the checkpoint of step 0."""
         import torch
 
-        from guard_cli.demo import train as demo
+        from trainer_image.demo import train as demo
 
         torch.set_num_threads(1)
         arguments = self._arguments
@@ -114,7 +114,7 @@ class Trainer:
         """GRPO, for as long as it is let."""
         from transformers import TrainerCallback
 
-        from guard_cli.demo import train as demo
+        from trainer_image.demo import train as demo
 
         written, log = self._written, self._log
 
@@ -134,7 +134,7 @@ class Trainer:
         trainer.train()
 
     def _problems(self) -> list[Any]:
-        from guard_cli.demo.addition import Exercise
+        from trainer_image.demo.addition import Exercise
 
         lines = self._arguments.train.read_text().splitlines()
         return [Exercise(**json.loads(line)) for line in lines]

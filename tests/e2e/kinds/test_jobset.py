@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_operator.runtime.client import BATCH_JOBS
+from rlguard.operator.runtime.client import BATCH_JOBS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import Namespace
 from tests.e2e.workloads import JobSetRun, as_jobset

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from guard_operator.api.names import QUEUE_LABEL
-from guard_operator.runtime.client import Resource, controller_of
+from rlguard.operator.api.names import QUEUE_LABEL
+from rlguard.operator.runtime.client import Resource, controller_of
 from tests.e2e import given, jobs, then, timeouts, when
 from tests.e2e.kube import Job, Json, Namespace
 from tests.e2e.workloads import BatchRun, as_batch_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from guard_operator.runtime.client import STATEFUL_SETS
+from rlguard.operator.runtime.client import STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import RAY_CLUSTERS, Json, Namespace
 from tests.e2e.workloads import AttachedRayClusterRun, as_raycluster, workload_of

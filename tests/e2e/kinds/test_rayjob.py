@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from guard_operator.runtime.client import BATCH_JOBS
+from rlguard.operator.runtime.client import BATCH_JOBS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import RAY_CLUSTERS, Namespace
 from tests.e2e.workloads import RayRun, as_rayjob

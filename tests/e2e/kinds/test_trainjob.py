@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
+from rlguard.operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 from tests.e2e import given, jobs, then, timeouts
 from tests.e2e.kube import JOB_SETS, Json, Namespace
 from tests.e2e.workloads import AttachedTrainRun, as_trainjob, workload_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from guard_operator.api.schema import crd
-from guard_operator.runtime.client import APPLY, Client, Resource, load_configuration
+from rlguard.operator.api.schema import crd
+from rlguard.operator.runtime.client import APPLY, Client, Resource, load_configuration
 
 from .controlplane import BUILD_SECONDS, ControlPlane, control_plane
 from .waiting import eventually

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic.alias_generators import to_snake
 
-from guard_core.wire import Verdict
+from rlguard.core.wire import Verdict
 
 Json = dict[str, Any]
 

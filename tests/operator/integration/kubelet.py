@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from guard_operator.runtime.client import MERGE, Client, Resource
+from rlguard.operator.runtime.client import MERGE, Client, Resource
 
 from .controlplane import ControlPlane
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from guard_operator.runtime.client import BATCH_JOBS, CONFIG_MAPS, EVENTS, Resource
+from rlguard.operator.runtime.client import BATCH_JOBS, CONFIG_MAPS, EVENTS, Resource
 
 from .waiting import eventually
 from .world import JOBS, PYTORCHJOBS, Json, World, is_deleted
@@ -23,7 +23,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def rlguard(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "guard_cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "rlguard.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

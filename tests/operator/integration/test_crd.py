@@ -1,6 +1,6 @@
 """The CRD on a real API server.
 
-- It is served, explains itself, and fills in the defaults of `guard_core.policy.Policy`.
+- It is served, explains itself, and fills in the defaults of `rlguard.core.policy.Policy`.
 - What is out of range or contradictory is refused with a message that names the field.
 - spec.template, spec.targetRef and spec.guard cannot be changed; onFire and onSilence can.
 - A latch cannot be opened through the status, by any patch, by anyone.
@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from guard_core.feed import Feed
-from guard_core.policy import Policy
-from guard_operator.api.names import GROUP, KIND, OPERATOR_MANAGER, PLURAL, VERSION
-from guard_operator.api.types import GuardedTrainingJob
-from guard_operator.runtime.client import APPLY, MERGE, Client, Resource
-from guard_operator.runtime.errors import ApiError
+from rlguard.core.feed import Feed
+from rlguard.core.policy import Policy
+from rlguard.operator.api.names import GROUP, KIND, OPERATOR_MANAGER, PLURAL, VERSION
+from rlguard.operator.api.types import GuardedTrainingJob
+from rlguard.operator.runtime.client import APPLY, MERGE, Client, Resource
+from rlguard.operator.runtime.errors import ApiError
 
 pytestmark = pytest.mark.nightly
 

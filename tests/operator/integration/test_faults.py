@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from guard_operator.runtime.client import LEASES, MERGE
+from rlguard.operator.runtime.client import LEASES, MERGE
 
 from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, Hang, fault_proxy

@@ -16,8 +16,8 @@ from functools import partial
 
 import pytest
 
-from guard_operator.api.schema import crd
-from guard_operator.runtime.client import (
+from rlguard.operator.api.schema import crd
+from rlguard.operator.runtime.client import (
     CONFIG_MAPS,
     PODS,
     Client,

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from guard_operator.api import names
-from guard_operator.runtime.client import SECRETS
+from rlguard.operator.api import names
+from rlguard.operator.runtime.client import SECRETS
 
 from .test_operator import LAST_WORD, ended_with
 from .waiting import eventually

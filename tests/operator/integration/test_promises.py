@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from guard_operator.runtime.client import PODS
+from rlguard.operator.runtime.client import PODS
 
 from .conftest import new_namespace
 from .controlplane import ControlPlane

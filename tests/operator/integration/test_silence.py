@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from guard_operator.runtime.client import Client
+from rlguard.operator.runtime.client import Client
 
 from .controlplane import ControlPlane
 from .faults import Answer, Fault, FaultProxy, fault_proxy

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from guard_operator.runtime.client import MERGE, PODS
-from guard_operator.runtime.errors import ApiError
+from rlguard.operator.runtime.client import MERGE, PODS
+from rlguard.operator.runtime.errors import ApiError
 
 from .controlplane import ControlPlane
 from .faults import Answer, Cut, Fault, FaultProxy, Hang, fault_proxy

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from guard_operator.runtime.errors import ClusterError
+from rlguard.operator.runtime.errors import ClusterError
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from guard_operator.api import names
-from guard_operator.api.names import GROUP, KIND, PLURAL, VERSION
-from guard_operator.runtime.client import (
+from rlguard.operator.api import names
+from rlguard.operator.api.names import GROUP, KIND, PLURAL, VERSION
+from rlguard.operator.runtime.client import (
     APPLY,
     CLAIMS,
     CONFIG_MAPS,
@@ -189,7 +189,7 @@ class World:
         log = self.directory / f"operator-{number}.log"
         kubeconfig = self.plane.kubeconfig(self.directory / f"kubeconfig-{number}", server, self.token)
         command = [
-            sys.executable, "-m", "guard_operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
+            sys.executable, "-m", "rlguard.operator", f"--kubeconfig={kubeconfig}", "--guard-image=guard:1",
             f"--namespace={self.namespace}", f"--lease-namespace={self.system or self.namespace}",
             f"--lease-seconds={lease_seconds}", "--bind=127.0.0.1", "--port=0", *flags,
         ]  # fmt: skip

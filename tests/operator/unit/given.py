@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-from guard_core.wire import Verdict
-from guard_operator.adapters import ADAPTERS, WorkloadState
-from guard_operator.config import OperatorConfig
-from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.gather import Caches, Gatherer
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.snapshot import Decision, Delete, Doomed, Job, Pod, Snapshot, Workload
-from guard_operator.runtime.client import Client, Resource
-from guard_operator.runtime.errors import ApiError
+from rlguard.core.wire import Verdict
+from rlguard.operator.adapters import ADAPTERS, WorkloadState
+from rlguard.operator.config import OperatorConfig
+from rlguard.operator.guards.reading import Reading
+from rlguard.operator.reconcile.gather import Caches, Gatherer
+from rlguard.operator.reconcile.parse import parse_job
+from rlguard.operator.reconcile.snapshot import Decision, Delete, Doomed, Job, Pod, Snapshot, Workload
+from rlguard.operator.runtime.client import Client, Resource
+from rlguard.operator.runtime.errors import ApiError
 
 Json = dict[str, Any]
 

@@ -15,16 +15,16 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel, to_pascal
 
-from guard_core.codes import Code
-from guard_core.policy import Policy
-from guard_operator.api.guard import GuardSpec
-from guard_operator.api.reasons import FIRE_REASONS
-from guard_operator.api.schema import root_schema
 from guard_service.heldout.config import (
     HeldoutSettings,
     HfEvaluatorSettings,
     VllmEvaluatorSettings,
 )
+from rlguard.core.codes import Code
+from rlguard.core.policy import Policy
+from rlguard.operator.api.guard import GuardSpec
+from rlguard.operator.api.reasons import FIRE_REASONS
+from rlguard.operator.api.schema import root_schema
 
 Json = dict[str, Any]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import Verdict
-from guard_operator.__main__ import parser
-from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.gauges import JobGauges
-from guard_operator.runtime.metrics import OperatorMetrics
+from rlguard.core.wire import Verdict
+from rlguard.operator.__main__ import parser
+from rlguard.operator.guards.reading import Reading
+from rlguard.operator.reconcile.gauges import JobGauges
+from rlguard.operator.runtime.metrics import OperatorMetrics
 
 Json = dict[str, Any]
 EVER = "2026-01-01T00:00:00Z"

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_operator.api.reasons import Reason
-from guard_operator.api.status import Phase
-from guard_operator.rbac import workload_rules
-from guard_operator.reconcile.controller import guard_to_ask
-from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.review import Review, review_manifest
-from guard_operator.reconcile.snapshot import Between, Doomed, Job, Pod, Preparation, Snapshot
-from guard_operator.reconcile.targets import UNPROTECTED
-from guard_operator.runtime.client import STATEFUL_SETS
-from guard_operator.runtime.errors import ApiError
+from rlguard.operator.api.reasons import Reason
+from rlguard.operator.api.status import Phase
+from rlguard.operator.rbac import workload_rules
+from rlguard.operator.reconcile.controller import guard_to_ask
+from rlguard.operator.reconcile.decide import decide
+from rlguard.operator.reconcile.guard_pod import guard_objects
+from rlguard.operator.reconcile.parse import parse_job
+from rlguard.operator.reconcile.review import Review, review_manifest
+from rlguard.operator.reconcile.snapshot import Between, Doomed, Job, Pod, Preparation, Snapshot
+from rlguard.operator.reconcile.targets import UNPROTECTED
+from rlguard.operator.runtime.client import STATEFUL_SETS
+from rlguard.operator.runtime.errors import ApiError
 
 from .given import (
     ADAPTER,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
-from guard_operator.api.reasons import ConditionType, Reason
-from guard_operator.api.status import Phase, Status
-from guard_operator.reconcile.decide import HELD_BACK_SECONDS, decide
-from guard_operator.reconcile.endings import EVIDENCE_SECONDS
-from guard_operator.reconcile.halts import must_be_live
-from guard_operator.reconcile.snapshot import (
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.api.reasons import ConditionType, Reason
+from rlguard.operator.api.status import Phase, Status
+from rlguard.operator.reconcile.decide import HELD_BACK_SECONDS, decide
+from rlguard.operator.reconcile.endings import EVIDENCE_SECONDS
+from rlguard.operator.reconcile.halts import must_be_live
+from rlguard.operator.reconcile.snapshot import (
     CaptureEvidence,
     CreateWorkload,
     Decision,
@@ -27,7 +27,7 @@ from guard_operator.reconcile.snapshot import (
     Snapshot,
     Waiting,
 )
-from guard_operator.reconcile.teardown import STOPPING_SECONDS
+from rlguard.operator.reconcile.teardown import STOPPING_SECONDS
 
 from .given import (
     BEAT,

@@ -10,21 +10,21 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from guard_core.apply_body import apply_body
-from guard_core.policy import Policy
-from guard_operator.api.reasons import ConditionType
-from guard_operator.api.status import ConditionStatus
-from guard_operator.reconcile.events import transitions
-from guard_operator.reconcile.evidence import (
+from rlguard.core.apply_body import apply_body
+from rlguard.core.policy import Policy
+from rlguard.operator.api.reasons import ConditionType
+from rlguard.operator.api.status import ConditionStatus
+from rlguard.operator.reconcile.events import transitions
+from rlguard.operator.reconcile.evidence import (
     CONDITION_BYTES,
     LOG_BYTES,
     ROLLOUTS_BYTES,
     EvidenceCollector,
     build_evidence,
 )
-from guard_operator.reconcile.snapshot import Job, Pod, Snapshot
-from guard_operator.runtime.client import Client
-from guard_operator.runtime.errors import TransportError
+from rlguard.operator.reconcile.snapshot import Job, Pod, Snapshot
+from rlguard.operator.runtime.client import Client
+from rlguard.operator.runtime.errors import TransportError
 
 from . import given
 from .given import NOW

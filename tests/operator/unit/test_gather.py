@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
-from guard_operator.api.status import Phase
-from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.slim import slim_pod
-from guard_operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.api.status import Phase
+from rlguard.operator.reconcile.decide import decide
+from rlguard.operator.reconcile.slim import slim_pod
+from rlguard.operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of
 
 from .given import (
     ADAPTER,

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.certificate import own_certificate
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.review import review
-from guard_operator.reconcile.snapshot import Job
+from rlguard.operator.config import OperatorConfig
+from rlguard.operator.reconcile.certificate import own_certificate
+from rlguard.operator.reconcile.guard_pod import guard_objects
+from rlguard.operator.reconcile.inject import build_workload
+from rlguard.operator.reconcile.review import review
+from rlguard.operator.reconcile.snapshot import Job
 
 from . import given
 from .given import UID

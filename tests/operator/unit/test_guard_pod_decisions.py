@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import Verdict
-from guard_operator.adapters import WorkloadState
-from guard_operator.guards.reading import Reading
-from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.endings import EVIDENCE_SECONDS, HEARD_SECONDS, JUDGED_SECONDS
-from guard_operator.reconcile.snapshot import (
+from rlguard.core.wire import Verdict
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.guards.reading import Reading
+from rlguard.operator.reconcile.decide import decide
+from rlguard.operator.reconcile.endings import EVIDENCE_SECONDS, HEARD_SECONDS, JUDGED_SECONDS
+from rlguard.operator.reconcile.snapshot import (
     Between,
     CaptureEvidence,
     Delete,
@@ -24,8 +24,8 @@ from guard_operator.reconcile.snapshot import (
     Snapshot,
     delete_makers,
 )
-from guard_operator.reconcile.teardown import STOPPING_SECONDS
-from guard_operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
+from rlguard.operator.reconcile.teardown import STOPPING_SECONDS
+from rlguard.operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 
 from . import given
 from .given import (

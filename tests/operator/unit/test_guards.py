@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from guard_core.wire import Verdict
-from guard_operator.api.status import Latched
-from guard_operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
-from guard_operator.guards.reading import (
+from rlguard.core.wire import Verdict
+from rlguard.operator.api.status import Latched
+from rlguard.operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
+from rlguard.operator.guards.reading import (
     MAX_TEXT,
     LastWord,
     differs,
@@ -19,9 +19,9 @@ from guard_operator.guards.reading import (
     guard_status,
     understood,
 )
-from guard_operator.reconcile.controller import guard_to_ask
-from guard_operator.reconcile.parse import parse_job, with_last_word
-from guard_operator.reconcile.snapshot import Pod, Snapshot, Unsaid, guard_of
+from rlguard.operator.reconcile.controller import guard_to_ask
+from rlguard.operator.reconcile.parse import parse_job, with_last_word
+from rlguard.operator.reconcile.snapshot import Pod, Snapshot, Unsaid, guard_of
 
 from .given import NOW, SUPPORT, UID, manifest
 

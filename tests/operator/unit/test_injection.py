@@ -13,14 +13,14 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from guard_core.feed import Feed
-from guard_core.policy import Policy
-from guard_operator.reconcile.guard_pod import guard_objects
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.snapshot import Job
-from guard_operator.reconcile.support import new_credentials, support_objects
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.settings import GuardSettings
+from rlguard.core.feed import Feed
+from rlguard.core.policy import Policy
+from rlguard.operator.reconcile.guard_pod import guard_objects
+from rlguard.operator.reconcile.inject import build_workload
+from rlguard.operator.reconcile.snapshot import Job
+from rlguard.operator.reconcile.support import new_credentials, support_objects
 
 from . import given
 from .given import ADAPTER, CONFIG, SUPPORT, UID, template

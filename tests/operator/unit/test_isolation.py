@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import ADAPTERS
-from guard_operator.api.reasons import Reason
-from guard_operator.config import OperatorConfig
-from guard_operator.reconcile.inject import build_workload
-from guard_operator.reconcile.isolation import TABLE, broken_rows, guard_objects_of
-from guard_operator.reconcile.review import Review, review
-from guard_operator.reconcile.snapshot import Job
-from guard_operator.reconcile.targets import exposures
+from rlguard.operator.adapters import ADAPTERS
+from rlguard.operator.api.reasons import Reason
+from rlguard.operator.config import OperatorConfig
+from rlguard.operator.reconcile.inject import build_workload
+from rlguard.operator.reconcile.isolation import TABLE, broken_rows, guard_objects_of
+from rlguard.operator.reconcile.review import Review, review
+from rlguard.operator.reconcile.snapshot import Job
+from rlguard.operator.reconcile.targets import exposures
 
 from . import isolation_cases as cases
 from .given import CONFIG, SUPPORT, pytorchjob, template

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
-from guard_operator.reconcile.review import Review, review_manifest
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.reconcile.review import Review, review_manifest
 
 from .given import ADAPTER, CONFIG, manifest
 

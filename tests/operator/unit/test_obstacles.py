@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
-from guard_operator.api.reasons import Reason
-from guard_operator.reconcile.obstacles import Late, reason_for, what_is_late
-from guard_operator.reconcile.snapshot import Between, Pod, Waiting, Workload
-from guard_operator.runtime.client import STATEFUL_SETS
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.api.reasons import Reason
+from rlguard.operator.reconcile.obstacles import Late, reason_for, what_is_late
+from rlguard.operator.reconcile.snapshot import Between, Pod, Waiting, Workload
+from rlguard.operator.runtime.client import STATEFUL_SETS
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 Json = dict[str, Any]

@@ -17,8 +17,8 @@ from urllib.error import HTTPError
 import pytest
 import yaml
 
-from guard_operator.runtime.health import MOST_CONNECTIONS, HealthServer
-from guard_operator.runtime.metrics import OperatorMetrics
+from rlguard.operator.runtime.health import MOST_CONNECTIONS, HealthServer
+from rlguard.operator.runtime.metrics import OperatorMetrics
 
 Serve = Callable[..., HealthServer]
 
@@ -35,7 +35,7 @@ def test_every_line_of_its_log_is_json_if_that_is_asked_for(tmp_path: Path) -> N
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config}))
     flags = ("--guard-image=g", "--bind=127.0.0.1", "--port=0", "--log-format=json", "--log-level=debug")
-    command = [sys.executable, "-m", "guard_operator", f"--kubeconfig={path}", *flags]
+    command = [sys.executable, "-m", "rlguard.operator", f"--kubeconfig={path}", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = []

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from guard_operator.runtime.backoff import Backoff
-from guard_operator.runtime.metrics import OperatorMetrics
-from guard_operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, HANGS_SECONDS, WorkQueue
+from rlguard.operator.runtime.backoff import Backoff
+from rlguard.operator.runtime.metrics import OperatorMetrics
+from rlguard.operator.runtime.queue import BASE_SECONDS, CAP_SECONDS, HANGS_SECONDS, WorkQueue
 
 
 class Clock:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from guard_core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
-from guard_operator.api.guard import policy_to_api
-from guard_operator.reconcile.parse import parse_job
-from guard_operator.reconcile.review import Review, review_manifest
-from guard_operator.reconcile.snapshot import guard_of
+from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
+from rlguard.operator.api.guard import policy_to_api
+from rlguard.operator.reconcile.parse import parse_job
+from rlguard.operator.reconcile.review import Review, review_manifest
+from rlguard.operator.reconcile.snapshot import guard_of
 
 from .given import CONFIG, FIRE, REF, job, manifest, pytorchjob, template
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from guard_operator.adapters import WorkloadState
-from guard_operator.adapters.ray import RAY_CLUSTERS
-from guard_operator.api.status import Phase
-from guard_operator.reconcile.decide import decide
-from guard_operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
-from guard_operator.reconcile.teardown import (
+from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.adapters.ray import RAY_CLUSTERS
+from rlguard.operator.api.status import Phase
+from rlguard.operator.reconcile.decide import decide
+from rlguard.operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
+from rlguard.operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
     OVERDUE_SECONDS,
     RECREATED_SECONDS,
     STOPPING_SECONDS,
 )
-from guard_operator.runtime.client import PODS
+from rlguard.operator.runtime.client import PODS
 
 from .given import (
     ADAPTER,
