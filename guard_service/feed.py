@@ -2,7 +2,7 @@
 
 That process (`python -m rlguard.follow`) reports as a trainer does, with the ingest token, so that whatever
 bounds and checks a trainer's reports holds for it, too. What a trainer writes is hostile: what hangs, crashes
-or swells on it is not the guard, which starts another one. It keeps no place in the log; see `rlguard.follow`.
+or swells on it is not the guard, which starts another one. It keeps no place in the log.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
     One dictionary a line: a step (`attempt, step, reward, kl, kl_kind, entropy, reward_std`) which, if its
     checkpoint was evaluated, also has `heldout` (mean score), `items` (outcome of each held-out item, in the
     split's order) and, with a `proxy_scorer`, `proxy_items` (what it gives the same completions) and, where
-    an item is several completions, `fooled_items` (see `rlguard.core.judge.Evaluation`), what `TOLD` has of it,
+    an item is several completions, `fooled_items` (see `judge.Evaluation`), what `TOLD` has of it,
     and the trainer's longest completion (`TRAINER_LIMIT`), as far as that is known. An evaluation whose
     step reported no reward has a line of its own, with `reward` null; so has each further evaluation of one
     checkpoint, with its number in `pass_index`. `step_event` and `heldout_event` number steps and evaluations

@@ -1,8 +1,8 @@
 """What the guard says, where an experiment is looked at: W&B, trackio, TensorBoard, MLflow.
 
 The figures go to whatever the Trainer logs to, through its own event, and stand there beside the reward.
-They are what a trainer is told (`rlguard.core.trainer_view`): the released held-out scores and what is made of
-these. The statistics of the detectors are made of single items and stay in the guard.
+They are what a trainer is told (`rlguard.core.trainer_view`): the released held-out scores and what is made
+of these. The statistics of the detectors are made of single items and stay in the guard.
 """
 
 from __future__ import annotations

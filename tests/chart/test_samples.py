@@ -5,10 +5,8 @@ Jobs of kinds whose CRDs are not here have their workloads made in `tests/kinds`
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from rlguard.operator.api.types import Spec
 from rlguard.operator.runtime.client import BATCH_JOBS, CLAIMS, PODS, STATEFUL_SETS, Client
 from tests.operator.integration.controlplane import ControlPlane
 from tests.operator.integration.world import JOBS, PYTORCHJOBS, World
-from tools import cluster_demo as demo
 
 from .conftest import ROOT, Cluster, Json, Render, tool
 
@@ -102,29 +99,10 @@ def test_samples_and_overlays_name_the_images_of_this_version() -> None:
 # -- the demo on a cluster -------------------------------------------------------------------------------
 
 
-def test_the_demo_on_a_cluster_is_the_demo(tmp_path: Path) -> None:
-    """It has its policy, mounts each of its modules, and imports from what it mounts alone."""
+def test_the_demo_on_a_cluster_has_the_policy_of_the_demo() -> None:
     job = yaml.safe_load((DEMO / "job.yaml").read_text())
     own = yaml.safe_load((ROOT / "rlguard" / "cli" / "demo" / "policy.yaml").read_text())
     assert Spec.model_validate(job["spec"]).guard.policy == Policy.model_validate(own)
-    pod = job["spec"]["template"]["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    items = next(v["configMap"]["items"] for v in pod["volumes"] if v["name"] == "demo")
-    mounted = {item["key"]: item["path"] for item in items}
-    assert mounted.pop("train.jsonl") == "train.jsonl"
-    assert mounted == {demo.config_map_key(path): str(path.relative_to(ROOT)) for path in demo.sources()}
-    (files,) = of_kind(list(yaml.safe_load_all((DEMO / "files.yaml").read_text())), "ConfigMap").values()
-    for key, path in mounted.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(files["data"][key])
-    code = (
-        "import trainer_image.demo.train as t, trainer_image.demo.warmup as w, trainer_image.demo.tiny_llama as l; "
-        "t.load_task('addition'); print(t.__file__, w.__file__, l.__file__)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(file.startswith(str(tmp_path)) for file in done.stdout.split())
 
 
 # -- EKS -------------------------------------------------------------------------------------------------

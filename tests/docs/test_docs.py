@@ -39,7 +39,7 @@ class TestNothingIsUndocumented:
 
     def test_every_variable_of_the_trainer(self) -> None:
         sources = (
-            path for name in ("rlguard.client", "trainer_image") for path in (ROOT / name).rglob("*.py")
+            path for name in ("rlguard/client", "trainer_image") for path in (ROOT / name).rglob("*.py")
         )
         found = re.compile(r'environ\.get\(\s*"(RLGUARD_\w+)"')
         names = {name for source in sources for name in found.findall(source.read_text("utf-8"))}

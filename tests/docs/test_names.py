@@ -8,17 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "rlguard",
-    "rlguard.core",
-    "rlguard.client",
-    "rlguard.follow",
-    "guard_service",
-    "rlguard.operator",
-    "rlguard.cli",
-    "trainer_image",
-    "tools",
-)
+PACKAGES = ("rlguard", "guard_service", "trainer_image", "tools")
 #: Names that stand in several modules and mean one thing in all of them.
 SAME = {
     "main": "where a program starts",

@@ -20,7 +20,7 @@ import rlguard
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER_NAMES = ["GuardCallback", "GuardedGRPOTrainer"]
-INNER = r"(?:rlguard.core|rlguard.client|guard_service|rlguard.operator|rlguard.cli|trainer_image)"
+INNER = r"(?:rlguard\.(?:core|client|follow|operator|cli)|guard_core|guard_service|trainer_image)"
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +41,7 @@ def without(package: str, statement: str, code: int = 1) -> str:
         "import sys\n"
         "class Absent:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name.partition('.')[0] == {package!r}:\n"
+        f"        if (name + '.').startswith({package + '.'!r}):\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         f"sys.meta_path.insert(0, Absent())\n{statement}"
     )
@@ -69,6 +69,13 @@ def test_every_public_name_is_there_and_type_checkers_see_it_in_the_same_place()
     for name, home in seen.items():
         assert getattr(rlguard, name) is getattr(importlib.import_module(str(home)), name)
     assert (Path(rlguard.__file__).parent / "py.typed").exists()
+
+
+def test_the_class_is_still_where_it_was_first() -> None:
+    import guard_core
+
+    assert guard_core.HeldOutGuard is rlguard.HeldOutGuard
+    assert guard_core.CollapseStopError is rlguard.CollapseStopError
 
 
 @pytest.mark.parametrize(
@@ -233,11 +240,11 @@ SHOWN = sorted(
 
 
 def test_no_page_and_no_sample_tells_anybody_to_import_from_the_rooms() -> None:
-    """The demo's sample is our own package `rlguard.cli.demo` in a ConfigMap: its parts import one another."""
+    """The demo's sample starts the demo's own trainer."""
     pattern = rf"from {INNER}[\w.]* import|import {INNER}[\w.]*|-m,? trainer_image[\w.]*|{INNER}[\w.]*:\w+"
     for path in SHOWN:
         used = re.findall(pattern, path.read_text("utf-8"))
-        own = [line for line in used if path.parent.name == "cpu-demo" and "rlguard.cli.demo" in line]
+        own = [line for line in used if path.parent.name == "cpu-demo" and "trainer_image.demo" in line]
         assert [line for line in used if line not in own] == [], path
 
 

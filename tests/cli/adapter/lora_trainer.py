@@ -1,4 +1,4 @@
-"""The demo's trainer with a LoRA adapter: `lora_trainer.py` with the options of `trainer_image.demo.train`."""
+"""The demo's trainer with a LoRA adapter, and its options."""
 
 from __future__ import annotations
 
