@@ -71,6 +71,15 @@ def test_a_mean_with_its_standard_error_is_judged_too(outside: Any, step: Callab
         assert refused.status_code == 422 and refused.json()["errors"][0]["field"] == field
 
 
+def test_a_trainer_is_told_one_score_a_minute_and_others_all(outside: Any, step: Callable[..., Any]) -> None:
+    for n, share in enumerate((0.6, 0.4, 0.5)):
+        report(outside, step=4 * n, outcomes=outcomes(share, n))
+        told = outside.post("/v1/steps", [step(4 * n + 1, reward=0.5)]).json()["verdict"]
+        assert told["last_evaluation"]["step"] == 0 and told["evaluated"] == n + 1
+    seen = outside.get("/v1/verdict").json()
+    assert seen["last_evaluation"]["step"] == 8 and seen["heldout_ema"] != told["heldout_ema"]
+
+
 def test_a_repeat_is_not_folded_and_a_contradiction_is_refused(outside: Any) -> None:
     first = report(outside, step=0, outcomes=outcomes(0.6, 1))
     assert first.json()["accepted"] and first.json()["wanted_pass"] == 1
