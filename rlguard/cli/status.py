@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlguard.cli.cluster import (
 from rlguard.cli.ending import NotedCondition, noted_end
 from rlguard.cli.epilog import epilog
 from rlguard.cli.errors import CliError
+from rlguard.cli.links import read_token
 from rlguard.cli.saved import is_folder
 from rlguard.cli.saved_run import find_report, read_run_file
 from rlguard.cli.summary import read_verdict, summary_lines
@@ -126,12 +126,7 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
     """
     import httpx
 
-    token = os.environ.get("RLGUARD_READ_TOKEN", "")
-    if token_file is not None:
-        try:
-            token = token_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
+    token = read_token("--token-file", token_file)
     try:
         with reader(url, token, REQUEST_SECONDS, ca_of_environment()) as client:
             responses = [client.get(path) for path in ("/v1/run", "/v1/verdict")]
