@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlguard.operator.api.names import MAX_JOB_NAME
 from rlguard.operator.runtime.client import Json, Resource
 
 
@@ -99,8 +98,6 @@ class WorkloadAdapter(ABC):
     between: tuple[Resource, ...] = ()
     #: Kinds with rows of their own, by whose labels its pods are known because it has none for them itself.
     makes: tuple[Resource, ...] = ()
-    #: Characters that a workload's name may have.
-    max_name: int = MAX_JOB_NAME
     #: What a template may not have, each with the reason: paths in its spec, and annotations.
     refused: Mapping[tuple[str | int, ...], str] = {}
     refused_annotations: Mapping[str, str] = {}

@@ -49,7 +49,6 @@ class RayJobAdapter(WorkloadAdapter):
     manager = MANAGER
     between = (RAY_CLUSTERS,)
     makes = (RAY_CLUSTERS, BATCH_JOBS)
-    max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
     refused = {  # noqa: RUF012
         ("clusterSelector",): _NOT_ITS_OWN,
         (CLUSTER, "enableInTreeAutoscaling"): _TOKEN,

@@ -62,11 +62,6 @@ def _of_target(spec: Spec) -> Review:
 
 def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> Review:
     template, guard = job.spec.made_from, job.spec.guard
-    if len(job.name) > adapter.max_name:
-        message = (
-            f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"
-        )
-        return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard)
     own = guard_objects_of(job.name, job.uid, guard, config)
     broken = isolation_findings(adapter, template.spec, guard, own)

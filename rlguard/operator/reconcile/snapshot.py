@@ -300,6 +300,10 @@ def own_end(snapshot: Snapshot) -> OwnEnd | None:
 
 # -- the decision -----------------------------------------------------------------------------------------
 
+#: In how many seconds to look again where no event tells of a change: at what is under way, at what somebody
+#: else may have mended, and at what costs requests or hardly ever changes.
+SOON, OFTEN, SELDOM = 2.0, 10.0, 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

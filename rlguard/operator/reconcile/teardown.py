@@ -16,6 +16,8 @@ from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
 from rlguard.operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
 from rlguard.operator.reconcile.snapshot import (
+    SELDOM,
+    SOON,
     Action,
     CaptureEvidence,
     Decision,
@@ -31,16 +33,12 @@ from rlguard.operator.reconcile.snapshot import (
 )
 from rlguard.operator.runtime.client import PODS
 
-#: How often a teardown under way is looked at.
-STOPPING_SECONDS = 2.0
 #: For how long a pod that has ended is left alone so that its log can be had.
 LOGS_SECONDS = 15.0
 #: How long after its time a pod may be there, and how long a finalizer may keep the workload, before that is
 #: said.
 OVERDUE_SECONDS = 15.0
 FINALIZER_SECONDS = 20.0
-#: How often a target that was deleted is looked for: no event tells that somebody recreated it.
-RECREATED_SECONDS = 30.0
 #: So many pods are named in a message.
 _SHOWN = 5
 #: By this one the API server itself keeps an object until what it owns is gone.
@@ -64,7 +62,7 @@ def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | 
         workload_ref_of(snapshot),
         stop,
     )
-    return Decision(report, (*evidence, *_deletes(snapshot, stop, first, now)), STOPPING_SECONDS)
+    return Decision(report, (*evidence, *_deletes(snapshot, stop, first, now)), SOON)
 
 
 def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime) -> Decision:
@@ -78,9 +76,10 @@ def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime)
         workload_ref_of(snapshot),
         stop.model_copy(update={"stopped_at": stop.stopped_at or now}) if created else None,
     )
-    again = RECREATED_SECONDS if created and is_attached(job) else None
+    # No event tells that somebody recreated it.
+    again = SELDOM if created and is_attached(job) else None
     if created and job.status.evidence is None:
-        return Decision(report, (CaptureEvidence(final=True),), STOPPING_SECONDS)
+        return Decision(report, (CaptureEvidence(final=True),), SOON)
     return Decision(report, (), again)
 
 
