@@ -48,7 +48,7 @@ class WorkloadTemplate(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet.",
+        description="Kind of the workload, such as RayJob: see docs/reference/kinds.md.",
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta,
@@ -71,7 +71,7 @@ class TargetRef(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Its kind: PyTorchJob, Job, RayJob, RayCluster, JobSet or TrainJob.",
+        description="Its kind, such as RayCluster: see docs/reference/kinds.md.",
     )
     name: str = Field(
         min_length=1,

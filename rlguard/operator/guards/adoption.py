@@ -69,7 +69,10 @@ def what_is_known(
 
 def latches_of(fire: Latched | None, halt: Latched | None) -> Sequence[Json]:
     """The latches of a job's status, as a guard knows them."""
-    return [_latch(kind, one) for kind, one in ((True, fire), (False, halt)) if one is not None]
+    found = ((True, fire), (False, halt))
+    return [
+        _latch(kind, one.code, one.reason, one.attempt, one.step) for kind, one in found if one is not None
+    ]
 
 
 def _lost(pod: str, kept: Kept | None, words: Mapping[str, LastWord], heard: bool) -> str:
@@ -90,24 +93,13 @@ def _lost(pod: str, kept: Kept | None, words: Mapping[str, LastWord], heard: boo
     return "" if kept.closed or kept.pod in words else NO_LAST_WORD
 
 
-def _latch(fire: bool, one: Latched) -> Json:
-    return {
-        "fire": fire,
-        "code": one.code,
-        "message": one.reason,
-        "attempt": one.attempt,
-        "step": one.step,
-    }
+def _latch(fire: bool, code: str, message: str, attempt: int, step: int) -> Json:
+    return {"fire": fire, "code": code, "message": message, "attempt": attempt, "step": step}
 
 
 def _latch_of(verdict: Verdict) -> Json:
-    return {
-        "fire": verdict.fire,
-        "code": verdict.code.value,
-        "message": verdict.reason,
-        "attempt": verdict.latch_attempt or 0,
-        "step": verdict.latch_step or 0,
-    }
+    of = verdict.latch_attempt or 0, verdict.latch_step or 0
+    return _latch(verdict.fire, verdict.code.value, verdict.reason, *of)
 
 
 def _of_kind(latches: Sequence[Json], fire: bool) -> Sequence[Json]:

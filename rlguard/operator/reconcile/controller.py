@@ -121,7 +121,7 @@ class Controller:
         owner. And whoever may write a job or its status must not hold up its stop.
         """
         pods = {pod.uid: pod.name for pod in snapshot.pods}
-        if not snapshot.all_pods_read:
+        if not snapshot.live:
             pods = {uid: name for name, uid in snapshot.known.pods} | pods
         seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
         stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None

@@ -123,7 +123,7 @@ def _deleting(snapshot: Snapshot) -> Decision | None:
 
 def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """A workload that exists gets its guard once its UID is written down: no other is ever acted on."""
-    job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation or Preparation()
+    job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation
     if not is_attached(job) or job.status.workload_ref is not None:
         return None
     if preparation.reason is Reason.TARGET_MISSING:
@@ -156,7 +156,7 @@ def _not_yet(
 
 def _create(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """There is no workload yet: create it, or say why not."""
-    workload, preparation = snapshot.workload, snapshot.preparation or Preparation()
+    workload, preparation = snapshot.workload, snapshot.preparation
     if workload is not None and workload.ours:
         return None
     if workload is not None:

@@ -138,9 +138,8 @@ class _Seen:
             between = controlled(adapter, uid, lambda kind: objects.made[kind])
         if job.has_guard_pod:
             guard_maker = _guard_maker(job, objects.made[STATEFUL_SETS])
-        controllers = frozenset(one.uid for one in between) | target.controllers
         guard_uid = None if guard_maker is None else guard_maker.uid
-        owner = PodOwner(uid, _spec(job, raw, uid), controllers, guard_uid)
+        owner = PodOwner(uid, _spec(job, raw, uid), frozenset(one.uid for one in between), guard_uid)
         raw_pods = sorted((*objects.pods, *target.pods), key=_age)
         pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
         return cls(workload, uid, between, guard_maker, owner, pods)
@@ -226,7 +225,7 @@ class Gatherer:
         return replace(self._live(adapter, job, NOTHING_REMEMBERED), live=False)
 
     def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
-        """What is there now. Where all must be gone that was seen before, each of it is looked for.
+        """What is there now. Each pod that was seen before is looked for: it may have lost its labels.
 
         Raises:
             ClusterError: something could not be read for now.
@@ -238,11 +237,10 @@ class Gatherer:
         if job.spec.target_ref is not None:
             uid = _uid(job, None if raw is None else _workload(adapter, job, raw))
             target = NO_BELONGINGS if uid is None else read_target(self._client, adapter, job, raw, uid)
-        if _is_stopping(job):
-            found = {one["metadata"]["uid"] for one in (*pods, *target.pods)}
-            others = ((name, uid) for name, uid in known.pods if uid not in found)
-            missed = (of_uid(self._client.get(PODS, job.namespace, name), uid) for name, uid in others)
-            pods += [one for one in missed if one is not None]
+        found = {one["metadata"]["uid"] for one in (*pods, *target.pods)}
+        others = ((name, uid) for name, uid in known.pods if uid not in found)
+        missed = (of_uid(self._client.get(PODS, job.namespace, name), uid) for name, uid in others)
+        pods += [one for one in missed if one is not None]
         return _Objects(raw, tuple(pods), made, target, live=True)
 
     def _workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
@@ -257,7 +255,7 @@ class Gatherer:
     def _snapshot(self, adapter: WorkloadAdapter, job: Job, known: Remembered, objects: _Objects) -> Snapshot:
         """What these objects say, and what else is needed where the run is not to stop."""
         seen = _Seen.of(adapter, job, objects)
-        job, stopping = self._with_last_words(job, seen.pods), _is_stopping(job)
+        job = self._with_last_words(job, seen.pods)
         pods = self._with_hidden(adapter, job, objects, seen)
         spec = _spec(job, objects.workload, seen.uid)
         late_for, obstacle = self._lateness(adapter, job, seen, spec)
@@ -270,7 +268,6 @@ class Gatherer:
             pods=pods,
             unread=objects.unread,
             known=known,
-            all_pods_read=stopping and objects.live,
             preparation=self._preparation(adapter, job, seen.workload, objects),
             broken=_broken(adapter, job, objects.target.pods, self._config),
             trainer=attached_trainer(adapter, spec),
@@ -293,16 +290,18 @@ class Gatherer:
         if not asks or seen.uid is None or not _may_hide_pods(job, seen.workload, seen.pods):
             return seen.pods
         hidden = read_unlabelled(self._client, adapter, job, objects.workload, seen.uid)
-        owner = replace(seen.owner, between=seen.owner.between | hidden.controllers)
-        return seen.pods + tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
+        owner = replace(seen.owner, between=seen.owner.between | {one.uid for one in hidden.between})
+        known = {pod.uid for pod in seen.pods}
+        others = (raw for raw in hidden.pods if raw["metadata"]["uid"] not in known)
+        return seen.pods + tuple(pod_of(adapter, raw, owner) for raw in others)
 
     def _preparation(
         self, adapter: WorkloadAdapter, job: Job, workload: Workload | None, objects: _Objects
-    ) -> Preparation | None:
-        """What can be found out before there is a guarded workload; None: it is not the time for that."""
+    ) -> Preparation:
+        """What can be found out before there is a guarded workload, where it is the time for that."""
         taken = workload is not None and job.spec.target_ref is None
         if taken or job.status.workload_ref is not None or job.deleting or _is_stopping(job):
-            return None
+            return Preparation()
         return find_preparation(self._client, self._config, adapter, job, objects.workload, objects.target)
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:

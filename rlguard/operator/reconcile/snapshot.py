@@ -90,6 +90,16 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Doomed:
+    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
+
+    resource: Resource
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Between:
     """What the workload controls, and what makes its pods, such as a RayCluster.
 
@@ -101,6 +111,11 @@ class Between:
     uid: str
     terminating: bool = False
     created: datetime | None = None
+
+    @property
+    def doomed(self) -> Doomed:
+        """It, to be deleted."""
+        return Doomed(self.resource, self.name, self.uid)
 
 
 class Disruption(StrEnum):
@@ -198,26 +213,26 @@ class Snapshot:
 
     `workload` None: there is none. `pods`: the oldest first. `unread`: why something cannot be read, so that
     it is here as it was seen last, and nothing but a latch is acted on; "": all of it can be.
-    `preparation` is only there while a workload might have to be created.
+    `preparation`: made while a workload might have to be created.
     `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
     of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
     the rank-0 pod was running, seconds; None while nothing is to be expected of it.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
-    `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
+    `live`: all was read from the API server for this snapshot, and each pod that is `known` was looked for:
+    one that is not in `pods` is gone.
     `late_for`: seconds for which pods have not come or not started, and no status says why; None: they have.
     `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `guard_maker`: the StatefulSet that makes the guard's own pod; None: there is none.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
-    `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
     """
 
     job: Job
     workload: Workload | None = None
     pods: tuple[Pod, ...] = ()
-    preparation: Preparation | None = None
+    preparation: Preparation = Preparation()
     broken: tuple[str, ...] = ()
     reading: Reading | None = None
     silent_for: float | None = None
@@ -230,7 +245,6 @@ class Snapshot:
     guard_maker: Between | None = None
     trainer: str = ""
     known: Remembered = NOTHING_REMEMBERED
-    all_pods_read: bool = False
     unread: str = ""
 
     @property
@@ -338,16 +352,6 @@ class CaptureEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
-    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
-
-    resource: Resource
-    name: str
-    uid: str
-    grace: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete these objects in the foreground: what they own goes before they do."""
 
@@ -356,7 +360,7 @@ class Delete:
 
 def delete_makers(makers: Iterable[Between]) -> Delete:
     """Delete what makes pods."""
-    return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
+    return Delete(tuple(one.doomed for one in makers))
 
 
 Action = CreateWorkload | EnsureGuard | CaptureEvidence | Delete

@@ -98,7 +98,7 @@ def _stop(snapshot: Snapshot, now: datetime) -> StopStatus:
     before = snapshot.stop or StopStatus(requested_at=now)
     restarted = is_true(snapshot.job.status, ConditionType.STOPPED) and _is_anything_left(snapshot)
     pods = {pod.uid: pod.name for pod in snapshot.pods}
-    if not snapshot.all_pods_read:
+    if not snapshot.live:
         pods |= {uid: name for name, uid in snapshot.known.pods}
     refs = [PodRef(name=name, uid=uid) for uid, name in pods.items()]
     asked = now if restarted else min(before.requested_at, now)
@@ -121,7 +121,7 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
 def _is_anything_left(snapshot: Snapshot) -> bool:
     """Whether the workload, a pod, or something that makes pods is there, or may be."""
     makers = any(not one.terminating for one in snapshot.between) or guard_maker(snapshot)
-    unknown = snapshot.unread or (snapshot.known.pods and not snapshot.all_pods_read)
+    unknown = snapshot.unread or (snapshot.known.pods and not snapshot.live)
     return bool(_workload_left(snapshot) or snapshot.pods or unknown or makers)
 
 
@@ -133,9 +133,9 @@ def _deletes(snapshot: Snapshot, stop: StopStatus, first: bool, now: datetime) -
     staying = [pod for pod in snapshot.pods if not pod.terminating]
     slow = [pod for pod in staying if pod.grace > limit and not _has_ended(pod)]
     others = [pod for pod in staying if pod not in slow and not (_has_ended(pod) and waits)]
-    makers = [Doomed(one.resource, one.name, one.uid) for one in guard_maker(snapshot)]
+    makers = [one.doomed for one in guard_maker(snapshot)]
     if not first:
-        makers += [Doomed(one.resource, one.name, one.uid) for one in snapshot.between if not one.terminating]
+        makers += [one.doomed for one in snapshot.between if not one.terminating]
     adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
     if adapter is not None and workload is not None and not workload.terminating:
         makers.insert(0, Doomed(adapter.resource, job.workload_name, workload.uid))

@@ -358,7 +358,7 @@ def test_a_job_that_is_being_deleted_creates_nothing() -> None:
     raw = manifest()
     raw["metadata"]["deletionTimestamp"] = NOW.isoformat()
     snapshot = Cluster().gather(raw)
-    assert snapshot.job.deleting and snapshot.preparation is None
+    assert snapshot.job.deleting and decide(snapshot, NOW).actions == ()
 
 
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", None])
@@ -367,7 +367,6 @@ def test_a_workload_that_a_webhook_would_give_to_another_cluster_is_refused(mana
     world = Cluster()
     world.made = {"spec": {"runPolicy": {"managedBy": manager}}}
     preparation = world.gather(manifest()).preparation
-    assert preparation is not None
     refused = "a webhook changes it: runPolicy.managedBy: must be" in preparation.message
     assert refused is (manager is not None)
 
@@ -380,7 +379,6 @@ def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
     pod["spec"]["volumes"].append({"name": "d", "persistentVolumeClaim": {"claimName": "copied"}})
     spec = {"pytorchReplicaSpecs": {"Master": {"template": pod}}}
     preparation = world.gather(manifest(spec)).preparation
-    assert preparation is not None
     refused = (
         "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in preparation.message
     )

@@ -154,7 +154,7 @@ def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: Json) -> None:
 
 
 def test_then_it_is_stopped_at_once() -> None:
-    decision = decide(going(known=SEEN, all_pods_read=True), NOW)
+    decision = decide(going(known=SEEN, live=True), NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.look_again is None
     assert decision.report.stop is not None and decision.report.stop.stopped_at == NOW
     assert decision.report.stop.pods == []
