@@ -168,7 +168,10 @@ class Spec(RuledModel):
             "has(self.guard.checkpoints.claimName))",
             "targetRef needs guard.placement: Pod, guard.metrics (the log that the guard follows) and "
             "guard.checkpoints.claimName: nothing is put into the pods of a workload that exists",
-            lambda of: of.target_ref is None or of.guard.follows_from_a_pod,
+            lambda of: (
+                of.target_ref is None
+                or (of.guard.own_pod and of.guard.metrics and of.guard.checkpoints.claim_name)
+            ),
         ),
         ModelRule(
             "has(self.targetRef) || !has(self.guard.checkpoints.claimName)",

@@ -14,9 +14,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from rlguard.operator.adapters import WorkloadAdapter, find_adapter
+from rlguard.operator.adapters import WorkloadAdapter
 from rlguard.operator.api import names
-from rlguard.operator.api.models import ApiModel
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import Status
 from rlguard.operator.config import OperatorConfig
@@ -334,25 +333,20 @@ def status_patch(metadata: Json, report: Report, guard: Mapping[str, Any]) -> Js
     status: Json = {
         "observedGeneration": metadata.get("generation", 0),
         "phase": report.phase,
-        "conditions": [_dump(condition) for condition in report.conditions],
+        "conditions": [condition.to_json() for condition in report.conditions],
     }
     if report.workload_ref is not None:
-        status["workloadRef"] = _dump(report.workload_ref)
+        status["workloadRef"] = report.workload_ref.to_json()
     if guard:
         status["guard"] = dict(guard)
     if report.stop is not None:
-        status["stop"] = _dump(report.stop)
+        status["stop"] = report.stop.to_json()
     if report.evidence is not None:
         status["evidence"] = report.evidence
     fence = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": fence, "status": status}
 
 
-def _dump(model: ApiModel) -> Json:
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
 def _adapter(job: Job) -> WorkloadAdapter:
-    adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
-    assert adapter is not None, "gather refuses kinds without an adapter"
-    return adapter
+    assert job.adapter is not None, "gather refuses kinds without an adapter"
+    return job.adapter

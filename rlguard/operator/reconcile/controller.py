@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import MAX_NOTED_PODS, Phase
-from rlguard.operator.api.wording import invalid_spec
 from rlguard.operator.guards.adoption import latches_of
 from rlguard.operator.guards.polls import GuardPolls, PolledGuard
 from rlguard.operator.reconcile.actuate import FIGURES_TIME, Actuator
@@ -24,7 +23,7 @@ from rlguard.operator.reconcile.conditions import (
 from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.gather import Gatherer, UnsupportedKindError
 from rlguard.operator.reconcile.owned import host_of
-from rlguard.operator.reconcile.parse import parse_job, read_status
+from rlguard.operator.reconcile.parse import invalid_spec, parse_job, read_status
 from rlguard.operator.reconcile.snapshot import (
     NOTHING_REMEMBERED,
     Decision,

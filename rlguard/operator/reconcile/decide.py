@@ -21,7 +21,6 @@ from rlguard.operator.reconcile.conditions import (
     Conditions,
     as_it_is,
     guard_maker,
-    is_attached,
     last_verdict,
     reference_to,
     whether_guarded,
@@ -124,7 +123,7 @@ def _deleting(snapshot: Snapshot) -> Decision | None:
 def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """A workload that exists gets its guard once its UID is written down: no other is ever acted on."""
     job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation
-    if not is_attached(job) or job.status.workload_ref is not None:
+    if not job.is_attached or job.status.workload_ref is not None:
         return None
     if preparation.reason is Reason.TARGET_MISSING:
         waits = says.make(ConditionType.WAITING, "True", preparation.reason, preparation.message)
@@ -192,7 +191,7 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
         job.status.stop,
     )
     again = _until_silence(snapshot)
-    if snapshot.late_for is not None or is_attached(job):  # no event tells that it still is, or of its pods
+    if snapshot.late_for is not None or job.is_attached:  # no event tells that it still is, or of its pods
         again = min(again or OFTEN, OFTEN)
     return Decision(report, _for_the_guard(snapshot, workload.state), again)
 

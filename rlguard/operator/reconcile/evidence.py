@@ -16,11 +16,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from rlguard.core.thinning import fewer_lines, size
 from rlguard.operator.api import names
-from rlguard.operator.api.models import ApiModel, StatusModel
 from rlguard.operator.reconcile import layout
 from rlguard.operator.reconcile.owned import owner_reference
 from rlguard.operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of
@@ -57,14 +55,14 @@ def build_evidence(job: Job, told: Mapping[str, str], logs: Mapping[str, str], n
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    verdict = _json(guard, exclude={"best_checkpoint"})
+    best, verdict = guard.best_checkpoint, guard.to_json(exclude={"best_checkpoint"})
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
         "conditions.json": _conditions(job),
         "history.jsonl": _tail(told.get("history.jsonl", ""), HISTORY_BYTES),
         layout.POLICY_KEY: policy_file(job.spec.guard.policy),
-        "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
+        "last-good-checkpoint.json": json.dumps(best and best.to_json(), indent=2, ensure_ascii=False),
         **({"rollouts.json": rollouts} if (rollouts := _whole(told.get("rollouts.json", ""))) else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
@@ -82,12 +80,6 @@ def build_evidence(job: Job, told: Mapping[str, str], logs: Mapping[str, str], n
         "metadata": metadata,
         "data": data,
     }
-
-
-def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None) -> Any:
-    if model is None:
-        return None
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
 
 
 def _conditions(job: Job) -> str:

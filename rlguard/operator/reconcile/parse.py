@@ -7,6 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+
+from rlguard.core.wording import Place, format_errors
 from rlguard.operator.api import names
 from rlguard.operator.api.reasons import ConditionType
 from rlguard.operator.api.status import GuardStatus, Status
@@ -39,6 +43,20 @@ def parse_job(raw: Mapping[str, Any], reading: Reading | None = None) -> Job:
         guard=guard,
         unsaid=unsaid,
     )
+
+
+#: Below this the models are those of the guard, whose names are snake_case.
+_POLICY = ("guard", "policy")
+
+
+def invalid_spec(error: ValidationError) -> str:
+    """Every mistake in a spec, each with its path."""
+    return format_errors(error, _named)
+
+
+def _named(place: Place) -> str:
+    inside = map(to_camel, place[2:]) if place[:2] == _POLICY else place[2:]
+    return ".".join(["spec", *place[:2], *inside])
 
 
 def _with_reading(former: Json, reading: Reading | None) -> tuple[Json, Unsaid]:

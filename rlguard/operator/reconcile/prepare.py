@@ -51,7 +51,7 @@ def find_preparation(
         return Preparation(found.reason, "; ".join(found.findings))
     if (missing := _missing_claim(client, adapter, job)) is not None:
         return missing
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         refused = _target(adapter, job, raw, target)
     else:
         refused = _copied_claim(client, config, adapter, job) or _dry_run(
@@ -71,7 +71,7 @@ def _missing_claim(client: Client, adapter: WorkloadAdapter, job: Job) -> Prepar
         shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
         if shared and (why := why_not_shared(raw)):
             message = f"{where}: PersistentVolumeClaim {claim}: {why}"
-            refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
+            refused = Reason.TEMPLATE_REFUSED if not job.is_attached else Reason.TARGET_REFUSED
             return Preparation(refused, message, OFTEN)
     return None
 
@@ -154,7 +154,7 @@ def _again_after(error: ApiError) -> float | None:
         return SELDOM
     if error.status == 500:  # most likely a webhook that does not respond: its controller is down
         return OFTEN
-    return REFUSED_SECONDS if error.permanent else None
+    return REFUSED_SECONDS if error.refused else None
 
 
 def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation | None:
@@ -180,7 +180,7 @@ def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
         yield "spec.guard.state.claimName", guard.state.claim_name
     if guard.checkpoints.claim_name is not None:
         yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         return
     spec = job.spec.made_from.spec
     _, pod = rank0_of(adapter, spec)

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum, StrEnum, auto
 from typing import Any
 
-from rlguard.operator.adapters import WorkloadState
+from rlguard.operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from rlguard.operator.api.guard import Isolation
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import ConditionStatus, GuardStatus, Phase, Status, StopStatus, WorkloadRef
@@ -57,6 +57,16 @@ class Job:
     def has_guard_pod(self) -> bool:
         """Whether the guard has a pod of its own, and is no sidecar of rank 0."""
         return self.spec.guard.own_pod is not None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether its workload is one that it does not own."""
+        return self.spec.target_ref is not None
+
+    @property
+    def adapter(self) -> WorkloadAdapter | None:
+        """The row of its workload's kind; None: it cannot be guarded."""
+        return find_adapter(self.spec.workload.api_version, self.spec.workload.kind)
 
     @property
     def workload_name(self) -> str:

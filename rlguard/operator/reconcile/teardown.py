@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from rlguard.operator.adapters import find_adapter
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
-from rlguard.operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
+from rlguard.operator.reconcile.conditions import Conditions, guard_maker, workload_ref_of
 from rlguard.operator.reconcile.snapshot import (
     SELDOM,
     SOON,
@@ -77,7 +76,7 @@ def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime)
         stop.model_copy(update={"stopped_at": stop.stopped_at or now}) if created else None,
     )
     # No event tells that somebody recreated it.
-    again = SELDOM if created and is_attached(job) else None
+    again = SELDOM if created and job.is_attached else None
     if created and job.status.evidence is None:
         return Decision(report, (CaptureEvidence(final=True),), SOON)
     return Decision(report, (), again)
@@ -114,7 +113,7 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
     if workload is None:
         return None
     was_there = job.status.workload_ref is not None and not is_true(job.status, ConditionType.DISRUPTED)
-    recreated = is_attached(job) and was_there
+    recreated = job.is_attached and was_there
     return workload if workload.ours or recreated else None
 
 
@@ -136,9 +135,8 @@ def _deletes(snapshot: Snapshot, stop: StopStatus, first: bool, now: datetime) -
     makers = [one.doomed for one in guard_maker(snapshot)]
     if not first:
         makers += [one.doomed for one in snapshot.between if not one.terminating]
-    adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
-    if adapter is not None and workload is not None and not workload.terminating:
-        makers.insert(0, Doomed(adapter.resource, job.workload_name, workload.uid))
+    if job.adapter is not None and workload is not None and not workload.terminating:
+        makers.insert(0, Doomed(job.adapter.resource, job.workload_name, workload.uid))
     in_order = (_pods(slow, limit), tuple(makers), () if first else _pods(others))
     return tuple(Delete(objects) for objects in in_order if objects)
 

@@ -97,7 +97,6 @@ class Reflector:
         self._synced = threading.Event()
         self._version: str | None = None
         self._shown_at = time.monotonic()
-        self.relists = 0
         #: Whether the API server says that it has no such kind.
         self.missing = False
 
@@ -183,7 +182,6 @@ class Reflector:
             if not token:
                 break
             query["continue"], limit = token, min(self._page, next_page(limit, len(items), size))
-        self.relists += 1
         self.missing = False
         self._replace(found)
         self._version = page["metadata"]["resourceVersion"]
