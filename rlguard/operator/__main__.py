@@ -136,7 +136,6 @@ def _operator(options: argparse.Namespace) -> Operator:
     from rlguard.operator.adapters import ADAPTERS
     from rlguard.operator.app import LeaseName, Operator
     from rlguard.operator.runtime.client import load_configuration
-    from rlguard.operator.runtime.manager import ManagerConfig
 
     kinds = [one.resource.kind for one in ADAPTERS]
     if unknown := [one for one in options.kind if one not in kinds]:
@@ -157,7 +156,7 @@ def _operator(options: argparse.Namespace) -> Operator:
         ),
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
-        ManagerConfig(workers=options.workers),
+        options.workers,
     )
 
 

@@ -25,14 +25,13 @@ from rlguard.core.wire import Verdict
 from rlguard.operator.api import names
 from rlguard.operator.guards.adoption import Kept, what_is_known
 from rlguard.operator.guards.keeper import Keeper
-from rlguard.operator.guards.reading import LastWord, Reading, understood
+from rlguard.operator.guards.reading import Reading, understood
 from rlguard.operator.runtime.backoff import Backoff
+from rlguard.operator.runtime.client import Json
 from rlguard.operator.runtime.errors import ClusterError
 from rlguard.operator.runtime.reflector import Key
 
 log = logging.getLogger(__name__)
-
-Json = dict[str, Any]
 
 #: How long a guard may hold a response back, and how long one is waited for beyond that, seconds.
 WAIT_SECONDS, MARGIN_SECONDS = 30, 10
@@ -75,7 +74,7 @@ class PolledGuard:
     port: int
     host: str
     latches: tuple[Json, ...] = ()
-    words: Mapping[str, LastWord] = field(default_factory=dict)
+    words: Mapping[str, Verdict] = field(default_factory=dict)
     heard: bool = False
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,18 +41,11 @@ FIGURES_SECONDS = FIGURES_TIME.total_seconds()
 
 
 class Controller:
-    """See the module. `clock` gives the time in UTC."""
+    """See the module."""
 
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        actuator: Actuator,
-        guards: GuardPolls,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
+    def __init__(self, gatherer: Gatherer, actuator: Actuator, guards: GuardPolls) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
-        self._clock = clock
         self._runs: dict[str, Remembered] = {}  # by UID
         self._guards = guards
 
@@ -82,7 +75,7 @@ class Controller:
             return None
         if not unread:
             self._follow(snapshot)
-        decision = decide(snapshot, self._clock())
+        decision = decide(snapshot, datetime.now(UTC))
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._act(snapshot, decision)
@@ -137,7 +130,7 @@ class Controller:
             status = read_status(raw)
             of = metadata.get("generation")
             guarded = new_condition(
-                status, of, self._clock(), ConditionType.GUARDED, "False", reason, message
+                status, of, datetime.now(UTC), ConditionType.GUARDED, "False", reason, message
             )
             report = with_conditions(as_it_is(status), guarded)
             if status.workload_ref is None:

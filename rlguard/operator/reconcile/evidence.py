@@ -112,20 +112,17 @@ class EvidenceCollector:
         client: of the API server.
         told: gives what the guard of a run, by UID, told for the evidence.
         collected: called with (namespace, name) of a job whose evidence was written.
-        clock: gives the time in UTC.
     """
 
     def __init__(
         self,
         client: Client,
-        told: Callable[[str], Mapping[str, str]] = lambda _uid: {},
-        collected: Callable[[tuple[str, str]], None] = lambda _key: None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        told: Callable[[str], Mapping[str, str]],
+        collected: Callable[[tuple[str, str]], None],
     ) -> None:
         self._client = client
         self._told = told
         self._collected = collected
-        self._clock = clock
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
@@ -164,7 +161,7 @@ class EvidenceCollector:
             name: f"not available: {text}" if isinstance(text, ClusterError) else text
             for name, text in logs.items()
         }
-        body = build_evidence(job, self._told(job.uid), said, self._clock())
+        body = build_evidence(job, self._told(job.uid), said, datetime.now(UTC))
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:

@@ -11,12 +11,13 @@ from datetime import datetime
 from enum import Enum, StrEnum, auto
 from typing import Any
 
+from rlguard.core.wire import Verdict
 from rlguard.operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from rlguard.operator.api.guard import Isolation
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import ConditionStatus, GuardStatus, Phase, Status, StopStatus, WorkloadRef
 from rlguard.operator.api.types import OnFire, Spec
-from rlguard.operator.guards.reading import LastWord, Reading
+from rlguard.operator.guards.reading import Reading
 from rlguard.operator.runtime.client import Resource
 
 #: How many finalizers of a pod are named.
@@ -179,7 +180,7 @@ class Pod:
     gave_up: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None
-    last_word: LastWord | None = None
+    last_word: Verdict | None = None
 
 
 def finalizers_of(metadata: Mapping[str, Any]) -> list[str]:

@@ -167,7 +167,7 @@ def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json
 )
 def test_the_last_word_of_a_guard_is_read(status: Json, step: int | None) -> None:
     found = seen(raw_pod(status)).last_word
-    assert (None if found is None else found.verdict.latch_step) == step
+    assert (None if found is None else found.latch_step) == step
 
 
 @pytest.mark.parametrize("unread", [(), ("PyTorchJob",)])

@@ -215,7 +215,7 @@ def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     last = {"terminated": {"exitCode": 0, "message": left}}
     pod = namespace(lastState=last).gather(raw_job()).pods[0]
     assert (pod.guarded, pod.rank0, pod.guard_since) == (True, False, NOW)
-    assert pod.last_word is not None and pod.last_word.verdict.code == "hacking_gap"
+    assert pod.last_word is not None and pod.last_word.code == "hacking_gap"
     other = namespace("another", lastState=last).gather(raw_job()).pods[0]
     assert not other.guarded and other.last_word is None
 
