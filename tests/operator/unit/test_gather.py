@@ -12,7 +12,7 @@ from rlguard.operator.adapters import WorkloadState
 from rlguard.operator.api.status import Phase
 from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.slim import slim_pod
-from rlguard.operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of
+from rlguard.operator.reconcile.snapshot import Disruption, Doomed, Pod, Remembered, guard_of
 
 from .given import (
     ADAPTER,
@@ -349,6 +349,18 @@ def test_nothing_is_called_stopped_while_a_pod_without_the_operators_label_is_th
     assert [one.name for one in world.gather(stopping).pods] == ["p"]
     world.refused = ("hidden",)
     assert world.gather(stopping).unread == "403 Forbidden: list hidden"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_pod_that_was_seen_and_lost_every_label_and_owner_is_there_in_what_is_read_live(
+    stops: bool,
+) -> None:
+    bare = thing("Pod", "p", "u", labels={})
+    world = silent(bare)
+    world.known = Remembered((("p", "u"), ("p", "former"), ("gone", "g")))
+    given = manifest(status=FIRED | {"stop": STOP}) if stops else heard(1)
+    snapshot = world.gather(given)
+    assert snapshot.live and [one.uid for one in snapshot.pods] == ["u"]
 
 
 # -- before there is a workload --------------------------------------------------------------------------
