@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # what the extra `operator` brings is looked for before it is
     from rlguard.operator.runtime.client import Json
     from rlguard.operator.runtime.lease import LeaseTiming
 
-#: What `rlguard.operator.adapters` has, which is loaded later; a test compares the two.
-KINDS = ("PyTorchJob", "Job", "RayJob", "RayCluster", "JobSet", "TrainJob")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -65,8 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--kind",
         action="append",
         default=[],
-        choices=KINDS,
-        help="guard workloads of this kind; may be repeated; default: every kind",
+        help="guard workloads of this kind, such as RayJob; may be repeated; default: every kind",
     )
     add(
         "--node-directory",
@@ -136,10 +133,13 @@ def _operator(options: argparse.Namespace) -> Operator:
     Raises:
         ConfigException, OSError, ValueError: an option or the cluster's configuration cannot be used.
     """
+    from rlguard.operator.adapters import ADAPTERS
     from rlguard.operator.app import LeaseName, Operator
     from rlguard.operator.runtime.client import load_configuration
-    from rlguard.operator.runtime.manager import ManagerConfig
 
+    kinds = [one.resource.kind for one in ADAPTERS]
+    if unknown := [one for one in options.kind if one not in kinds]:
+        raise ValueError(f"--kind {unknown[0]}: must be one of {', '.join(kinds)}")
     configuration = load_configuration(options.kubeconfig)
     timing = _lease_timing(options.lease_seconds)
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -156,7 +156,7 @@ def _operator(options: argparse.Namespace) -> Operator:
         ),
         LeaseName(options.lease_namespace, identity, options.lease_name, timing),
         (options.bind, options.port),
-        ManagerConfig(workers=options.workers),
+        options.workers,
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from kubernetes.client import Configuration
@@ -32,10 +32,10 @@ from rlguard.operator.runtime.client import PODS, STATEFUL_SETS, Client, Json, R
 from rlguard.operator.runtime.errors import ClusterError
 from rlguard.operator.runtime.health import HealthServer
 from rlguard.operator.runtime.lease import LeaderElector, LeaseTiming
-from rlguard.operator.runtime.manager import Manager, ManagerConfig
+from rlguard.operator.runtime.manager import Manager
 from rlguard.operator.runtime.metrics import OperatorMetrics, QueueGauges
 from rlguard.operator.runtime.queue import WorkQueue
-from rlguard.operator.runtime.reflector import ChangeHandler, Key, Reflector, Timing
+from rlguard.operator.runtime.reflector import ChangeHandler, Key, Reflector
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class LeaseName:
     namespace: str
     identity: str
     name: str
-    timing: LeaseTiming = field(default_factory=LeaseTiming)
+    timing: LeaseTiming
 
 
 class Operator:
@@ -68,18 +68,15 @@ class Operator:
         config: OperatorConfig,
         lease: LeaseName,
         address: tuple[str, int],
-        manager: ManagerConfig | None = None,
-        timing: Timing | None = None,
+        workers: int,
     ) -> None:
         self.metrics = OperatorMetrics()
         client = Client(configuration, self.metrics.request)
-        self._queue: WorkQueue[Key] = WorkQueue(self.metrics, workers=(manager or ManagerConfig()).workers)
+        self._queue: WorkQueue[Key] = WorkQueue(self.metrics, workers=workers)
         self._keeper = Keeper(client, lease.namespace)
         self._guards = GuardPolls(self._keeper, self._queue.add)
         scopes = config.namespaces or (None,)
-        self._caches = _Caches(
-            client, scopes, config, self._queue, self._guards, self._gone, timing or Timing()
-        )
+        self._caches = _Caches(client, scopes, config, self._queue, self._guards, self._gone)
         evidence = EvidenceCollector(client, self._guards.evidence, self._queue.add)
         self._actuator = Actuator(client, config, self.metrics, evidence, self._keeper)
         gatherer = Gatherer(client, config, self._caches, self._guards)
@@ -91,7 +88,6 @@ class Operator:
             self._reconcile,
             elector,
             self.metrics,
-            manager,
             self._caches.workable,
             self._sweep,
         )
@@ -170,7 +166,6 @@ class _Caches:
         queue: WorkQueue[Key],
         guards: GuardPolls,
         gone: Callable[[str], None],
-        timing: Timing,
     ) -> None:
         self._queue = queue
         self._guards = guards
@@ -183,8 +178,7 @@ class _Caches:
         ) -> list[Reflector]:
             index = _job_uid if selector else None
             return [
-                Reflector(client, resource, scope, changed, slim, selector, timing, index=index)
-                for scope in self._scopes
+                Reflector(client, resource, scope, changed, slim, selector, index) for scope in self._scopes
             ]
 
         self._jobs = watch(JOBS, self._job_changed, slim_job)

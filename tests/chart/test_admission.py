@@ -39,7 +39,7 @@ pytestmark = pytest.mark.nightly
 STRICT, OTHER = "team-strict", "team-other"
 MADE = (SECRETS, CONFIG_MAPS, SERVICES, STATEFUL_SETS, PYTORCHJOBS)
 #: A name so long that the guard's StatefulSet has not all of it.
-LONG = "n" * 50
+LONG = "n" * 47
 #: What only the guards may have.
 OWN: Json = {
     "heldout": {"volume": {"claimName": cases.HELDOUT}, "split": "h.jsonl", "evaluator": {"hf": {}}},

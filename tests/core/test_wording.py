@@ -19,7 +19,7 @@ from rlguard.cli.errors import CliError
 from rlguard.cli.guard_settings import make_settings, read_config
 from rlguard.client.errors import GuardConfigError
 from rlguard.operator.api.types import Spec
-from rlguard.operator.api.wording import invalid_spec
+from rlguard.operator.reconcile.parse import invalid_spec
 from trainer_image import config
 
 BASE = {"state_dir": "s", "checkpoint_root": "c", "allow_unauthenticated_loopback": True}

@@ -252,8 +252,9 @@ def test_one_that_exists_is_deleted_with_all_of_its_pods_also_after_a_retry(
     assert not here.of_run() and not here.there()
 
 
-def test_the_sample_is_attached(theirs: SomebodysRayJob) -> None:
-    theirs.submit_sample("attached-rayjob", lambda job: job["spec"]["targetRef"].update(name=theirs.target))
+def test_the_sample_of_a_ray_cluster_does_for_a_ray_job(theirs: SomebodysRayJob) -> None:
+    change = {"kind": "RayJob", "name": theirs.target}
+    theirs.submit_sample("attached-raycluster", lambda job: job["spec"]["targetRef"].update(change))
     theirs.operator()
     theirs.expect("Guarded", "True", "WorkloadAttached", within=SECONDS)
     eventually(theirs.guards_set, "the guard's StatefulSet", SECONDS)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlguard.operator.api.names import MAX_JOB_NAME
 from rlguard.operator.runtime.client import Json, Resource
 
 
@@ -99,8 +98,6 @@ class WorkloadAdapter(ABC):
     between: tuple[Resource, ...] = ()
     #: Kinds with rows of their own, by whose labels its pods are known because it has none for them itself.
     makes: tuple[Resource, ...] = ()
-    #: Characters that a workload's name may have.
-    max_name: int = MAX_JOB_NAME
     #: What a template may not have, each with the reason: paths in its spec, and annotations.
     refused: Mapping[tuple[str | int, ...], str] = {}
     refused_annotations: Mapping[str, str] = {}
@@ -109,19 +106,28 @@ class WorkloadAdapter(ABC):
     #: Whether none is made of a template: one that exists is guarded, as `spec.targetRef` names it.
     only_attached: bool = False
 
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:  # noqa: ARG002
+    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Every pod template; at least one is guarded, unless the kind is `only_attached`.
 
         Raises:
-            TemplateError: the spec has no place for a guard; it names the field.
+            TemplateError: the spec has no place for a guard, leaves its pods to somebody else, or has what is
+                `refused`; it names the field.
         """
+        self.check_manager(spec)
+        for path, why in self.refused.items():
+            if at(spec, *path):
+                raise TemplateError(dotted(path), f"must not be set: {why}")
+        return self.find_templates(spec)
+
+    def find_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+        """The same, of a spec that has passed these checks."""
         return ()
 
     @abstractmethod
     def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The labels of the pod of rank 0 of a workload with this spec. An index that it lacks is 0."""
 
-    def is_ready(self, workload: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def is_ready(self, workload: Mapping[str, Any]) -> bool:
         """Whether a pod of it is ready, by its status."""
         return False
 
@@ -136,15 +142,15 @@ class WorkloadAdapter(ABC):
                 node.setdefault(name, value)
         return prepared
 
-    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:  # noqa: ARG002
+    def assigned(self, workload: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         """Paths in labels and spec of what a cluster wrote there, and refuses in a new one."""
         return ()
 
-    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def made(self, workload: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of what it `makes` as it is now, one for each kind; "": none yet."""
         return ()
 
-    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
+    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:
         """The container that trains, in the pod of rank 0 of a workload that exists.
 
         Args:
@@ -189,14 +195,3 @@ class WorkloadAdapter(ABC):
             raise TemplateError(
                 dotted((*where, *field)), f"must be {self.manager}: pods elsewhere are not stopped"
             )
-
-    def check(self, spec: Mapping[str, Any]) -> None:
-        """Refuse the spec of a template that leaves its pods to somebody else, or that has what is `refused`.
-
-        Raises:
-            TemplateError: it names the field.
-        """
-        self.check_manager(spec)
-        for path, why in self.refused.items():
-            if at(spec, *path):
-                raise TemplateError(dotted(path), f"must not be set: {why}")

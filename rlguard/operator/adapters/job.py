@@ -23,18 +23,17 @@ class JobAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = BATCH_JOBS
-    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
     manager = "kubernetes.io/job-controller"
     selector = "batch.kubernetes.io/controller-uid={uid}"  # unless its author chose its selector
     # By default, a new rank 0 starts while the old one still ends.
-    defaults = {("podReplacementPolicy",): "Failed"}  # noqa: RUF012
+    defaults = {("podReplacementPolicy",): "Failed"}
 
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+    def find_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The one template there is."""
-        self.check(spec)
         return (rank0_template(spec),)
 
-    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """Index 0, or the only pod."""
         return {INDEX_LABEL: "0"}
 

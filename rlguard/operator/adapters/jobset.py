@@ -34,19 +34,18 @@ class JobSetAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = JOB_SETS
-    conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    conditions = {"Failed": WorkloadState.FAILED, "Completed": WorkloadState.SUCCEEDED}
     manager = "jobset.sigs.k8s.io/jobset-controller"
     selector = "jobset.sigs.k8s.io/jobset-name={name}"
     between = (BATCH_JOBS,)
-    refused = {  # noqa: RUF012
+    refused = {
         ("volumeClaimPolicies",): "JobSet adds volumes after the check",
         ("coordinator", "jobIndex"): _FIRST,
         ("coordinator", "podIndex"): _FIRST,
     }
 
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+    def find_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """That of every replicatedJob; guarded is the one with rank 0."""
-        self.check(spec)
         jobs, name = spec.get("replicatedJobs"), _name_of_rank0(spec)
         if not isinstance(jobs, list) or not jobs:
             raise TemplateError("replicatedJobs", "must have a replicatedJob")

@@ -30,7 +30,7 @@ class PyTorchJobAdapter(WorkloadAdapter):
 
     resource = Resource("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
     manager = "kubeflow.org/training-operator"
-    conditions = {  # noqa: RUF012
+    conditions = {
         "Failed": WorkloadState.FAILED,
         "Succeeded": WorkloadState.SUCCEEDED,
         "Suspended": WorkloadState.SUSPENDED,
@@ -39,11 +39,10 @@ class PyTorchJobAdapter(WorkloadAdapter):
     policy = ("runPolicy",)
     selector = "training.kubeflow.org/job-name={name}"
     # By default, workers go on running behind a finished Master.
-    defaults = {("runPolicy", "cleanPodPolicy"): "Running"}  # noqa: RUF012
+    defaults = {("runPolicy", "cleanPodPolicy"): "Running"}
 
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+    def find_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """Master and Worker; the guarded one is the Master, or the Worker where there is no Master."""
-        self.check(spec)
         replicas = spec.get(REPLICAS)
         if not isinstance(replicas, dict) or not replicas:
             raise TemplateError(REPLICAS, "must have a Master or a Worker")

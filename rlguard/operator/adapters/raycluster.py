@@ -20,7 +20,7 @@ class RayClusterAdapter(WorkloadAdapter):
     selector = "ray.io/cluster={name}"
     only_attached = True
 
-    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The head."""
         return HEAD_LABELS
 
@@ -28,7 +28,6 @@ class RayClusterAdapter(WorkloadAdapter):
         """As KubeRay says; also while no job is submitted."""
         return bool(at(workload, "status", "state") == "ready")
 
-    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
+    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:
         """The container of the head that runs Ray."""
-        self.check_manager(spec)
         return first_container(spec, HEAD)

@@ -49,8 +49,7 @@ class RayJobAdapter(WorkloadAdapter):
     manager = MANAGER
     between = (RAY_CLUSTERS,)
     makes = (RAY_CLUSTERS, BATCH_JOBS)
-    max_name = 47  # of KubeRay, which fails a job with a longer one after it was made
-    refused = {  # noqa: RUF012
+    refused = {
         ("clusterSelector",): _NOT_ITS_OWN,
         (CLUSTER, "enableInTreeAutoscaling"): _TOKEN,
         (CLUSTER, "gcsFaultToleranceOptions"): _CLEAN_UP,
@@ -61,11 +60,10 @@ class RayJobAdapter(WorkloadAdapter):
         ("submitterPodTemplate", "spec", "containers", 0, "args"): _ON_A_WORKER,
     }
     #: KubeRay gives the cluster the annotations of the RayJob; this one is `gcsFaultToleranceOptions` of old.
-    refused_annotations = {"ray.io/ft-enabled": _CLEAN_UP}  # noqa: RUF012
+    refused_annotations = {"ray.io/ft-enabled": _CLEAN_UP}
 
-    def pod_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
+    def find_templates(self, spec: Mapping[str, Any]) -> tuple[PodTemplate, ...]:
         """The head, which is guarded, the groups of workers, and the submitter if it has a template."""
-        self.check(spec)
         self.check_manager(at(spec, CLUSTER) or {}, CLUSTER)
         if (spec.get("submissionMode") or _MODES[0]) not in _MODES:
             why = (
@@ -77,7 +75,7 @@ class RayJobAdapter(WorkloadAdapter):
             found.append(PodTemplate(("submitterPodTemplate",), "", False, pods=0))
         return tuple(found)
 
-    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The head."""
         return HEAD_LABELS
 
@@ -86,11 +84,10 @@ class RayJobAdapter(WorkloadAdapter):
         cluster = at(workload, "status", "rayClusterName")
         return (cluster if isinstance(cluster, str) else "", str(at(workload, "metadata", "name")))
 
-    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:  # noqa: ARG002
+    def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:
         """The first container of the head. What a template may not have for the guard's sake is admitted."""
         if spec.get("clusterSelector"):
             raise TemplateError("clusterSelector", f"must not be set: {_NOT_ITS_OWN}. Name the RayCluster")
-        self.check_manager(spec)
         self.check_manager(at(spec, CLUSTER) or {}, CLUSTER)
         return first_container(spec, CLUSTER, HEAD)
 

@@ -22,12 +22,12 @@ class TrainJobAdapter(WorkloadAdapter):
     """A row of the table."""
 
     resource = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
-    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}  # noqa: RUF012
+    conditions = {"Failed": WorkloadState.FAILED, "Complete": WorkloadState.SUCCEEDED}
     manager = "trainer.kubeflow.org/trainjob-controller"
     makes = (JOB_SETS,)
     only_attached = True
 
-    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:  # noqa: ARG002
+    def rank0(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
         """The first pod of `node`."""
         return {NAME_LABEL: NODE, JOB_LABEL: "0", INDEX_LABEL: "0"}
 
@@ -42,7 +42,6 @@ class TrainJobAdapter(WorkloadAdapter):
 
     def trainer(self, spec: Mapping[str, Any], made: Sequence[Mapping[str, Any]] = ()) -> str:
         """In `node`, if the JobSet has one."""
-        self.check_manager(spec)
         for jobs in (at(one, "spec", "replicatedJobs") for one in made):
             if all(at(job, "name") != NODE for job in (jobs if isinstance(jobs, list) else [])):
                 raise TemplateError(

@@ -316,12 +316,6 @@ class GuardSpec(RuledModel):
     )
 
     @property
-    def follows_from_a_pod(self) -> bool:
-        """Whether it needs nothing in the pods of its trainer."""
-        feed, claim = self.metrics, self.checkpoints.claim_name
-        return self.placement == "Pod" and feed is not None and claim is not None
-
-    @property
     def own_pod(self) -> GuardPod | None:
         """What is said of the guard's own pod; None: it has none."""
         return (self.pod or GuardPod()) if self.placement == "Pod" else None

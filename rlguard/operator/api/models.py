@@ -51,6 +51,10 @@ class ApiModel(BaseModel):
         frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
     )
 
+    def to_json(self, exclude: set[str] | None = None) -> dict[str, Any]:
+        """It by the names of the API, without what is absent."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
+
 
 def _add_rules(schema: dict[str, Any], model: type[RuledModel]) -> None:
     schema |= cel(*((rule.cel, rule.message) for rule in model.rules))

@@ -35,8 +35,9 @@ GUARD_CONTAINER = "rlguard-guard"
 #: In a trainer's pod whose guard has its own, and with nothing that is the guard's: so it has no name of it.
 WAITING_CONTAINER = "wait-for-guard"
 
-#: A PyTorchJob's pods are called `<name>-master-0` and must stay DNS labels (63 characters).
-MAX_JOB_NAME = 50
+#: KubeRay fails a RayJob with a longer name after it was made. And names of pods are longer still, and must
+#: stay DNS labels (63 characters).
+MAX_JOB_NAME = 47
 JOB_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 JOB_NAME_RULE = f"metadata.name must be a DNS-1035 label of at most {MAX_JOB_NAME} characters"
 

@@ -48,7 +48,7 @@ class WorkloadTemplate(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Kind of the workload: PyTorchJob, Job, RayJob or JobSet.",
+        description="Kind of the workload, such as RayJob: see docs/reference/kinds.md.",
     )
     metadata: TemplateMeta = Field(
         default_factory=TemplateMeta,
@@ -71,7 +71,7 @@ class TargetRef(ApiModel):
     kind: str = Field(
         min_length=1,
         max_length=63,
-        description="Its kind: PyTorchJob, Job, RayJob, RayCluster, JobSet or TrainJob.",
+        description="Its kind, such as RayCluster: see docs/reference/kinds.md.",
     )
     name: str = Field(
         min_length=1,
@@ -168,7 +168,10 @@ class Spec(RuledModel):
             "has(self.guard.checkpoints.claimName))",
             "targetRef needs guard.placement: Pod, guard.metrics (the log that the guard follows) and "
             "guard.checkpoints.claimName: nothing is put into the pods of a workload that exists",
-            lambda of: of.target_ref is None or of.guard.follows_from_a_pod,
+            lambda of: (
+                of.target_ref is None
+                or (of.guard.own_pod and of.guard.metrics and of.guard.checkpoints.claim_name)
+            ),
         ),
         ModelRule(
             "has(self.targetRef) || !has(self.guard.checkpoints.claimName)",

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlguard.core.wire import Verdict
 from rlguard.operator.api.status import Latched
-from rlguard.operator.guards.reading import LastWord
-
-Json = dict[str, Any]
+from rlguard.operator.runtime.client import Json
 
 NO_LAST_WORD = "the guard before this one ended without a last word: how it judged this run is not known"
 NOTHING_KEPT = "a guard of this run was heard, and what was kept of it is gone: how it judged is not known"
@@ -46,7 +43,7 @@ class Kept:
 
 
 def what_is_known(
-    pod: str, kept: Kept | None, words: Mapping[str, LastWord], latches: Sequence[Json], *, heard: bool
+    pod: str, kept: Kept | None, words: Mapping[str, Verdict], latches: Sequence[Json], *, heard: bool
 ) -> Json:
     """What the guard in this pod is told by `PUT /v1/state`; {} of a new run.
 
@@ -60,7 +57,7 @@ def what_is_known(
     state = dict(kept.state) if kept is not None else {}
     if why := _lost(pod, kept, words, heard):
         state = {"sequence": state.get("sequence", 0), "latches": state.get("latches", []), "lost": why}
-    left = [_latch_of(word.verdict) for word in words.values() if word.verdict.stop]
+    left = [_latch_of(word) for word in words.values() if word.stop]
     closed = [*(state.get("latches") or []), *latches, *left]
     if closed:
         state["latches"] = [first for fire in (True, False) for first in _of_kind(closed, fire)]
@@ -69,20 +66,21 @@ def what_is_known(
 
 def latches_of(fire: Latched | None, halt: Latched | None) -> Sequence[Json]:
     """The latches of a job's status, as a guard knows them."""
-    return [_latch(kind, one) for kind, one in ((True, fire), (False, halt)) if one is not None]
+    found = ((True, fire), (False, halt))
+    return [
+        _latch(kind, one.code, one.reason, one.attempt, one.step) for kind, one in found if one is not None
+    ]
 
 
-def _lost(pod: str, kept: Kept | None, words: Mapping[str, LastWord], heard: bool) -> str:
+def _lost(pod: str, kept: Kept | None, words: Mapping[str, Verdict], heard: bool) -> str:
     """Why nobody knows all that the guards before this one knew; "" if somebody does, or there was none.
 
     Only a guard that was told of its run lets anything train, and what is kept names the last one that was.
     """
     if kept is not None and kept.pod == pod:
         return ""
-    made, known = (
-        max((word.verdict.evaluated for word in words.values()), default=0),
-        kept.evaluated if kept else 0,
-    )
+    made = max((word.evaluated for word in words.values()), default=0)
+    known = kept.evaluated if kept else 0
     if made > known:
         return UNKEPT.format(made=made, kept=known)
     if kept is None:
@@ -90,24 +88,13 @@ def _lost(pod: str, kept: Kept | None, words: Mapping[str, LastWord], heard: boo
     return "" if kept.closed or kept.pod in words else NO_LAST_WORD
 
 
-def _latch(fire: bool, one: Latched) -> Json:
-    return {
-        "fire": fire,
-        "code": one.code,
-        "message": one.reason,
-        "attempt": one.attempt,
-        "step": one.step,
-    }
+def _latch(fire: bool, code: str, message: str, attempt: int, step: int) -> Json:
+    return {"fire": fire, "code": code, "message": message, "attempt": attempt, "step": step}
 
 
 def _latch_of(verdict: Verdict) -> Json:
-    return {
-        "fire": verdict.fire,
-        "code": verdict.code.value,
-        "message": verdict.reason,
-        "attempt": verdict.latch_attempt or 0,
-        "step": verdict.latch_step or 0,
-    }
+    of = verdict.latch_attempt or 0, verdict.latch_step or 0
+    return _latch(verdict.fire, verdict.code.value, verdict.reason, *of)
 
 
 def _of_kind(latches: Sequence[Json], fire: bool) -> Sequence[Json]:

@@ -11,7 +11,6 @@ import asyncio
 import asyncio.sslproto
 import json
 import logging
-import random
 import ssl
 import threading
 import time
@@ -26,13 +25,13 @@ from rlguard.core.wire import Verdict
 from rlguard.operator.api import names
 from rlguard.operator.guards.adoption import Kept, what_is_known
 from rlguard.operator.guards.keeper import Keeper
-from rlguard.operator.guards.reading import LastWord, Reading, understood
+from rlguard.operator.guards.reading import Reading, understood
+from rlguard.operator.runtime.backoff import Backoff
+from rlguard.operator.runtime.client import Json
 from rlguard.operator.runtime.errors import ClusterError
 from rlguard.operator.runtime.reflector import Key
 
 log = logging.getLogger(__name__)
-
-Json = dict[str, Any]
 
 #: How long a guard may hold a response back, and how long one is waited for beyond that, seconds.
 WAIT_SECONDS, MARGIN_SECONDS = 30, 10
@@ -75,7 +74,7 @@ class PolledGuard:
     port: int
     host: str
     latches: tuple[Json, ...] = ()
-    words: Mapping[str, LastWord] = field(default_factory=dict)
+    words: Mapping[str, Verdict] = field(default_factory=dict)
     heard: bool = False
 
     @property
@@ -207,21 +206,20 @@ class GuardPolls:
 
     async def _ask(self, guard: PolledGuard) -> None:
         """Ask until cancelled; whatever fails is tried again."""
-        delay = RETRY_SECONDS
+        backoff = Backoff(RETRY_SECONDS, MOST_RETRY_SECONDS)
         while True:
             try:
                 line = await self._adopt(guard)
                 etag = ""
                 while True:
                     etag = await self._poll(guard, line, etag)
-                    delay = RETRY_SECONDS
+                    backoff.reset()
             except (aiohttp.ClientError, ClusterError, OSError, ValueError, TimeoutError) as error:
                 self._failed(guard, error)
             except Exception as error:
                 log.exception("%s/%s: its guard", *guard.job)
                 self._failed(guard, error)
-            await asyncio.sleep(delay * random.uniform(0.8, 1.2))  # noqa: S311 - so that not all come at once
-            delay = min(2 * delay, MOST_RETRY_SECONDS)
+            await asyncio.sleep(backoff.next())
 
     async def _adopt(self, guard: PolledGuard) -> Line:
         """Tell it what is known of its run. One that knows of a run already keeps what it has."""

@@ -19,8 +19,7 @@ from pydantic.alias_generators import to_camel
 from rlguard.core.codes import Code, Level
 from rlguard.core.trainer_view import status_view
 from rlguard.core.wire import EvaluationSummary, Verdict
-
-Json = dict[str, Any]
+from rlguard.operator.runtime.client import Json
 
 MAX_TEXT = 4_096
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -58,19 +57,12 @@ class Reading:
     lost: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LastWord:
-    """The termination message of a guard. `sequence`: of the newest event in its log."""
-
-    sequence: int
-    verdict: Verdict
-
-
-def last_word(message: str) -> LastWord | None:
-    """What a guard left when it ended; None if this is something else, such as the end of its log."""
+def last_word(message: str) -> Verdict | None:
+    """The verdict that a guard left when it ended; None: it left something else, such as its log."""
     try:
         content = json.loads(message)
-        return LastWord(int(content.pop("sequence")), understood(content))
+        int(content.pop("sequence"))  # only a guard with a log leaves one
+        return understood(content)
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
 

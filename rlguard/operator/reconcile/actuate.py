@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from rlguard.operator.adapters import WorkloadAdapter, find_adapter
+from rlguard.operator.adapters import WorkloadAdapter
 from rlguard.operator.api import names
-from rlguard.operator.api.models import ApiModel
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import Status
 from rlguard.operator.config import OperatorConfig
@@ -72,7 +71,7 @@ class ActuationResult:
 
 
 class Actuator:
-    """See the module. `clock` gives the time in UTC."""
+    """See the module."""
 
     def __init__(
         self,
@@ -81,7 +80,6 @@ class Actuator:
         metrics: OperatorMetrics,
         evidence: EvidenceCollector,
         keeper: Keeper,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._config = config
@@ -89,7 +87,6 @@ class Actuator:
         self._evidence = evidence
         self._events = Background("events")
         self._keeper = keeper
-        self._clock = clock
 
     def actuate(self, snapshot: Snapshot, decision: Decision) -> ActuationResult:
         """Carry it out: create, write the status, delete. A status that is refused holds up no delete.
@@ -128,7 +125,7 @@ class Actuator:
                     if not error.refused:
                         raise
                     trouble = error
-                    report = _with_refusal(snapshot, action, report, error, self._clock())
+                    report = _with_refusal(snapshot, action, report, error, datetime.now(UTC))
         self._write(job, report, extra)
         if trouble is not None:
             raise trouble
@@ -164,7 +161,7 @@ class Actuator:
     def _create_support(self, job: Job) -> None:
         """What the guard mounts beside its volumes: its key and tokens, and its policy."""
         owner = job.namespace, job.name
-        secret = self._keeper.credentials(owner, job.uid, lambda: new_credentials(job, self._clock()))
+        secret = self._keeper.credentials(owner, job.uid, lambda: new_credentials(job, datetime.now(UTC)))
         for resource, body in support_objects(job, secret):
             self._create_once(resource, job, body)
 
@@ -189,9 +186,9 @@ class Actuator:
         Pods are taken in any order and for a limited time: the next look goes on, with others first.
         """
         refusal: ClusterError | None = None
-        end = self._clock() + PODS_TIME
+        end = datetime.now(UTC) + PODS_TIME
         for one in _shuffled(action.objects):
-            if one.resource == PODS and self._clock() > end:
+            if one.resource == PODS and datetime.now(UTC) > end:
                 break
             try:
                 foreground = one.resource != PODS  # a pod owns nothing
@@ -250,14 +247,14 @@ class Actuator:
         """Whether what was read of the guard is to be written now; figures wait for a few seconds."""
         last = None if job.status.guard is None else job.status.guard.read_at
         if job.unsaid is Unsaid.FIGURES and last is not None:
-            return self._clock() - last >= FIGURES_TIME
+            return datetime.now(UTC) - last >= FIGURES_TIME
         return job.unsaid is not Unsaid.NOTHING
 
     def _apply(self, metadata: Json, report: Report, guard: Mapping[str, Any]) -> None:
         self._client.apply(JOBS, status_patch(metadata, report, guard), names.OPERATOR_MANAGER, sub="status")
 
     def _record(self, metadata: Json, transition: Transition) -> None:
-        event, namespace = event_of(metadata, transition, self._clock()), metadata["namespace"]
+        event, namespace = event_of(metadata, transition, datetime.now(UTC)), metadata["namespace"]
         what = f"{namespace}/{metadata['name']}: Event {transition.reason}"
         self._events.add(what, partial(self._client.create, EVENTS, namespace, event, names.OPERATOR_MANAGER))
 
@@ -285,7 +282,7 @@ class Actuator:
         stopped = new.get(ConditionType.STOPPED)
         fire = guard_of(job).fire
         if fire and stopped and stopped.status == "True" and not _was_stopped(job):
-            self._metrics.stopped(max(0.0, (self._clock() - fire.at).total_seconds()))
+            self._metrics.stopped(max(0.0, (datetime.now(UTC) - fire.at).total_seconds()))
 
 
 def _shuffled(objects: Sequence[Doomed]) -> Iterator[Doomed]:
@@ -334,25 +331,20 @@ def status_patch(metadata: Json, report: Report, guard: Mapping[str, Any]) -> Js
     status: Json = {
         "observedGeneration": metadata.get("generation", 0),
         "phase": report.phase,
-        "conditions": [_dump(condition) for condition in report.conditions],
+        "conditions": [condition.to_json() for condition in report.conditions],
     }
     if report.workload_ref is not None:
-        status["workloadRef"] = _dump(report.workload_ref)
+        status["workloadRef"] = report.workload_ref.to_json()
     if guard:
         status["guard"] = dict(guard)
     if report.stop is not None:
-        status["stop"] = _dump(report.stop)
+        status["stop"] = report.stop.to_json()
     if report.evidence is not None:
         status["evidence"] = report.evidence
     fence = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": fence, "status": status}
 
 
-def _dump(model: ApiModel) -> Json:
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
 def _adapter(job: Job) -> WorkloadAdapter:
-    adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
-    assert adapter is not None, "gather refuses kinds without an adapter"
-    return adapter
+    assert job.adapter is not None, "gather refuses kinds without an adapter"
+    return job.adapter

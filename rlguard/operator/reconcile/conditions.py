@@ -149,9 +149,9 @@ class Conditions:
 
     def _isolated(self, snapshot: Snapshot) -> ConditionStatus:
         before = condition_of(self._job.status, ConditionType.ISOLATED)
-        if before is not None and self._job.spec.target_ref is not None and must_stop(self._job):
+        if before is not None and self._job.is_attached and must_stop(self._job):
             return before  # its pods are not in a cache
-        if self._job.spec.target_ref is not None:
+        if self._job.is_attached:
             reason = Reason.GUARD_DATA_EXPOSED if snapshot.broken else Reason.ATTACHED
             message = "not protected: " + "; ".join((*snapshot.broken, *UNPROTECTED))
             return self.make(ConditionType.ISOLATED, "False", reason, message)
@@ -188,11 +188,6 @@ def _by_type(conditions: Iterable[ConditionStatus]) -> tuple[ConditionStatus, ..
     return tuple(sorted(conditions, key=lambda one: one.type))
 
 
-def is_attached(job: Job) -> bool:
-    """Whether its workload is one that it does not own."""
-    return job.spec.target_ref is not None
-
-
 def guard_maker(snapshot: Snapshot) -> tuple[Between, ...]:
     """What makes the guard's own pod, and is not on its way out."""
     made = snapshot.guard_maker
@@ -212,7 +207,7 @@ def whether_guarded(snapshot: Snapshot, says: Conditions) -> ConditionStatus:
     before = condition_of(snapshot.job.status, ConditionType.GUARDED)
     if before is not None and before.reason == Reason.CLAIM_OWNED:
         return says.make(ConditionType.GUARDED, "True", Reason.CLAIM_OWNED, before.message)
-    reason = Reason.WORKLOAD_ATTACHED if is_attached(snapshot.job) else Reason.WORKLOAD_CREATED
+    reason = Reason.WORKLOAD_ATTACHED if snapshot.job.is_attached else Reason.WORKLOAD_CREATED
     return says.make(ConditionType.GUARDED, "True", reason, reason.meaning)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import MAX_NOTED_PODS, Phase
-from rlguard.operator.api.wording import invalid_spec
 from rlguard.operator.guards.adoption import latches_of
 from rlguard.operator.guards.polls import GuardPolls, PolledGuard
 from rlguard.operator.reconcile.actuate import FIGURES_TIME, Actuator
@@ -24,7 +23,7 @@ from rlguard.operator.reconcile.conditions import (
 from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.gather import Gatherer, UnsupportedKindError
 from rlguard.operator.reconcile.owned import host_of
-from rlguard.operator.reconcile.parse import parse_job, read_status
+from rlguard.operator.reconcile.parse import invalid_spec, parse_job, read_status
 from rlguard.operator.reconcile.snapshot import (
     NOTHING_REMEMBERED,
     Decision,
@@ -42,18 +41,11 @@ FIGURES_SECONDS = FIGURES_TIME.total_seconds()
 
 
 class Controller:
-    """See the module. `clock` gives the time in UTC."""
+    """See the module."""
 
-    def __init__(
-        self,
-        gatherer: Gatherer,
-        actuator: Actuator,
-        guards: GuardPolls,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
+    def __init__(self, gatherer: Gatherer, actuator: Actuator, guards: GuardPolls) -> None:
         self._gatherer = gatherer
         self._actuator = actuator
-        self._clock = clock
         self._runs: dict[str, Remembered] = {}  # by UID
         self._guards = guards
 
@@ -83,7 +75,7 @@ class Controller:
             return None
         if not unread:
             self._follow(snapshot)
-        decision = decide(snapshot, self._clock())
+        decision = decide(snapshot, datetime.now(UTC))
         if decision.actions:
             log.info("%s/%s: %s: %s", job.namespace, job.name, decision.report.phase, decision.actions)
         self._act(snapshot, decision)
@@ -121,7 +113,7 @@ class Controller:
         owner. And whoever may write a job or its status must not hold up its stop.
         """
         pods = {pod.uid: pod.name for pod in snapshot.pods}
-        if not snapshot.all_pods_read:
+        if not snapshot.live:
             pods = {uid: name for name, uid in snapshot.known.pods} | pods
         seen = tuple((name, uid) for uid, name in pods.items())[-MAX_NOTED_PODS:]
         stop = decision.report.stop if decision.report.phase is Phase.STOPPING else None
@@ -138,7 +130,7 @@ class Controller:
             status = read_status(raw)
             of = metadata.get("generation")
             guarded = new_condition(
-                status, of, self._clock(), ConditionType.GUARDED, "False", reason, message
+                status, of, datetime.now(UTC), ConditionType.GUARDED, "False", reason, message
             )
             report = with_conditions(as_it_is(status), guarded)
             if status.workload_ref is None:

@@ -21,7 +21,6 @@ from rlguard.operator.reconcile.conditions import (
     Conditions,
     as_it_is,
     guard_maker,
-    is_attached,
     last_verdict,
     reference_to,
     whether_guarded,
@@ -32,6 +31,9 @@ from rlguard.operator.reconcile.endings import ended_by_itself, noted_disruption
 from rlguard.operator.reconcile.halts import ended_before, gave_up, halt_due, held_back, is_silent
 from rlguard.operator.reconcile.obstacles import SOON_SECONDS
 from rlguard.operator.reconcile.snapshot import (
+    OFTEN,
+    SELDOM,
+    SOON,
     Action,
     CreateWorkload,
     Decision,
@@ -46,21 +48,10 @@ from rlguard.operator.reconcile.snapshot import (
     is_true,
     must_stop,
 )
-from rlguard.operator.reconcile.teardown import STOPPING_SECONDS, teardown
+from rlguard.operator.reconcile.teardown import teardown
 
 #: How often at least a running job is looked at.
 RUNNING_SECONDS = 600.0
-#: How often a silent guard is looked at whose run is not stopped because most others are silent, too.
-HELD_BACK_SECONDS = 20.0
-#: How often a run is looked at whose pods have not come or not started.
-LATE_SECONDS = 10.0
-#: How often a workload is looked at that the job is attached to: its labels are not the operator's, by which
-#: events are known.
-ATTACHED_SECONDS = 10.0
-#: How often a run is looked at of which something cannot be read: what is listed has it looked at by itself.
-UNREAD_SECONDS = 30.0
-#: How often a taken name is looked at.
-NAME_TAKEN_SECONDS = 30.0
 
 
 def decide(snapshot: Snapshot, now: datetime) -> Decision:
@@ -91,11 +82,11 @@ def _halt(snapshot: Snapshot, says: Conditions) -> Decision | None:
     if must_stop(snapshot.job) or halt_due(snapshot) is None:
         return None
     if not snapshot.live and guard_of(snapshot.job).halt is None:
-        return Decision(as_it_is(snapshot.job.status), look_again=STOPPING_SECONDS)
+        return Decision(as_it_is(snapshot.job.status), look_again=SOON)
     status = snapshot.job.status
     conditions = says(condition_of(status, ConditionType.GUARDED))
     report = Report(status.phase or Phase.RUNNING, conditions, workload_ref_of(snapshot), status.stop)
-    return Decision(report, look_again=STOPPING_SECONDS)
+    return Decision(report, look_again=SOON)
 
 
 def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -103,7 +94,7 @@ def _report_fire(snapshot: Snapshot, says: Conditions) -> Decision | None:
     fire, status = guard_of(snapshot.job).fire, snapshot.job.status
     if fire is None or is_true(status, ConditionType.FIRED) or not ended_before(snapshot.job):
         return None
-    return Decision(with_conditions(as_it_is(status), says.fired_by(fire)), (), STOPPING_SECONDS)
+    return Decision(with_conditions(as_it_is(status), says.fired_by(fire)), (), SOON)
 
 
 def _unread(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -112,14 +103,14 @@ def _unread(snapshot: Snapshot, says: Conditions) -> Decision | None:
         return None
     status = snapshot.job.status
     if snapshot.job.deleting or ended_before(snapshot.job):
-        return Decision(as_it_is(status), look_again=UNREAD_SECONDS)
+        return Decision(as_it_is(status), look_again=SELDOM)
     unread = snapshot.unread
     silent = f"{unread}, so nobody knows whether the guard is silent, or how the run is"
     new = [says.make(ConditionType.GUARD_SILENT, "Unknown", Reason.KIND_UNREAD, silent)]
     if (fired := condition_of(status, ConditionType.FIRED)) is not None and fired.status == "False":
         message = f"there is no verdict now: {unread}; {last_verdict(guard_of(snapshot.job))}"
         new.append(says.make(ConditionType.FIRED, "Unknown", Reason.KIND_UNREAD, message))
-    return Decision(with_conditions(as_it_is(status), *new), look_again=UNREAD_SECONDS)
+    return Decision(with_conditions(as_it_is(status), *new), look_again=SELDOM)
 
 
 def _deleting(snapshot: Snapshot) -> Decision | None:
@@ -131,8 +122,8 @@ def _deleting(snapshot: Snapshot) -> Decision | None:
 
 def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """A workload that exists gets its guard once its UID is written down: no other is ever acted on."""
-    job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation or Preparation()
-    if not is_attached(job) or job.status.workload_ref is not None:
+    job, workload, preparation = snapshot.job, snapshot.workload, snapshot.preparation
+    if not job.is_attached or job.status.workload_ref is not None:
         return None
     if preparation.reason is Reason.TARGET_MISSING:
         waits = says.make(ConditionType.WAITING, "True", preparation.reason, preparation.message)
@@ -149,7 +140,7 @@ def _attach(snapshot: Snapshot, says: Conditions) -> Decision | None:
         )
     guarded = says.make(ConditionType.GUARDED, "True", reason, message)
     report = Report(Phase.PENDING, says(guarded), reference_to(job, workload))
-    return Decision(report, look_again=STOPPING_SECONDS)
+    return Decision(report, look_again=SOON)
 
 
 def _not_yet(
@@ -164,21 +155,21 @@ def _not_yet(
 
 def _create(snapshot: Snapshot, says: Conditions) -> Decision | None:
     """There is no workload yet: create it, or say why not."""
-    workload, preparation = snapshot.workload, snapshot.preparation or Preparation()
+    workload, preparation = snapshot.workload, snapshot.preparation
     if workload is not None and workload.ours:
         return None
     if workload is not None:
         message = (
             f"a {snapshot.job.spec.workload.kind} of this name exists and is not this job's: rename the job"
         )
-        preparation = Preparation(Reason.NAME_TAKEN, message, NAME_TAKEN_SECONDS)
+        preparation = Preparation(Reason.NAME_TAKEN, message, SELDOM)
     if preparation.reason is not None:
         return _not_yet(says, Phase.REFUSED, preparation)
     guarded = says.make(
         ConditionType.GUARDED, "False", Reason.WORKLOAD_PENDING, Reason.WORKLOAD_PENDING.meaning
     )
     report = Report(Phase.PENDING, says(guarded))
-    return Decision(report, (CreateWorkload(),), STOPPING_SECONDS)
+    return Decision(report, (CreateWorkload(),), SOON)
 
 
 def _running(snapshot: Snapshot, says: Conditions) -> Decision:
@@ -200,10 +191,8 @@ def _running(snapshot: Snapshot, says: Conditions) -> Decision:
         job.status.stop,
     )
     again = _until_silence(snapshot)
-    if snapshot.late_for is not None:  # no event will tell that it still is
-        again = min(again or LATE_SECONDS, LATE_SECONDS)
-    if is_attached(job):  # no event tells of its pods
-        again = min(again or ATTACHED_SECONDS, ATTACHED_SECONDS)
+    if snapshot.late_for is not None or job.is_attached:  # no event tells that it still is, or of its pods
+        again = min(again or OFTEN, OFTEN)
     return Decision(report, _for_the_guard(snapshot, workload.state), again)
 
 
@@ -254,8 +243,8 @@ def _until_silence(snapshot: Snapshot) -> float | None:
     if snapshot.silent_for is None:
         return None
     if is_silent(snapshot) and held_back(snapshot):
-        return HELD_BACK_SECONDS
+        return SELDOM
     if snapshot.reading is not None and snapshot.reading.unreached_since is not None:
-        return HELD_BACK_SECONDS  # no event tells that it still cannot be reached
+        return OFTEN  # no event tells that it still cannot be reached
     left = snapshot.job.spec.on_silence.after_seconds - snapshot.silent_for
     return min(RUNNING_SECONDS, left + 0.1) if left >= 0 else RUNNING_SECONDS

@@ -18,7 +18,9 @@ from rlguard.operator.reconcile.conditions import (
 )
 from rlguard.operator.reconcile.halts import is_running, is_silent
 from rlguard.operator.reconcile.snapshot import (
+    OFTEN,
     OVER,
+    SOON,
     CaptureEvidence,
     Decision,
     Disruption,
@@ -33,12 +35,10 @@ from rlguard.operator.reconcile.snapshot import (
     is_true,
     own_end,
 )
-from rlguard.operator.reconcile.teardown import LOGS_SECONDS, STOPPING_SECONDS
+from rlguard.operator.reconcile.teardown import LOGS_SECONDS
 
 #: For how long after its end evidence of a run that was not stopped is tried for.
 EVIDENCE_SECONDS = 300.0
-#: How often a guard is looked at that still judges a run whose trainer has finished.
-JUDGING_SECONDS = 15.0
 #: For how long after that end it may be without work before it is believed: it reports every 15 s.
 HEARD_SECONDS = 60.0
 #: The same where it follows its trainer, whose end nobody tells it: the last step of a log without a next one
@@ -76,9 +76,9 @@ def _with_evidence(snapshot: Snapshot, report: Report, ended: float) -> Decision
     """
     if snapshot.job.status.evidence is not None or ended > EVIDENCE_SECONDS:
         if maker := guard_maker(snapshot):  # it has nothing more to say, and may have a GPU
-            return Decision(report, (delete_makers(maker),), STOPPING_SECONDS)
+            return Decision(report, (delete_makers(maker),), SOON)
         return Decision(report)
-    return Decision(report, (CaptureEvidence(final=ended > LOGS_SECONDS),), STOPPING_SECONDS)
+    return Decision(report, (CaptureEvidence(final=ended > LOGS_SECONDS),), SOON)
 
 
 def ended_by_itself(snapshot: Snapshot, says: Conditions) -> Decision | None:
@@ -122,7 +122,7 @@ def _judging(snapshot: Snapshot, says: Conditions, end: ConditionStatus) -> Deci
         workload_ref_of(snapshot),
         snapshot.job.status.stop,
     )
-    return Decision(report, look_again=JUDGING_SECONDS)
+    return Decision(report, look_again=OFTEN)
 
 
 def judged_seconds(job: Job) -> float:

@@ -16,11 +16,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from rlguard.core.thinning import fewer_lines, size
 from rlguard.operator.api import names
-from rlguard.operator.api.models import ApiModel, StatusModel
 from rlguard.operator.reconcile import layout
 from rlguard.operator.reconcile.owned import owner_reference
 from rlguard.operator.reconcile.snapshot import Job, Pod, Snapshot, guard_of
@@ -57,14 +55,14 @@ def build_evidence(job: Job, told: Mapping[str, str], logs: Mapping[str, str], n
         now: when it was collected, UTC.
     """
     guard = guard_of(job)
-    verdict = _json(guard, exclude={"best_checkpoint"})
+    best, verdict = guard.best_checkpoint, guard.to_json(exclude={"best_checkpoint"})
     data = {
         "collected-at": now.isoformat(timespec="milliseconds"),
         "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False),
         "conditions.json": _conditions(job),
         "history.jsonl": _tail(told.get("history.jsonl", ""), HISTORY_BYTES),
         layout.POLICY_KEY: policy_file(job.spec.guard.policy),
-        "last-good-checkpoint.json": json.dumps(_json(guard.best_checkpoint), indent=2, ensure_ascii=False),
+        "last-good-checkpoint.json": json.dumps(best and best.to_json(), indent=2, ensure_ascii=False),
         **({"rollouts.json": rollouts} if (rollouts := _whole(told.get("rollouts.json", ""))) else {}),
         **{name: _tail(text, LOG_BYTES) for name, text in logs.items()},
     }
@@ -82,12 +80,6 @@ def build_evidence(job: Job, told: Mapping[str, str], logs: Mapping[str, str], n
         "metadata": metadata,
         "data": data,
     }
-
-
-def _json(model: ApiModel | StatusModel | None, exclude: set[str] | None = None) -> Any:
-    if model is None:
-        return None
-    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=exclude)
 
 
 def _conditions(job: Job) -> str:
@@ -120,20 +112,17 @@ class EvidenceCollector:
         client: of the API server.
         told: gives what the guard of a run, by UID, told for the evidence.
         collected: called with (namespace, name) of a job whose evidence was written.
-        clock: gives the time in UTC.
     """
 
     def __init__(
         self,
         client: Client,
-        told: Callable[[str], Mapping[str, str]] = lambda _uid: {},
-        collected: Callable[[tuple[str, str]], None] = lambda _key: None,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        told: Callable[[str], Mapping[str, str]],
+        collected: Callable[[tuple[str, str]], None],
     ) -> None:
         self._client = client
         self._told = told
         self._collected = collected
-        self._clock = clock
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._written: dict[str, str] = {}  # by UID of the job, until it is asked for
@@ -172,7 +161,7 @@ class EvidenceCollector:
             name: f"not available: {text}" if isinstance(text, ClusterError) else text
             for name, text in logs.items()
         }
-        body = build_evidence(job, self._told(job.uid), said, self._clock())
+        body = build_evidence(job, self._told(job.uid), said, datetime.now(UTC))
         try:
             self._client.create(CONFIG_MAPS, job.namespace, body, names.OPERATOR_MANAGER)
         except ApiError as error:

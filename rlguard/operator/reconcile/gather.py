@@ -22,7 +22,7 @@ from rlguard.operator.adapters import TemplateError, WorkloadAdapter, WorkloadSt
 from rlguard.operator.api import names
 from rlguard.operator.api.guard import Isolation
 from rlguard.operator.config import OperatorConfig
-from rlguard.operator.guards.reading import Reading
+from rlguard.operator.guards.polls import GuardPolls
 from rlguard.operator.reconcile.halts import goes_on_unread, must_be_live, was_there
 from rlguard.operator.reconcile.isolation import guard_objects_of, sentences
 from rlguard.operator.reconcile.obstacles import SOON_SECONDS, Late, reason_for, what_is_late
@@ -88,19 +88,6 @@ class Caches(Protocol):
         """What is cached of this kind and carries the job's UID."""
 
 
-class Guards(Protocol):
-    """What is read of the guards."""
-
-    def reading(self, uid: str) -> Reading | None:
-        """Of the guard of this job."""
-
-    def silent_for(self, uid: str, pod: str) -> float:
-        """For how long the guard that is to be in this pod could not be heard, seconds."""
-
-    def most_are_unreached(self) -> bool:
-        """Whether more than half of all guards cannot be reached."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Objects:
     """What is there of a run, as the API server has it, or as it was seen last.
@@ -134,13 +121,12 @@ class _Seen:
         raw, target = objects.workload, objects.target
         workload = None if raw is None else _workload(adapter, job, raw)
         uid, between, guard_maker = _uid(job, workload), target.between, None
-        if uid is not None and job.spec.target_ref is None:
+        if uid is not None and not job.is_attached:
             between = controlled(adapter, uid, lambda kind: objects.made[kind])
         if job.has_guard_pod:
             guard_maker = _guard_maker(job, objects.made[STATEFUL_SETS])
-        controllers = frozenset(one.uid for one in between) | target.controllers
         guard_uid = None if guard_maker is None else guard_maker.uid
-        owner = PodOwner(uid, _spec(job, raw, uid), controllers, guard_uid)
+        owner = PodOwner(uid, _spec(job, raw, uid), frozenset(one.uid for one in between), guard_uid)
         raw_pods = sorted((*objects.pods, *target.pods), key=_age)
         pods = tuple(pod_of(adapter, one, owner) for one in raw_pods)
         return cls(workload, uid, between, guard_maker, owner, pods)
@@ -158,7 +144,7 @@ class Gatherer:
         client: Client,
         config: OperatorConfig,
         caches: Caches,
-        guards: Guards,
+        guards: GuardPolls,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -213,7 +199,7 @@ class Gatherer:
         """What is known without a request, and whether the workload is in it: else its UID is, if noted."""
         place, ref = (job.namespace, job.uid), job.status.workload_ref
         raw = None
-        if job.spec.target_ref is None:  # only what has our labels is cached
+        if not job.is_attached:  # only what has our labels is cached
             raw = self._caches.workload(adapter.resource, job.namespace, job.name)
         noted = None if ref is None else {"metadata": {"name": ref.name, "uid": ref.uid}}
         made = {kind: tuple(self._caches.between(kind, *place)) for kind in _kinds(adapter, job)}
@@ -221,12 +207,12 @@ class Gatherer:
 
     def _uncached(self, adapter: WorkloadAdapter, job: Job, cached: _Objects) -> _Objects:
         """What is there of a run whose workload no cache has, as of every target."""
-        if job.spec.target_ref is None:
+        if not job.is_attached:
             return replace(cached, workload=self._workload(adapter, job))
         return replace(self._live(adapter, job, NOTHING_REMEMBERED), live=False)
 
     def _live(self, adapter: WorkloadAdapter, job: Job, known: Remembered) -> _Objects:
-        """What is there now. Where all must be gone that was seen before, each of it is looked for.
+        """What is there now. Each pod that was seen before is looked for: it may have lost its labels.
 
         Raises:
             ClusterError: something could not be read for now.
@@ -235,14 +221,13 @@ class Gatherer:
         pods = listed(self._client, PODS, job, _of_job(job))
         made = {kind: tuple(listed(self._client, kind, job, _of_job(job))) for kind in _kinds(adapter, job)}
         target = NO_BELONGINGS
-        if job.spec.target_ref is not None:
+        if job.is_attached:
             uid = _uid(job, None if raw is None else _workload(adapter, job, raw))
             target = NO_BELONGINGS if uid is None else read_target(self._client, adapter, job, raw, uid)
-        if _is_stopping(job):
-            found = {one["metadata"]["uid"] for one in (*pods, *target.pods)}
-            others = ((name, uid) for name, uid in known.pods if uid not in found)
-            missed = (of_uid(self._client.get(PODS, job.namespace, name), uid) for name, uid in others)
-            pods += [one for one in missed if one is not None]
+        found = {one["metadata"]["uid"] for one in (*pods, *target.pods)}
+        others = ((name, uid) for name, uid in known.pods if uid not in found)
+        missed = (of_uid(self._client.get(PODS, job.namespace, name), uid) for name, uid in others)
+        pods += [one for one in missed if one is not None]
         return _Objects(raw, tuple(pods), made, target, live=True)
 
     def _workload(self, adapter: WorkloadAdapter, job: Job) -> Json | None:
@@ -257,7 +242,7 @@ class Gatherer:
     def _snapshot(self, adapter: WorkloadAdapter, job: Job, known: Remembered, objects: _Objects) -> Snapshot:
         """What these objects say, and what else is needed where the run is not to stop."""
         seen = _Seen.of(adapter, job, objects)
-        job, stopping = self._with_last_words(job, seen.pods), _is_stopping(job)
+        job = self._with_last_words(job, seen.pods)
         pods = self._with_hidden(adapter, job, objects, seen)
         spec = _spec(job, objects.workload, seen.uid)
         late_for, obstacle = self._lateness(adapter, job, seen, spec)
@@ -270,7 +255,6 @@ class Gatherer:
             pods=pods,
             unread=objects.unread,
             known=known,
-            all_pods_read=stopping and objects.live,
             preparation=self._preparation(adapter, job, seen.workload, objects),
             broken=_broken(adapter, job, objects.target.pods, self._config),
             trainer=attached_trainer(adapter, spec),
@@ -293,16 +277,18 @@ class Gatherer:
         if not asks or seen.uid is None or not _may_hide_pods(job, seen.workload, seen.pods):
             return seen.pods
         hidden = read_unlabelled(self._client, adapter, job, objects.workload, seen.uid)
-        owner = replace(seen.owner, between=seen.owner.between | hidden.controllers)
-        return seen.pods + tuple(pod_of(adapter, raw, owner) for raw in hidden.pods)
+        owner = replace(seen.owner, between=seen.owner.between | {one.uid for one in hidden.between})
+        known = {pod.uid for pod in seen.pods}
+        others = (raw for raw in hidden.pods if raw["metadata"]["uid"] not in known)
+        return seen.pods + tuple(pod_of(adapter, raw, owner) for raw in others)
 
     def _preparation(
         self, adapter: WorkloadAdapter, job: Job, workload: Workload | None, objects: _Objects
-    ) -> Preparation | None:
-        """What can be found out before there is a guarded workload; None: it is not the time for that."""
-        taken = workload is not None and job.spec.target_ref is None
+    ) -> Preparation:
+        """What can be found out before there is a guarded workload, where it is the time for that."""
+        taken = workload is not None and not job.is_attached
         if taken or job.status.workload_ref is not None or job.deleting or _is_stopping(job):
-            return None
+            return Preparation()
         return find_preparation(self._client, self._config, adapter, job, objects.workload, objects.target)
 
     def _with_last_words(self, job: Job, pods: Iterable[Pod]) -> Job:
@@ -328,7 +314,7 @@ class Gatherer:
         """For how long pods have not come or not started (None: they have), and what Events say of it."""
         if job.deleting or _is_stopping(job):
             return None, None
-        wanted = 1 if job.spec.target_ref is not None else _pods_wanted(adapter, spec)
+        wanted = 1 if job.is_attached else _pods_wanted(adapter, spec)
         late = what_is_late(seen.workload, seen.pods, wanted, seen.guard_maker)
         due = [one for one in late if one.lasts(self._clock()) > SOON_SECONDS]
         told = ((one, self._events_of(job, one)) for one in due)
@@ -393,7 +379,7 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
 
     Whoever may change the workload can take the label off its template. Its own controller needs others.
     """
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         return False
     if must_stop(job):
         return not pods
@@ -403,7 +389,7 @@ def _may_hide_pods(job: Job, workload: Workload | None, pods: tuple[Pod, ...]) -
 
 def _kinds(adapter: WorkloadAdapter, job: Job) -> tuple[Resource, ...]:
     """The kinds of what carries the job's UID beside its workload and its pods."""
-    own = adapter.between if job.spec.target_ref is None else ()
+    own = adapter.between if not job.is_attached else ()
     return (*own, *((STATEFUL_SETS,) if job.has_guard_pod else ()))
 
 
@@ -450,13 +436,13 @@ def _uid(job: Job, workload: Workload | None) -> str | None:
     """UID of the job's workload: as it was noted, else of one that is there and is, or is to be, ours."""
     if job.status.workload_ref is not None:
         return job.status.workload_ref.uid
-    wanted = workload is not None and (workload.ours or job.spec.target_ref is not None)
+    wanted = workload is not None and (workload.ours or job.is_attached)
     return workload.uid if workload is not None and wanted else None
 
 
 def _spec(job: Job, raw: Json | None, uid: str | None) -> Mapping[str, Any]:
     """The spec of the workload: of its template, or of one that the job is attached to as it is now."""
-    if job.spec.target_ref is None:
+    if not job.is_attached:
         return job.spec.made_from.spec
     spec = (of_uid(raw, uid) or {}).get("spec")
     return spec if isinstance(spec, dict) else {}
@@ -468,7 +454,7 @@ def _broken(
     """The rows of the isolation table that a target breaks, or that `Relaxed` admits in the template."""
     guard = job.spec.guard
     own = guard_objects_of(job.name, job.uid, guard, config)
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         return tuple(one for pod in pods for one in exposures(pod, own))
     if guard.isolation is Isolation.STRICT:
         return ()

@@ -11,7 +11,6 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rlguard.core.codes import Level
 from rlguard.operator.api.status import Phase
 from rlguard.operator.guards.reading import Reading
 
@@ -67,7 +66,6 @@ _FIGURES = {
     "rlguard_job_kl_ema": "kl_ema",
     "rlguard_job_gap": "proxy_real_gap",
 }
-_LEVELS = {Level.HEALTHY: 0.0, Level.UNKNOWN: 1.0, Level.WARNING: 2.0, Level.FIRED: 3.0}
 #: Conditions that need a hand if they last, with the status that they have then.
 _TROUBLE = {"Waiting": "True", "GuardSilent": "True", "Stopped": "False"}
 
@@ -128,7 +126,7 @@ def _of_guard(job: tuple[str, str], reading: Reading) -> Iterator[Sample]:
     yield "rlguard_job_guard_unreachable_seconds", job, away
     if verdict is None:
         return
-    yield "rlguard_job_level", job, _LEVELS[verdict.level]
+    yield "rlguard_job_level", job, float(verdict.level.severity)
     for state in ("announced", "evaluated", "failed", "waiting"):
         yield "rlguard_job_checkpoints", (*job, state), float(getattr(verdict, state))
     for name, field in _FIGURES.items():

@@ -34,6 +34,13 @@ try:
 except (OSError, http.client.HTTPException) as error:
     sys.exit(f"no guard responds: {error}")
 """
+#: Annotations of a pod, each a list of ports with commas, by which Istio and Linkerd leave a port alone.
+EXCLUDED_PORTS = (
+    "traffic.sidecar.istio.io/excludeInboundPorts",
+    "traffic.sidecar.istio.io/excludeOutboundPorts",
+    "config.linkerd.io/skip-inbound-ports",
+    "config.linkerd.io/skip-outbound-ports",
+)
 
 
 def guard_container(
@@ -49,9 +56,9 @@ def guard_container(
     """
     guard = job.spec.guard
     resources = guard.resources.model_dump(mode="json", exclude_defaults=True)
-    container: Json = {
+    return {
         "name": names.GUARD_CONTAINER,
-        "image": guard.image or config.guard_image,
+        **image_of(guard, config),
         "resources": resources or copy.deepcopy(config.guard_resources),
         "env": list(_environment(job, checkpoints, index_field)),
         "terminationMessagePath": layout.TERMINATION_MESSAGE,
@@ -67,9 +74,12 @@ def guard_container(
         "livenessProbe": _probe(guard.port, "healthz", periodSeconds=20, failureThreshold=6),
         "readinessProbe": _probe(guard.port, "readyz", periodSeconds=15, failureThreshold=2),
     }
-    if pull_policy := guard.image_pull_policy or config.guard_pull_policy:
-        container["imagePullPolicy"] = pull_policy
-    return container
+
+
+def image_of(guard: GuardSpec, config: OperatorConfig) -> Json:
+    """The guard's image, and its pull policy if anybody said one."""
+    policy = guard.image_pull_policy or config.guard_pull_policy
+    return {"image": guard.image or config.guard_image} | ({"imagePullPolicy": policy} if policy else {})
 
 
 def restricted(user: int) -> Json:
@@ -239,3 +249,12 @@ def _patience(job: Job) -> dict[str, str]:
     elif silence.after_seconds > layout.UNREACHABLE_SECONDS:
         waits[layout.UNREACHABLE_ENV] = str(silence.after_seconds)
     return waits
+
+
+def exclude_port(metadata: Json, port: int) -> None:
+    """Keep the guard's port out of a service mesh: its peers check the certificate themselves."""
+    annotations = dict(metadata.get("annotations") or {})
+    for name in EXCLUDED_PORTS:
+        given = str(annotations.get(name) or "")
+        annotations[name] = ",".join(filter(None, (given, str(port))))
+    metadata["annotations"] = annotations

@@ -16,14 +16,15 @@ from rlguard.operator.api.guard import GuardPod, GuardSpec
 from rlguard.operator.config import OperatorConfig
 from rlguard.operator.reconcile import layout
 from rlguard.operator.reconcile.guard_container import (
+    exclude_port,
     guard_address,
     guard_container,
     guard_volumes,
+    image_of,
     let_report,
     restricted,
 )
 from rlguard.operator.reconcile.isolation import Violation
-from rlguard.operator.reconcile.mesh import exclude_port
 from rlguard.operator.reconcile.owned import host_of, job_labels, owned
 from rlguard.operator.reconcile.snapshot import Job
 from rlguard.operator.reconcile.templates import checkpoint_mount, field_of, rank0_of, trainer
@@ -154,18 +155,15 @@ def wait_for_guard(job: Job, template: PodTemplate, pod: Json, config: OperatorC
 def _waiter(job: Job, config: OperatorConfig) -> Json:
     own = job.spec.guard.own_pod
     assert own is not None, "its guard has a pod of its own"
-    container: Json = {
+    return {
         "name": names.WAITING_CONTAINER,
-        "image": job.spec.guard.image or config.guard_image,
+        **image_of(job.spec.guard, config),
         "command": ["python", "-I", "-c", WAIT, str(own.ready_seconds), str(layout.GAVE_UP)],
         "env": guard_address(job, host_of(job)),
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": restricted(NOBODY),
     }
-    if pull_policy := job.spec.guard.image_pull_policy or config.guard_pull_policy:
-        container["imagePullPolicy"] = pull_policy
-    return container
 
 
 # -- what stands in the way of it ------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from rlguard.operator.adapters import PodTemplate, WorkloadAdapter, at
 from rlguard.operator.api import names
 from rlguard.operator.config import OperatorConfig
 from rlguard.operator.reconcile import guard_pod, layout, sidecar
-from rlguard.operator.reconcile.guard_container import literal
-from rlguard.operator.reconcile.mesh import exclude_port
+from rlguard.operator.reconcile.guard_container import exclude_port, literal
 from rlguard.operator.reconcile.owned import job_labels, owner_reference
 from rlguard.operator.reconcile.snapshot import Job
 from rlguard.operator.reconcile.support import support_objects

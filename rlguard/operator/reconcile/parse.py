@@ -7,11 +7,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+
+from rlguard.core.wire import Verdict
+from rlguard.core.wording import Place, format_errors
 from rlguard.operator.api import names
 from rlguard.operator.api.reasons import ConditionType
 from rlguard.operator.api.status import GuardStatus, Status
 from rlguard.operator.api.types import OnFire, Spec
-from rlguard.operator.guards.reading import LastWord, Reading, differs, differs_at_once, guard_status
+from rlguard.operator.guards.reading import Reading, differs, differs_at_once, guard_status
 from rlguard.operator.reconcile.snapshot import OVER, Job, Unsaid
 from rlguard.operator.runtime.client import Json, Resource
 
@@ -41,6 +46,20 @@ def parse_job(raw: Mapping[str, Any], reading: Reading | None = None) -> Job:
     )
 
 
+#: Below this the models are those of the guard, whose names are snake_case.
+_POLICY = ("guard", "policy")
+
+
+def invalid_spec(error: ValidationError) -> str:
+    """Every mistake in a spec, each with its path."""
+    return format_errors(error, _named)
+
+
+def _named(place: Place) -> str:
+    inside = map(to_camel, place[2:]) if place[:2] == _POLICY else place[2:]
+    return ".".join(["spec", *place[:2], *inside])
+
+
 def _with_reading(former: Json, reading: Reading | None) -> tuple[Json, Unsaid]:
     """`status.guard` with what was read since, and what of it the status lacks."""
     if reading is None or reading.verdict is None or reading.heard_at is None:
@@ -53,9 +72,9 @@ def _with_reading(former: Json, reading: Reading | None) -> tuple[Json, Unsaid]:
     return guard, Unsaid.VERDICT if differs_at_once(guard, former) else Unsaid.FIGURES
 
 
-def with_last_word(job: Job, word: LastWord, at: datetime) -> Job:
+def with_last_word(job: Job, said: Verdict, at: datetime) -> Job:
     """The job with what its guard left when it ended, `at` this time, where the status knows less."""
-    known, said = job.status.guard or GuardStatus(), word.verdict
+    known = job.status.guard or GuardStatus()
     counts = said.steps > (known.steps or 0) or said.evaluated > (known.evaluated or 0)
     latched = (said.fire and known.fire is None) or (said.halt and known.halt is None)
     if not (counts or latched or (said.ended and known.ended is None)):

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from rlguard.core.wire import Verdict
 from rlguard.operator.adapters import WorkloadAdapter
 from rlguard.operator.api import names
 from rlguard.operator.api.reasons import Reason
-from rlguard.operator.guards.reading import LastWord, error_of, last_word
+from rlguard.operator.guards.reading import error_of, last_word
 from rlguard.operator.reconcile import layout
 from rlguard.operator.reconcile.snapshot import GRACE_SECONDS, Disruption, Pod, Waiting, finalizers_of
 from rlguard.operator.runtime.client import Json, controller_of
@@ -52,13 +53,13 @@ class PodOwner:
     `guard`: UID of the StatefulSet of a guard in a pod of its own.
     """
 
-    uid: str | None = None
-    spec: Mapping[str, Any] | None = None
-    between: frozenset[str] = frozenset()
-    guard: str | None = None
+    uid: str | None
+    spec: Mapping[str, Any]
+    between: frozenset[str]
+    guard: str | None
 
 
-def pod_of(adapter: WorkloadAdapter | None, raw: Json, workload: PodOwner) -> Pod:
+def pod_of(adapter: WorkloadAdapter, raw: Json, workload: PodOwner) -> Pod:
     """The pod, of which only name and end count unless the workload, or what that controls, controls it.
 
     Anyone who may create a pod can give it our labels and have it end with any words.
@@ -80,10 +81,10 @@ def pod_of(adapter: WorkloadAdapter | None, raw: Json, workload: PodOwner) -> Po
     if workload.guard is not None and controller_of(raw) == workload.guard:
         alone = [one for one in spec.get("containers") or [] if _is_guard(one)]
         return _with_guard(replace(bare, guarded=bool(alone)), raw)
-    if adapter is None or workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
+    if workload.uid is None or controller_of(raw) not in {workload.uid, *workload.between}:
         return bare
     guards = [one for one in spec.get("initContainers") or [] if _is_guard(one)]
-    rank0 = adapter.holds_rank0(raw, workload.spec or {})
+    rank0 = adapter.holds_rank0(raw, workload.spec)
     failure, failed_at = _failure(status)
     pod = replace(
         bare,
@@ -156,7 +157,7 @@ def _last_line(ended: Mapping[str, Any]) -> str:
     return lines[-1][:LAST_WORDS] if lines else ""
 
 
-def _last_word(status: Mapping[str, Any]) -> LastWord | None:
+def _last_word(status: Mapping[str, Any]) -> Verdict | None:
     """What the guard left in its termination message; None if it did not end or left nothing of the kind."""
     for guard in _guards(status):
         for state in (guard.get("state") or {}, guard.get("lastState") or {}):

@@ -16,19 +16,14 @@ from rlguard.operator.reconcile.inject import made_for_the_guard
 from rlguard.operator.reconcile.isolation import guard_objects_of
 from rlguard.operator.reconcile.refusals import is_copy, template_claims
 from rlguard.operator.reconcile.review import review
-from rlguard.operator.reconcile.snapshot import Job, Preparation
+from rlguard.operator.reconcile.snapshot import OFTEN, SELDOM, Job, Preparation
 from rlguard.operator.reconcile.targets import Belongings, has_made_nothing, why_not_attached
 from rlguard.operator.reconcile.templates import rank0_of
 from rlguard.operator.runtime.client import CLAIMS, Client, Json
 from rlguard.operator.runtime.errors import ApiError
 
 CHECKPOINTS = "spec.guard.checkpoints."
-#: In how many seconds to ask again where somebody else may have mended it: a claim, a workload that does not
-#: exist or cannot be guarded as it is, a permission, a webhook, and whatever else was refused.
-CLAIM_SECONDS = 5.0
-TARGET_SECONDS = 10.0
-FORBIDDEN_SECONDS = 30.0
-WEBHOOK_SECONDS = 10.0
+#: In how many seconds to ask again for what was refused for good: only another configuration admits it.
 REFUSED_SECONDS = 300.0
 
 
@@ -56,7 +51,7 @@ def find_preparation(
         return Preparation(found.reason, "; ".join(found.findings))
     if (missing := _missing_claim(client, adapter, job)) is not None:
         return missing
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         refused = _target(adapter, job, raw, target)
     else:
         refused = _copied_claim(client, config, adapter, job) or _dry_run(
@@ -72,12 +67,12 @@ def _missing_claim(client: Client, adapter: WorkloadAdapter, job: Job) -> Prepar
     for where, claim in _claims(adapter, job):
         if (raw := client.get(CLAIMS, job.namespace, claim)) is None:
             message = f"{where}: PersistentVolumeClaim {claim} does not exist in {job.namespace}: create it"
-            return Preparation(Reason.CLAIM_MISSING, message, CLAIM_SECONDS)
+            return Preparation(Reason.CLAIM_MISSING, message, OFTEN)
         shared = job.spec.guard.own_pod is not None and where.startswith(CHECKPOINTS)
         if shared and (why := why_not_shared(raw)):
             message = f"{where}: PersistentVolumeClaim {claim}: {why}"
-            refused = Reason.TEMPLATE_REFUSED if job.spec.target_ref is None else Reason.TARGET_REFUSED
-            return Preparation(refused, message, CLAIM_SECONDS)
+            refused = Reason.TEMPLATE_REFUSED if not job.is_attached else Reason.TARGET_REFUSED
+            return Preparation(refused, message, OFTEN)
     return None
 
 
@@ -148,7 +143,7 @@ def _dry_run(client: Client, adapter: WorkloadAdapter, job: Job, workload: Json)
         message = error.message
         if error.status == 404:
             kind = f"{workload['kind']} ({workload['apiVersion']})"
-            message, again = f"the cluster has no {kind}: install it; {message}", FORBIDDEN_SECONDS
+            message, again = f"the cluster has no {kind}: install it; {message}", SELDOM
         return Preparation(Reason.WORKLOAD_REFUSED, f"spec.template: {message}", again)
     return None
 
@@ -156,10 +151,10 @@ def _dry_run(client: Client, adapter: WorkloadAdapter, job: Job, workload: Json)
 def _again_after(error: ApiError) -> float | None:
     """After how many seconds to ask again what was refused; None: it was no refusal."""
     if error.status == 403:
-        return FORBIDDEN_SECONDS
+        return SELDOM
     if error.status == 500:  # most likely a webhook that does not respond: its controller is down
-        return WEBHOOK_SECONDS
-    return REFUSED_SECONDS if error.permanent else None
+        return OFTEN
+    return REFUSED_SECONDS if error.refused else None
 
 
 def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongings) -> Preparation | None:
@@ -167,12 +162,12 @@ def _target(adapter: WorkloadAdapter, job: Job, raw: Json | None, found: Belongi
     named = f"spec.targetRef: {adapter.resource.kind} {job.workload_name}"
     if raw is None:
         message = f"{named} ({adapter.resource.api_version}) does not exist in {job.namespace}"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
+        return Preparation(Reason.TARGET_MISSING, message, OFTEN)
     if why := why_not_attached(adapter, raw, found.made):
-        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", TARGET_SECONDS)
+        return Preparation(Reason.TARGET_REFUSED, f"{named}: {why}", OFTEN)
     if has_made_nothing(adapter, raw, found.made):
         message = f"{named} has made nothing yet that has pods"
-        return Preparation(Reason.TARGET_MISSING, message, TARGET_SECONDS)
+        return Preparation(Reason.TARGET_MISSING, message, OFTEN)
     return None
 
 
@@ -185,7 +180,7 @@ def _claims(adapter: WorkloadAdapter, job: Job) -> Iterable[tuple[str, str]]:
         yield "spec.guard.state.claimName", guard.state.claim_name
     if guard.checkpoints.claim_name is not None:
         yield f"{CHECKPOINTS}claimName", guard.checkpoints.claim_name
-    if job.spec.target_ref is not None:
+    if job.is_attached:
         return
     spec = job.spec.made_from.spec
     _, pod = rank0_of(adapter, spec)

@@ -11,16 +11,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlguard.core.wording import quoted
-from rlguard.operator.adapters import WorkloadAdapter, find_adapter
+from rlguard.operator.adapters import WorkloadAdapter
 from rlguard.operator.api.guard import Isolation
 from rlguard.operator.api.names import JOB_NAME_PATTERN, JOB_NAME_RULE, MAX_JOB_NAME
 from rlguard.operator.api.reasons import Reason
 from rlguard.operator.api.types import Spec
-from rlguard.operator.api.wording import invalid_spec
 from rlguard.operator.config import OperatorConfig
 from rlguard.operator.reconcile.inject import build_workload
 from rlguard.operator.reconcile.isolation import guard_objects_of, sentences
-from rlguard.operator.reconcile.parse import parse_job
+from rlguard.operator.reconcile.parse import invalid_spec, parse_job
 from rlguard.operator.reconcile.refusals import find_violations, isolation_findings
 from rlguard.operator.reconcile.snapshot import Job
 from rlguard.operator.reconcile.targets import attachment_obstacles
@@ -47,26 +46,16 @@ class Review:
 
 def review(adapter: WorkloadAdapter | None, job: Job, config: OperatorConfig) -> Review:
     """What the job alone says; `adapter` None: there is none for its kind."""
-    if adapter is None or (adapter.only_attached and job.spec.target_ref is None):
+    if adapter is None or (adapter.only_attached and not job.is_attached):
         return Review(Reason.UNSUPPORTED_KIND, (_unsupported(adapter, job.spec),))
-    if job.spec.target_ref is not None:
-        return _of_target(job.spec)
+    if job.is_attached:
+        refused = tuple(f"{one.field}: {one.message}" for one in attachment_obstacles(job.spec))
+        return Review(Reason.TARGET_REFUSED, refused) if refused else Review()
     return _of_template(adapter, job, config)
-
-
-def _of_target(spec: Spec) -> Review:
-    if refused := tuple(f"{one.field}: {one.message}" for one in attachment_obstacles(spec)):
-        return Review(Reason.TARGET_REFUSED, refused)
-    return Review()
 
 
 def _of_template(adapter: WorkloadAdapter, job: Job, config: OperatorConfig) -> Review:
     template, guard = job.spec.made_from, job.spec.guard
-    if len(job.name) > adapter.max_name:
-        message = (
-            f"metadata.name has {len(job.name)} characters; a {template.kind} may have {adapter.max_name}"
-        )
-        return Review(Reason.TEMPLATE_REFUSED, (message,))
     found = find_violations(adapter, template.spec, guard)
     own = guard_objects_of(job.name, job.uid, guard, config)
     broken = isolation_findings(adapter, template.spec, guard, own)
@@ -130,6 +119,4 @@ def review_manifest(manifest: Mapping[str, Any], config: OperatorConfig) -> Revi
         job = parse_job({**manifest, "metadata": _UNBORN | dict(manifest["metadata"])})
     except ValidationError as error:
         return Review(Reason.INVALID_SPEC, (invalid_spec(error),))
-    kind = job.spec.workload
-    adapter = find_adapter(kind.api_version, kind.kind)
-    return review(adapter, job, config)
+    return review(job.adapter, job, config)

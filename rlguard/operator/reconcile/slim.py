@@ -24,8 +24,7 @@ _OF_A_WORKLOAD = (
     "name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "deletionTimestamp",
     "resourceVersion",
 )  # fmt: skip
-_OF_THE_GUARD = ("name", "started", "ready", "state", "lastState", "restartCount")
-_OF_WHO_WAITS = ("name", "state", "lastState")
+_OF_A_CONTAINER = ("name", "started", "ready", "state", "lastState", "restartCount")
 _OF_A_CONDITION = ("type", "status", "reason", "message")
 _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
 
@@ -33,30 +32,20 @@ _NOT_OF_A_JOB = frozenset({"managedFields", "annotations"})
 def slim_pod(raw: Json) -> Json:
     """The part of a pod that is cached."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
-    labels, owners = metadata.get("labels") or {}, metadata.get("ownerReferences") or []
-    sidecars, alone = (_guards(spec, key) for key in ("initContainers", "containers"))
+    owners = metadata.get("ownerReferences") or []
     return {
         "metadata": _kept(metadata, _OF_A_POD)
         | {
-            "labels": _kept(labels, _LABELS),
+            "labels": _kept(metadata.get("labels") or {}, _LABELS),
             "ownerReferences": [_kept(one, ("uid", "controller")) for one in owners if one.get("controller")],
-            **({"finalizers": held} if (held := finalizers_of(metadata)) else {}),
+            "finalizers": finalizers_of(metadata),
         },
         "spec": _kept(spec, ("terminationGracePeriodSeconds", "nodeName"))
-        | {"initContainers": sidecars, **({"containers": alone} if alone else {})},
+        | {key: _each(spec, key, ("name",)) for key in ("initContainers", "containers")},
         "status": _kept(status, ("phase", "reason", "podIP"))
-        | {
-            "conditions": [
-                _kept(one, _OF_A_CONDITION) for one in status.get("conditions") or [] if _tells(one)
-            ],
-            "initContainerStatuses": _containers(status.get("initContainerStatuses") or []),
-            "containerStatuses": _containers(status.get("containerStatuses") or []),
-        },
+        | {key: _each(status, key, _OF_A_CONTAINER) for key in ("initContainerStatuses", "containerStatuses")}
+        | {"conditions": _each(status, "conditions", _OF_A_CONDITION)},
     }
-
-
-def _guards(spec: Mapping[str, Any], key: str) -> list[Json]:
-    return [{"name": one["name"]} for one in spec.get(key) or [] if one.get("name") == names.GUARD_CONTAINER]
 
 
 def slim_workload(adapter: WorkloadAdapter, raw: Json) -> Json:
@@ -83,25 +72,5 @@ def _kept(of: Mapping[str, Any], fields: Iterable[str]) -> Json:
     return {field: of[field] for field in fields if field in of}
 
 
-def _tells(condition: Mapping[str, Any]) -> bool:
-    """Whether it says something that not every pod says."""
-    if condition.get("type") == "DisruptionTarget":
-        return True
-    return condition.get("type") in {"PodScheduled", "Ready"} and condition.get("status") != "True"
-
-
-def _containers(statuses: Iterable[Mapping[str, Any]]) -> list[Json]:
-    """All of the guard's; of the others what keeps them from running, or how they ended.
-
-    Of who waits for a guard also how it ended before: it is started again.
-    """
-    kept = []
-    for one in statuses:
-        state = _kept(one.get("state") or {}, ("waiting", "terminated"))
-        if one.get("name") == names.GUARD_CONTAINER:
-            kept.append(_kept(one, _OF_THE_GUARD))
-        elif one.get("name") == names.WAITING_CONTAINER:
-            kept.append(_kept(one, _OF_WHO_WAITS))
-        elif state:
-            kept.append({"name": one["name"], "state": state})
-    return kept
+def _each(of: Mapping[str, Any], key: str, fields: Iterable[str]) -> list[Json]:
+    return [_kept(one, fields) for one in of.get(key) or []]

@@ -11,12 +11,13 @@ from datetime import datetime
 from enum import Enum, StrEnum, auto
 from typing import Any
 
-from rlguard.operator.adapters import WorkloadState
+from rlguard.core.wire import Verdict
+from rlguard.operator.adapters import WorkloadAdapter, WorkloadState, find_adapter
 from rlguard.operator.api.guard import Isolation
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import ConditionStatus, GuardStatus, Phase, Status, StopStatus, WorkloadRef
 from rlguard.operator.api.types import OnFire, Spec
-from rlguard.operator.guards.reading import LastWord, Reading
+from rlguard.operator.guards.reading import Reading
 from rlguard.operator.runtime.client import Resource
 
 #: How many finalizers of a pod are named.
@@ -59,6 +60,16 @@ class Job:
         return self.spec.guard.own_pod is not None
 
     @property
+    def is_attached(self) -> bool:
+        """Whether its workload is one that it does not own."""
+        return self.spec.target_ref is not None
+
+    @property
+    def adapter(self) -> WorkloadAdapter | None:
+        """The row of its workload's kind; None: it cannot be guarded."""
+        return find_adapter(self.spec.workload.api_version, self.spec.workload.kind)
+
+    @property
     def workload_name(self) -> str:
         """What the workload is called: as its job, unless the job names one that exists."""
         target = self.spec.target_ref
@@ -90,6 +101,16 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Doomed:
+    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
+
+    resource: Resource
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Between:
     """What the workload controls, and what makes its pods, such as a RayCluster.
 
@@ -101,6 +122,11 @@ class Between:
     uid: str
     terminating: bool = False
     created: datetime | None = None
+
+    @property
+    def doomed(self) -> Doomed:
+        """It, to be deleted."""
+        return Doomed(self.resource, self.name, self.uid)
 
 
 class Disruption(StrEnum):
@@ -154,7 +180,7 @@ class Pod:
     gave_up: str = ""
     disruption: Disruption | None = None
     waiting: Waiting | None = None
-    last_word: LastWord | None = None
+    last_word: Verdict | None = None
 
 
 def finalizers_of(metadata: Mapping[str, Any]) -> list[str]:
@@ -198,26 +224,26 @@ class Snapshot:
 
     `workload` None: there is none. `pods`: the oldest first. `unread`: why something cannot be read, so that
     it is here as it was seen last, and nothing but a latch is acted on; "": all of it can be.
-    `preparation` is only there while a workload might have to be created.
+    `preparation`: made while a workload might have to be created.
     `broken`: the rows of the isolation table that `isolation: Relaxed` admits in the template, or that pods
     of a target break; a sentence for each.
     `reading`: what was read of the guard; None: nothing. `silent_for`: how long it could not be heard while
     the rank-0 pod was running, seconds; None while nothing is to be expected of it.
     `unreached`: why it cannot be reached although the kubelet calls it ready; "" if it can.
     `most_silent`: more than half of all guards cannot be reached.
-    `live`: job, workload and pods were read from the API server for this snapshot, not from a cache.
+    `live`: all was read from the API server for this snapshot, and each pod that is `known` was looked for:
+    one that is not in `pods` is gone.
     `late_for`: seconds for which pods have not come or not started, and no status says why; None: they have.
     `obstacle`: what Events say of that.
     `between`: what stands between the workload and its pods.
     `guard_maker`: the StatefulSet that makes the guard's own pod; None: there is none.
     `trainer`: the container that trains, in the pod of rank 0; "" where it is not known.
-    `all_pods_read`: each pod that is `known` was looked for, so that one that is not in `pods` is gone.
     """
 
     job: Job
     workload: Workload | None = None
     pods: tuple[Pod, ...] = ()
-    preparation: Preparation | None = None
+    preparation: Preparation = Preparation()
     broken: tuple[str, ...] = ()
     reading: Reading | None = None
     silent_for: float | None = None
@@ -230,7 +256,6 @@ class Snapshot:
     guard_maker: Between | None = None
     trainer: str = ""
     known: Remembered = NOTHING_REMEMBERED
-    all_pods_read: bool = False
     unread: str = ""
 
     @property
@@ -300,6 +325,10 @@ def own_end(snapshot: Snapshot) -> OwnEnd | None:
 
 # -- the decision -----------------------------------------------------------------------------------------
 
+#: In how many seconds to look again where no event tells of a change: at what is under way, at what somebody
+#: else may have mended, and at what costs requests or hardly ever changes.
+SOON, OFTEN, SELDOM = 2.0, 10.0, 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -334,16 +363,6 @@ class CaptureEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
-    """An object to delete, fenced by its UID. `grace`: seconds that a pod has to end; None: as it says."""
-
-    resource: Resource
-    name: str
-    uid: str
-    grace: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete these objects in the foreground: what they own goes before they do."""
 
@@ -352,7 +371,7 @@ class Delete:
 
 def delete_makers(makers: Iterable[Between]) -> Delete:
     """Delete what makes pods."""
-    return Delete(tuple(Doomed(one.resource, one.name, one.uid) for one in makers))
+    return Delete(tuple(one.doomed for one in makers))
 
 
 Action = CreateWorkload | EnsureGuard | CaptureEvidence | Delete

@@ -7,7 +7,7 @@ no pods of their own: theirs are of a RayCluster and a Job, and of a JobSet, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,12 +31,11 @@ UNPROTECTED = (
 class Belongings:
     """What belongs to a target.
 
-    `controllers`: UIDs of what may control its pods. `made`: what it has made that makes its pods.
+    `between`: what may control its pods, beside itself. `made`: what it has made that makes its pods.
     """
 
     pods: tuple[Json, ...] = ()
     between: tuple[Between, ...] = ()
-    controllers: frozenset[str] = frozenset()
     made: tuple[Json, ...] = ()
 
 
@@ -81,6 +80,7 @@ def _against(
     if owner := controller_ref(dict(raw)):
         yield f"{owner.get('kind')} {owner.get('name')} controls it: name that, if it can be guarded"
     try:
+        adapter.check_manager(raw.get("spec") or {})
         adapter.trainer(raw.get("spec") or {}, made)
     except TemplateError as error:
         yield f"spec.{error}"
@@ -144,7 +144,6 @@ def read_target(
     return Belongings(
         pods=tuple(pod for found in inner for pod in found.pods),
         between=between,
-        controllers=frozenset(one.uid for one in between),
         made=tuple(there for _, there in made),
     )
 
@@ -164,9 +163,9 @@ def _read(client: Client, adapter: WorkloadAdapter, job: Job, name: str, uid: st
     """What belongs to an object that has pods of its own."""
     selector = adapter.selector.format(name=name, uid=uid)
     between = controlled(adapter, uid, lambda kind: listed(client, kind, job, selector))
-    owners = frozenset({uid} | {one.uid for one in between})
+    owners = {uid, *(one.uid for one in between)}
     found = listed(client, PODS, job, selector)
-    return Belongings(tuple(raw for raw in found if _is_of(raw, uid, owners)), between, owners)
+    return Belongings(tuple(raw for raw in found if _is_of(raw, uid, owners)), between)
 
 
 def _made(
@@ -179,7 +178,7 @@ def _made(
             yield inner, there
 
 
-def _is_of(raw: Json, uid: str, owners: frozenset[str]) -> bool:
+def _is_of(raw: Json, uid: str, owners: Container[str]) -> bool:
     """Whether a pod with the labels of the workload of this UID is of it: any template may have them.
 
     One that nothing controls may have been orphaned, and trains on: a label with the UID tells enough of it.

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from rlguard.operator.adapters import find_adapter
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import MAX_NOTED_PODS, ConditionStatus, Phase, PodRef, StopStatus
-from rlguard.operator.reconcile.conditions import Conditions, guard_maker, is_attached, workload_ref_of
+from rlguard.operator.reconcile.conditions import Conditions, guard_maker, workload_ref_of
 from rlguard.operator.reconcile.snapshot import (
+    SELDOM,
+    SOON,
     Action,
     CaptureEvidence,
     Decision,
@@ -31,16 +32,12 @@ from rlguard.operator.reconcile.snapshot import (
 )
 from rlguard.operator.runtime.client import PODS
 
-#: How often a teardown under way is looked at.
-STOPPING_SECONDS = 2.0
 #: For how long a pod that has ended is left alone so that its log can be had.
 LOGS_SECONDS = 15.0
 #: How long after its time a pod may be there, and how long a finalizer may keep the workload, before that is
 #: said.
 OVERDUE_SECONDS = 15.0
 FINALIZER_SECONDS = 20.0
-#: How often a target that was deleted is looked for: no event tells that somebody recreated it.
-RECREATED_SECONDS = 30.0
 #: So many pods are named in a message.
 _SHOWN = 5
 #: By this one the API server itself keeps an object until what it owns is gone.
@@ -64,7 +61,7 @@ def teardown(snapshot: Snapshot, says: Conditions, now: datetime) -> Decision | 
         workload_ref_of(snapshot),
         stop,
     )
-    return Decision(report, (*evidence, *_deletes(snapshot, stop, first, now)), STOPPING_SECONDS)
+    return Decision(report, (*evidence, *_deletes(snapshot, stop, first, now)), SOON)
 
 
 def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime) -> Decision:
@@ -78,9 +75,10 @@ def _gone(snapshot: Snapshot, says: Conditions, stop: StopStatus, now: datetime)
         workload_ref_of(snapshot),
         stop.model_copy(update={"stopped_at": stop.stopped_at or now}) if created else None,
     )
-    again = RECREATED_SECONDS if created and is_attached(job) else None
+    # No event tells that somebody recreated it.
+    again = SELDOM if created and job.is_attached else None
     if created and job.status.evidence is None:
-        return Decision(report, (CaptureEvidence(final=True),), STOPPING_SECONDS)
+        return Decision(report, (CaptureEvidence(final=True),), SOON)
     return Decision(report, (), again)
 
 
@@ -99,7 +97,7 @@ def _stop(snapshot: Snapshot, now: datetime) -> StopStatus:
     before = snapshot.stop or StopStatus(requested_at=now)
     restarted = is_true(snapshot.job.status, ConditionType.STOPPED) and _is_anything_left(snapshot)
     pods = {pod.uid: pod.name for pod in snapshot.pods}
-    if not snapshot.all_pods_read:
+    if not snapshot.live:
         pods |= {uid: name for name, uid in snapshot.known.pods}
     refs = [PodRef(name=name, uid=uid) for uid, name in pods.items()]
     asked = now if restarted else min(before.requested_at, now)
@@ -115,14 +113,14 @@ def _workload_left(snapshot: Snapshot) -> Workload | None:
     if workload is None:
         return None
     was_there = job.status.workload_ref is not None and not is_true(job.status, ConditionType.DISRUPTED)
-    recreated = is_attached(job) and was_there
+    recreated = job.is_attached and was_there
     return workload if workload.ours or recreated else None
 
 
 def _is_anything_left(snapshot: Snapshot) -> bool:
     """Whether the workload, a pod, or something that makes pods is there, or may be."""
     makers = any(not one.terminating for one in snapshot.between) or guard_maker(snapshot)
-    unknown = snapshot.unread or (snapshot.known.pods and not snapshot.all_pods_read)
+    unknown = snapshot.unread or (snapshot.known.pods and not snapshot.live)
     return bool(_workload_left(snapshot) or snapshot.pods or unknown or makers)
 
 
@@ -134,12 +132,11 @@ def _deletes(snapshot: Snapshot, stop: StopStatus, first: bool, now: datetime) -
     staying = [pod for pod in snapshot.pods if not pod.terminating]
     slow = [pod for pod in staying if pod.grace > limit and not _has_ended(pod)]
     others = [pod for pod in staying if pod not in slow and not (_has_ended(pod) and waits)]
-    makers = [Doomed(one.resource, one.name, one.uid) for one in guard_maker(snapshot)]
+    makers = [one.doomed for one in guard_maker(snapshot)]
     if not first:
-        makers += [Doomed(one.resource, one.name, one.uid) for one in snapshot.between if not one.terminating]
-    adapter = find_adapter(job.spec.workload.api_version, job.spec.workload.kind)
-    if adapter is not None and workload is not None and not workload.terminating:
-        makers.insert(0, Doomed(adapter.resource, job.workload_name, workload.uid))
+        makers += [one.doomed for one in snapshot.between if not one.terminating]
+    if job.adapter is not None and workload is not None and not workload.terminating:
+        makers.insert(0, Doomed(job.adapter.resource, job.workload_name, workload.uid))
     in_order = (_pods(slow, limit), tuple(makers), () if first else _pods(others))
     return tuple(Delete(objects) for objects in in_order if objects)
 

@@ -193,8 +193,8 @@ class Client:
         uid: str,
         grace: int | None = None,
         foreground: bool = False,
-    ) -> bool:
-        """Delete the object with this UID. False if there is none with this UID.
+    ) -> None:
+        """Delete the object with this UID, if there is one.
 
         `grace`: seconds that a pod has to end; None: as many as it says itself. `foreground`: it goes once
         what it owns is gone; else that goes later.
@@ -210,10 +210,8 @@ class Client:
         try:
             self.request("DELETE", resource.path(namespace, name), body=options)
         except ApiError as error:
-            if error.status in {404, 409}:
-                return False
-            raise
-        return True
+            if error.status not in {404, 409}:
+                raise
 
     def request(
         self,

@@ -39,11 +39,6 @@ class ApiError(ClusterError):
         self.decided = self.refused or status == 500
 
     @property
-    def permanent(self) -> bool:
-        """Whether the same request would be refused again: the object is wrong, not the moment."""
-        return 400 <= self.status < 500 and self.status not in {401, 403, 408, 409, 410, 429}
-
-    @property
     def refused(self) -> bool:
         """Whether it was refused: for good, or until somebody changes a permission, a quota or a policy."""
-        return self.permanent or self.status == 403
+        return 400 <= self.status < 500 and self.status not in {401, 408, 409, 410, 429}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -26,10 +25,10 @@ log = logging.getLogger(__name__)
 class LeaseTiming:
     """Seconds; duration > renew_deadline > request."""
 
-    duration: float = 15.0
-    renew_deadline: float = 10.0
-    retry: float = 2.0
-    request: float = 4.0
+    duration: float
+    renew_deadline: float
+    retry: float
+    request: float
 
     def __post_init__(self) -> None:
         if not self.duration > self.renew_deadline > self.request:
@@ -47,7 +46,6 @@ class LeaderElector:
         namespace, name: of the Lease.
         identity: unique to this process.
         timing: deadlines.
-        clock: monotonic seconds.
     """
 
     def __init__(
@@ -56,15 +54,13 @@ class LeaderElector:
         namespace: str,
         name: str,
         identity: str,
-        timing: LeaseTiming | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        timing: LeaseTiming,
     ) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
         self._identity = identity
-        self._timing = timing or LeaseTiming()
-        self._clock = clock
+        self._timing = timing
         self._stop = threading.Event()
         self._seen: tuple[object, float] | None = None  # the record of the Lease, and since when it is so
         self.is_leader = False
@@ -77,7 +73,7 @@ class LeaderElector:
         """Wait until this process is the leader. False: it was stopped first."""
         backoff = Backoff(self._timing.retry, self._timing.retry)
         while not self._stop.is_set():
-            if self._try(self._clock() + self._timing.renew_deadline):
+            if self._try(time.monotonic() + self._timing.renew_deadline):
                 self.is_leader = True
                 log.info("leading as %s", self._identity)
                 return True
@@ -86,13 +82,13 @@ class LeaderElector:
 
     def hold(self) -> bool:
         """Renew until stopped. False: the Lease was lost, and the process must end."""
-        deadline = self._clock() + self._timing.renew_deadline
-        while not self._stop.wait(min(self._timing.retry, max(0.0, deadline - self._clock()))):
-            started = self._clock()
+        deadline = time.monotonic() + self._timing.renew_deadline
+        while not self._stop.wait(min(self._timing.retry, max(0.0, deadline - time.monotonic()))):
+            started = time.monotonic()
             if self._try(deadline):
                 # Others may count from the moment the request began, so this process does too.
                 deadline = started + self._timing.renew_deadline
-            elif self._held_by_another() or self._clock() >= deadline:
+            elif self._held_by_another() or time.monotonic() >= deadline:
                 self.is_leader = False
                 log.error("the Lease %s/%s is lost", self._namespace, self._name)
                 return False
@@ -129,18 +125,18 @@ class LeaderElector:
 
     def _left(self, deadline: float) -> float:
         """Time-out for the next request, seconds."""
-        return min(self._timing.request, max(0.05, deadline - self._clock()))
+        return min(self._timing.request, max(0.05, deadline - time.monotonic()))
 
     def _may_take(self, lease: Json) -> bool:
         """Whether it is ours, free, or has not changed for its whole duration before our eyes."""
         spec = lease.get("spec") or {}
         record = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
         if self._seen is None or self._seen[0] != record:
-            self._seen = record, self._clock()
+            self._seen = record, time.monotonic()
         if _holder(lease) in {"", self._identity}:
             return True
         duration = float(spec.get("leaseDurationSeconds") or self._timing.duration)
-        return self._clock() - self._seen[1] > duration
+        return time.monotonic() - self._seen[1] > duration
 
     def _held_by_another(self) -> bool:
         holder = self._seen[0][0] if self._seen and isinstance(self._seen[0], tuple) else None

@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -25,6 +24,8 @@ from rlguard.operator.runtime.reflector import Key
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+#: How long a stop waits for the work under way.
+GRACE_SECONDS = 20.0
 #: How often is looked after watches that show nothing.
 SWEEP_SECONDS = 60.0
 #: A conflict that lasts so long is no matter of a cache that is behind, seconds until the next try.
@@ -44,14 +45,6 @@ class Watcher(Protocol):
         """End it; safe from any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class ManagerConfig:
-    """`workers` jobs are reconciled at once that do not hang; a stop waits `grace_seconds` for them."""
-
-    workers: int = 4
-    grace_seconds: float = 20.0
-
-
 class Manager:
     """See the module. `run` blocks; `stop` may be called from a signal handler."""
 
@@ -62,7 +55,6 @@ class Manager:
         reconcile: Reconcile,
         elector: LeaderElector,
         metrics: OperatorMetrics,
-        config: ManagerConfig | None,
         workable: Callable[[], bool],
         sweep: Callable[[], None],
     ) -> None:
@@ -71,7 +63,6 @@ class Manager:
         self._reconcile = reconcile
         self._elector = elector
         self._metrics = metrics
-        self._config = config or ManagerConfig()
         self._workable = workable
         self._sweep = sweep
         self._stop = threading.Event()
@@ -163,7 +154,7 @@ class Manager:
         The Lease is renewed until then: whoever got it earlier would work beside this process.
         """
         self._queue.close()
-        deadline = time.monotonic() + self._config.grace_seconds
+        deadline = time.monotonic() + GRACE_SECONDS
         while self._queue.working_for() and not self._failed.is_set() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self._elector.stop()

@@ -1,8 +1,8 @@
 """A reflector: keeps a local copy of one collection, by a paged list and then a watch, while it runs.
 
 - A watch resumes from the last resourceVersion, which bookmarks keep fresh; a 410 means a new list.
-- Nothing waits for ever: the server ends each watch after `watch_seconds`, and if it does not, no data for
-  `read_seconds` ends it here. A hung or cut connection is opened again.
+- Nothing waits for ever: the server ends each watch after a minute, and if it does not, no data for
+  `READ_SECONDS` ends it here. A hung or cut connection is opened again.
 - Failures are followed by a jittered backoff, also a 403, and a server's `Retry-After` is kept.
 - A kind that the cluster does not have is an empty collection that is asked for again, slowly.
 - Objects are kept as JSON and read into a copy: as Python objects they take six times the memory.
@@ -20,7 +20,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlguard.operator.runtime.backoff import Backoff
 from rlguard.operator.runtime.client import Client, Json, Resource
@@ -37,15 +36,12 @@ PAGE_BYTES = 2 << 20
 FIRST_PAGE = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Deadlines and delays of a reflector, seconds."""
-
-    watch_seconds: int = 60
-    read_seconds: float = 75.0
-    backoff_base: float = 0.2
-    backoff_cap: float = 30.0
-    missing_kind: float = 30.0
+#: And how many a page has at most.
+MOST_OBJECTS = 500
+#: After how long the server is to end a watch, and after how long without data it is taken for broken.
+WATCH_SECONDS, READ_SECONDS = 60, 75.0
+#: Between two tries: at first, and at most; and where the cluster has no such kind.
+RETRY_SECONDS, MOST_RETRY_SECONDS, MISSING_SECONDS = 0.2, 30.0, 30.0
 
 
 class _Expired(Exception):
@@ -63,8 +59,6 @@ class Reflector:
             is new, new is None for what is gone.
         slim: what to keep of each object.
         selector: label selector, "" for all.
-        timing: deadlines and delays.
-        page: objects per page of the list, at most.
         index: a second key of each object, for `indexed`.
     """
 
@@ -74,10 +68,8 @@ class Reflector:
         resource: Resource,
         namespace: str | None,
         handler: ChangeHandler,
-        slim: Callable[[Json], Json] = lambda raw: raw,
+        slim: Callable[[Json], Json],
         selector: str = "",
-        timing: Timing | None = None,
-        page: int = 500,
         index: Callable[[Json], str] | None = None,
     ) -> None:
         self._client = client
@@ -87,8 +79,6 @@ class Reflector:
         self._handler = handler
         self._slim = slim
         self._selector = {"labelSelector": selector} if selector else {}
-        self._timing = timing or Timing()
-        self._page = page
         self._lock = threading.Lock()
         self._objects: dict[Key, bytes] = {}
         self._index = index
@@ -97,7 +87,6 @@ class Reflector:
         self._synced = threading.Event()
         self._version: str | None = None
         self._shown_at = time.monotonic()
-        self.relists = 0
         #: Whether the API server says that it has no such kind.
         self.missing = False
 
@@ -111,7 +100,7 @@ class Reflector:
     def quiet_for(self) -> float:
         """Seconds since the API server last showed something: a list, an event, a bookmark, a watch's end.
 
-        It sends a bookmark or ends a watch within `watch_seconds`, so more means that the watch is broken.
+        It sends a bookmark or ends a watch within `WATCH_SECONDS`, so more means that the watch is broken.
         """
         return time.monotonic() - self._shown_at
 
@@ -141,7 +130,7 @@ class Reflector:
 
     def run(self) -> None:
         """List and watch until stopped."""
-        backoff = Backoff(self._timing.backoff_base, self._timing.backoff_cap)
+        backoff = Backoff(RETRY_SECONDS, MOST_RETRY_SECONDS)
         while not self._stop.is_set():
             try:
                 if self._version is None:
@@ -163,7 +152,7 @@ class Reflector:
             self._version, self._shown_at = None, time.monotonic()  # once it is there it is listed
             self._replace({})
             self._synced.set()
-            return self._timing.missing_kind * random.uniform(0.5, 1.0)  # noqa: S311
+            return MISSING_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311
         if error.status == 410:
             self._version = None
         log.warning("%s: %s", self._path, error)
@@ -172,7 +161,7 @@ class Reflector:
     def _list(self) -> None:
         """Every page; what is no longer there is reported as gone."""
         found: dict[Key, bytes] = {}
-        query, limit = dict(self._selector), min(FIRST_PAGE, self._page)
+        query, limit = dict(self._selector), FIRST_PAGE
         while True:
             page, size = self._client.page(self._resource, self.namespace, {**query, "limit": str(limit)})
             items = page.get("items") or []
@@ -182,8 +171,7 @@ class Reflector:
             token = page["metadata"].get("continue")
             if not token:
                 break
-            query["continue"], limit = token, min(self._page, next_page(limit, len(items), size))
-        self.relists += 1
+            query["continue"], limit = token, min(MOST_OBJECTS, next_page(limit, len(items), size))
         self.missing = False
         self._replace(found)
         self._version = page["metadata"]["resourceVersion"]
@@ -203,7 +191,7 @@ class Reflector:
                 self._handler(None if old is None else _read(old), _read(new))
 
     def _watch(self, backoff: Backoff) -> None:
-        seconds = self._timing.watch_seconds * random.uniform(0.75, 1.0)  # noqa: S311
+        seconds = WATCH_SECONDS * random.uniform(0.75, 1.0)  # noqa: S311
         query = {
             "watch": "true",
             "resourceVersion": self._version or "",
@@ -212,7 +200,7 @@ class Reflector:
             **self._selector,
         }
         opened, quiet = time.monotonic(), True
-        with self._client.stream(self._path, query, self._timing.read_seconds) as events:
+        with self._client.stream(self._path, query, READ_SECONDS) as events:
             for event in events:
                 if self._stop.is_set():
                     return

@@ -109,7 +109,7 @@ def test_another_checkpoint_has_no_step_that_is_known() -> None:
         ("run-9", "run-10"),
         ("run-1", "run-1-2"),
         ("grpo-7b-2026", "grpo-7b-2026-2"),
-        ("r" * 47 + "-ab", "r" * 47 + "-2"),
+        ("r" * 44 + "-ab", "r" * 44 + "-2"),
     ],
 )
 def test_the_next_name_is_numbered_and_short_enough(old: str, new: str) -> None:

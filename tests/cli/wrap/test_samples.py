@@ -37,7 +37,7 @@ WAYS = {
     "cpu-demo/job.yaml": ("secret:cpu-demo-heldout/heldout.jsonl", (*ON_CPU, "256", *POLICY)),
 }
 #: Written by hand: `wrap` makes a job of a workload that is to be made.
-BY_HAND = ("attached-raycluster.yaml", "attached-rayjob.yaml", "attached-trainjob.yaml")
+BY_HAND = ("attached-raycluster.yaml", "attached-trainjob.yaml")
 
 
 def without_guard(text: str) -> tuple[str, dict[str, Any]]:

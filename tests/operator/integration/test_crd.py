@@ -218,7 +218,7 @@ def test_what_a_guard_of_a_target_needs_is_asked_for(
         client.create(JOBS, namespace, raw, "test")
 
 
-@pytest.mark.parametrize("name", ["1run", "Run", "r" * 51, "a.b"])
+@pytest.mark.parametrize("name", ["1run", "Run", "r" * 48, "a.b"])
 def test_names_that_pods_cannot_carry_are_refused(
     client: Client, namespace: str, make_job: MakeJob, name: str
 ) -> None:

@@ -14,7 +14,16 @@ from rlguard.operator.config import OperatorConfig
 from rlguard.operator.guards.reading import Reading
 from rlguard.operator.reconcile.gather import Caches, Gatherer
 from rlguard.operator.reconcile.parse import parse_job
-from rlguard.operator.reconcile.snapshot import Decision, Delete, Doomed, Job, Pod, Snapshot, Workload
+from rlguard.operator.reconcile.snapshot import (
+    Decision,
+    Delete,
+    Doomed,
+    Job,
+    Pod,
+    Remembered,
+    Snapshot,
+    Workload,
+)
 from rlguard.operator.runtime.client import Client, Resource
 from rlguard.operator.runtime.errors import ApiError
 
@@ -163,6 +172,7 @@ class Cluster:
         self.made: Json = {}
         self.asked: list[str] = []
         self.silent_for = 0.0
+        self.known = Remembered()
 
     def gather(self, job: Json, there: Json | None = None, unread: Sequence[str] = ()) -> Snapshot:
         """The snapshot of a job that is cached so, and is so in the API server."""
@@ -180,7 +190,7 @@ class Cluster:
             most_are_unreached=lambda: False,
         )
         gatherer = Gatherer(cast(Client, self), CONFIG, cast(Caches, self), cast(Any, guards), lambda: NOW)
-        return gatherer.gather(parse_job(job), unread=unread)
+        return gatherer.gather(parse_job(job), self.known, unread)
 
     # Caches
     def workload(self, resource: Resource, _namespace: str, name: str) -> Json | None:

@@ -14,10 +14,12 @@ import pytest
 from rlguard.operator.adapters import WorkloadState
 from rlguard.operator.api.reasons import ConditionType, Reason
 from rlguard.operator.api.status import Phase, Status
-from rlguard.operator.reconcile.decide import HELD_BACK_SECONDS, decide
+from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.endings import EVIDENCE_SECONDS
 from rlguard.operator.reconcile.halts import must_be_live
 from rlguard.operator.reconcile.snapshot import (
+    SELDOM,
+    SOON,
     CaptureEvidence,
     CreateWorkload,
     Decision,
@@ -27,7 +29,6 @@ from rlguard.operator.reconcile.snapshot import (
     Snapshot,
     Waiting,
 )
-from rlguard.operator.reconcile.teardown import STOPPING_SECONDS
 
 from .given import (
     BEAT,
@@ -394,12 +395,12 @@ def test_what_must_be_read_live(snapshot: Snapshot, live: bool) -> None:
 )
 def test_a_silence_that_is_held_back_says_why_and_is_looked_at_again_soon(values: Json, words: str) -> None:
     decision = decide(silent(live=True, **values), NOW)
-    assert words in message(decision, "GuardSilent") and decision.look_again == HELD_BACK_SECONDS
+    assert words in message(decision, "GuardSilent") and decision.look_again == SELDOM
 
 
 def test_a_halt_that_was_written_down_is_acted_on_soon() -> None:
-    assert decide(silent(live=True), NOW).look_again == STOPPING_SECONDS
-    assert decide(silent(), NOW).look_again == STOPPING_SECONDS
+    assert decide(silent(live=True), NOW).look_again == SOON
+    assert decide(silent(), NOW).look_again == SOON
 
 
 def test_what_was_told_before_is_history_while_no_guard_runs() -> None:

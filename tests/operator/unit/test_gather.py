@@ -12,7 +12,7 @@ from rlguard.operator.adapters import WorkloadState
 from rlguard.operator.api.status import Phase
 from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.slim import slim_pod
-from rlguard.operator.reconcile.snapshot import Disruption, Doomed, Pod, guard_of
+from rlguard.operator.reconcile.snapshot import Disruption, Doomed, Pod, Remembered, guard_of
 
 from .given import (
     ADAPTER,
@@ -167,7 +167,7 @@ def ended(message: str, key: str = "state", name: str = "rlguard-guard") -> Json
 )
 def test_the_last_word_of_a_guard_is_read(status: Json, step: int | None) -> None:
     found = seen(raw_pod(status)).last_word
-    assert (None if found is None else found.verdict.latch_step) == step
+    assert (None if found is None else found.latch_step) == step
 
 
 @pytest.mark.parametrize("unread", [(), ("PyTorchJob",)])
@@ -351,6 +351,18 @@ def test_nothing_is_called_stopped_while_a_pod_without_the_operators_label_is_th
     assert world.gather(stopping).unread == "403 Forbidden: list hidden"
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_pod_that_was_seen_and_lost_every_label_and_owner_is_there_in_what_is_read_live(
+    stops: bool,
+) -> None:
+    bare = thing("Pod", "p", "u", labels={})
+    world = silent(bare)
+    world.known = Remembered((("p", "u"), ("p", "former"), ("gone", "g")))
+    given = manifest(status=FIRED | {"stop": STOP}) if stops else heard(1)
+    snapshot = world.gather(given)
+    assert snapshot.live and [one.uid for one in snapshot.pods] == ["u"]
+
+
 # -- before there is a workload --------------------------------------------------------------------------
 
 
@@ -358,7 +370,7 @@ def test_a_job_that_is_being_deleted_creates_nothing() -> None:
     raw = manifest()
     raw["metadata"]["deletionTimestamp"] = NOW.isoformat()
     snapshot = Cluster().gather(raw)
-    assert snapshot.job.deleting and snapshot.preparation is None
+    assert snapshot.job.deleting and decide(snapshot, NOW).actions == ()
 
 
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", None])
@@ -367,7 +379,6 @@ def test_a_workload_that_a_webhook_would_give_to_another_cluster_is_refused(mana
     world = Cluster()
     world.made = {"spec": {"runPolicy": {"managedBy": manager}}}
     preparation = world.gather(manifest()).preparation
-    assert preparation is not None
     refused = "a webhook changes it: runPolicy.managedBy: must be" in preparation.message
     assert refused is (manager is not None)
 
@@ -380,7 +391,6 @@ def test_a_claim_that_copies_the_held_out_one_is_refused(source: str) -> None:
     pod["spec"]["volumes"].append({"name": "d", "persistentVolumeClaim": {"claimName": "copied"}})
     spec = {"pytorchReplicaSpecs": {"Master": {"template": pod}}}
     preparation = world.gather(manifest(spec)).preparation
-    assert preparation is not None
     refused = (
         "volumes[1].persistentVolumeClaim: PersistentVolumeClaim copied is a copy" in preparation.message
     )

@@ -15,6 +15,7 @@ from rlguard.operator.guards.reading import Reading
 from rlguard.operator.reconcile.decide import decide
 from rlguard.operator.reconcile.endings import EVIDENCE_SECONDS, HEARD_SECONDS, JUDGED_SECONDS
 from rlguard.operator.reconcile.snapshot import (
+    SOON,
     Between,
     CaptureEvidence,
     Delete,
@@ -24,7 +25,6 @@ from rlguard.operator.reconcile.snapshot import (
     Snapshot,
     delete_makers,
 )
-from rlguard.operator.reconcile.teardown import STOPPING_SECONDS
 from rlguard.operator.runtime.client import BATCH_JOBS, STATEFUL_SETS
 
 from . import given
@@ -182,7 +182,7 @@ def test_it_ends_once_the_evidence_is_there_or_is_not_to_come() -> None:
     assert first.actions == (CaptureEvidence(final=False),) and first.look_again is not None
     written = decide(seen(SUCCEEDED, over | {"evidence": "e"}, pods=(GUARD,)), NOW)
     assert written.actions == decide(seen(SUCCEEDED, over), late).actions == (delete_makers((SET,)),)
-    assert written.look_again == STOPPING_SECONDS, "a delete that is refused is asked for again: it has a GPU"
+    assert written.look_again == SOON, "a delete that is refused is asked for again: it has a GPU"
     done = decide(seen(SUCCEEDED, over, None, pods=()), late)
     assert done.actions == () and done.look_again is None
 
@@ -215,7 +215,7 @@ def test_its_pod_is_believed_if_its_own_set_controls_it() -> None:
     last = {"terminated": {"exitCode": 0, "message": left}}
     pod = namespace(lastState=last).gather(raw_job()).pods[0]
     assert (pod.guarded, pod.rank0, pod.guard_since) == (True, False, NOW)
-    assert pod.last_word is not None and pod.last_word.verdict.code == "hacking_gap"
+    assert pod.last_word is not None and pod.last_word.code == "hacking_gap"
     other = namespace("another", lastState=last).gather(raw_job()).pods[0]
     assert not other.guarded and other.last_word is None
 

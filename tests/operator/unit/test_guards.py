@@ -13,7 +13,6 @@ from rlguard.operator.api.status import Latched
 from rlguard.operator.guards.adoption import NO_LAST_WORD, NOTHING_KEPT, Kept, latches_of, what_is_known
 from rlguard.operator.guards.reading import (
     MAX_TEXT,
-    LastWord,
     differs,
     differs_at_once,
     guard_status,
@@ -112,10 +111,6 @@ KEPT = Kept({"sequence": 7, "evaluations": ["e"]}, evaluated=2, pod="old")
 STATE = KEPT.state
 
 
-def word(**fields: Any) -> LastWord:
-    return LastWord(9, said(**fields))
-
-
 def latch(step: int, fire: bool = True) -> Json:
     return {"fire": fire, "code": "c", "message": "m", "attempt": 0, "step": step}
 
@@ -124,10 +119,10 @@ def latch(step: int, fire: bool = True) -> Json:
     ("kept", "words", "heard", "told"),
     [
         (None, {}, False, {}),
-        (None, {"pending": word()}, True, {}),
+        (None, {"pending": said()}, True, {}),
         (replace(KEPT, closed=True), {}, True, STATE),
-        (KEPT, {"old": word(evaluated=2)}, True, STATE),
-        (KEPT, {"old": word(evaluated=2), "crashed": word()}, False, STATE),
+        (KEPT, {"old": said(evaluated=2)}, True, STATE),
+        (KEPT, {"old": said(evaluated=2), "crashed": said()}, False, STATE),
         (replace(KEPT, pod="new"), {}, True, STATE),
     ],
     ids=[
@@ -135,7 +130,7 @@ def latch(step: int, fire: bool = True) -> Json:
         "a guard that was never told is none of its past", "it is of this very pod",
     ],
 )  # fmt: skip
-def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, LastWord], heard: bool, told: Json) -> None:
+def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, Verdict], heard: bool, told: Json) -> None:
     assert what_is_known("new", kept, words, [], heard=heard) == told
 
 
@@ -143,14 +138,14 @@ def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, LastWord], hea
     ("kept", "words", "why"),
     [
         (KEPT, {}, NO_LAST_WORD),
-        (KEPT, {"crashed": word(evaluated=1)}, NO_LAST_WORD),
+        (KEPT, {"crashed": said(evaluated=1)}, NO_LAST_WORD),
         (None, {}, NOTHING_KEPT),
         (
             replace(KEPT, closed=True),
-            {"old": word(evaluated=3)},
+            {"old": said(evaluated=3)},
             "made 3 evaluations, of which only 2 were kept",
         ),
-        (None, {"old": word(evaluated=1)}, "made 1 evaluations, of which only 0 were kept"),
+        (None, {"old": said(evaluated=1)}, "made 1 evaluations, of which only 0 were kept"),
     ],
     ids=[
         "no last word",
@@ -160,7 +155,7 @@ def test_what_is_kept_is_told(kept: Kept | None, words: dict[str, LastWord], hea
         "none kept",
     ],
 )
-def test_what_nobody_knows_is_lost(kept: Kept | None, words: dict[str, LastWord], why: str) -> None:
+def test_what_nobody_knows_is_lost(kept: Kept | None, words: dict[str, Verdict], why: str) -> None:
     told = what_is_known("new", kept, words, [], heard=True)
     assert told["lost"].endswith(why) and "evaluations" not in told
     assert told["sequence"] == (7 if kept else 0), "it does not go back"
@@ -168,7 +163,7 @@ def test_what_nobody_knows_is_lost(kept: Kept | None, words: dict[str, LastWord]
 
 def test_no_latch_opens() -> None:
     """Whoever knows of one: the status, what was kept, or the last word of a guard. The first is told."""
-    fired = {"older": LastWord(9, FIRES), "old": word()}
+    fired = {"older": FIRES, "old": said()}
     assert what_is_known("new", None, fired, [], heard=True)["latches"] == [
         {"fire": True, "code": "hacking_gap", "message": "gap", "attempt": 1, "step": 4}
     ]
@@ -198,7 +193,7 @@ def snapshot(*pods: Pod, **guard: Any) -> Snapshot:
 
 
 WORKER = Pod("worker", "w", guarded=False, phase="Running", address="10.0.0.9")
-OLD, NEW = pod("old", last_word=word(step=3)), pod("new", "10.0.0.2")
+OLD, NEW = pod("old", last_word=said(step=3)), pod("new", "10.0.0.2")
 HEARD = {"level": "healthy", "code": "ok", "reason": "fine"}
 
 
@@ -233,7 +228,7 @@ def test_the_guard_that_runs_is_asked_in_the_newest_pod() -> None:
 )
 def test_what_a_guard_left_is_taken_where_the_status_knows_less(known: Json, left: Json, taken: bool) -> None:
     job = parse_job(raw_job(**HEARD, step=5, heldoutEma=0.5, **known))
-    after = with_last_word(job, word(**left), NOW)
+    after = with_last_word(job, said(**left), NOW)
     assert (after.unsaid is Unsaid.VERDICT) is taken and (after == job) is not taken
     assert guard_of(after).steps == max(5, left["steps"]) and guard_of(after).heldout_ema == 0.5
     assert (guard_of(after).fire is not None) is ("fire" in left)

@@ -52,6 +52,12 @@ def test_every_line_of_its_log_is_json_if_that_is_asked_for(tmp_path: Path) -> N
     assert any("127.0.0.1" in line["message"] for line in lines), "it never asked"
 
 
+def test_a_kind_that_it_does_not_know_is_refused_with_those_that_it_knows() -> None:
+    command = [sys.executable, "-m", "rlguard.operator", "--guard-image=g", "--kind=Deployment"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "--kind Deployment: must be one of PyTorchJob, Job," in ended.stderr
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     with ExitStack() as stack:

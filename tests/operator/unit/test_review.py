@@ -42,7 +42,7 @@ INVALID = "InvalidSpec"
 REFUSED: dict[str, tuple[Json, str, str]] = {
     **{
         f"name {name!r}": (named(name=name), INVALID, "metadata.name must be a DNS-1035 label")
-        for name in ("1run", "Run", "a.b", "a\n", "a-", "", "r" * 51)
+        for name in ("1run", "Run", "a.b", "a\n", "a-", "", "r" * 48)
     },
     **{
         f"namespace {name!r}": (named(name="a", namespace=name), INVALID, "metadata.namespace must be a")
@@ -82,7 +82,7 @@ def test_what_is_refused_is_named(given: Json, reason: str, words: str) -> None:
     "given",
     [
         manifest(),
-        named(name="r" * 50, namespace="team", labels={"a": "b"}),
+        named(name="r" * 47, namespace="team", labels={"a": "b"}),
         heldout(split="a/..b/c"),
         heldout(split="it's für/held out.jsonl"),
         *map(starting, ("/ckpt", "/ckpt/20", "/ckpt/a/b c")),

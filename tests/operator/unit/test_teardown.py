@@ -12,13 +12,20 @@ from rlguard.operator.adapters import WorkloadState
 from rlguard.operator.adapters.ray import RAY_CLUSTERS
 from rlguard.operator.api.status import Phase
 from rlguard.operator.reconcile.decide import decide
-from rlguard.operator.reconcile.snapshot import Between, CaptureEvidence, Delete, Doomed, Remembered, Snapshot
+from rlguard.operator.reconcile.snapshot import (
+    SELDOM,
+    SOON,
+    Between,
+    CaptureEvidence,
+    Delete,
+    Doomed,
+    Remembered,
+    Snapshot,
+)
 from rlguard.operator.reconcile.teardown import (
     FINALIZER_SECONDS,
     LOGS_SECONDS,
     OVERDUE_SECONDS,
-    RECREATED_SECONDS,
-    STOPPING_SECONDS,
 )
 from rlguard.operator.runtime.client import PODS
 
@@ -78,7 +85,7 @@ def going(*values: Any, seconds_ago: float = 1.0, evidence: str | None = "e", **
 def test_a_latch_deletes_the_workload_and_begins_to_collect_the_evidence(status: Json) -> None:
     decision = decide(Snapshot(job(status=status), workload(), (pod(),)), NOW)
     assert decision.actions == (EVIDENCE, DELETE)
-    assert decision.report.phase is Phase.STOPPING and decision.look_again == STOPPING_SECONDS
+    assert decision.report.phase is Phase.STOPPING and decision.look_again == SOON
     assert decision.report.stop is not None and decision.report.stop.requested_at == NOW
     assert [one.uid for one in decision.report.stop.pods] == ["uid-run-master-0"]
 
@@ -147,7 +154,7 @@ def test_it_is_stopped_only_when_workload_and_pods_are_gone(left: Json) -> None:
 
 
 def test_then_it_is_stopped_at_once() -> None:
-    decision = decide(going(known=SEEN, all_pods_read=True), NOW)
+    decision = decide(going(known=SEEN, live=True), NOW)
     assert decision.report.phase is Phase.STOPPED and decision.actions == () and decision.look_again is None
     assert decision.report.stop is not None and decision.report.stop.stopped_at == NOW
     assert decision.report.stop.pods == []
@@ -231,7 +238,7 @@ def test_a_target_that_somebody_recreates_is_deleted_again_and_who_it_was_is_sai
     said = message(decision, "Stopped")
     assert said.startswith("argocd-controller recreated PyTorchJob run after the fire")
     gone = decide(Snapshot(attached(begun())), NOW)
-    assert gone.report.phase is Phase.STOPPED and gone.look_again == RECREATED_SECONDS, "no event tells"
+    assert gone.report.phase is Phase.STOPPED and gone.look_again == SELDOM, "no event tells"
 
 
 def test_a_fire_that_is_only_reported_deletes_nothing() -> None:
