@@ -1,16 +1,20 @@
-"""The types of a pod's fields as Kubernetes has them. Pure.
+"""The fields of a pod as Kubernetes has them: values of the wrong type, and misspelt names. Pure.
 
-The API server refuses other values, too, and unknown fields; but the operator reads a template before that.
+The API server refuses both when the workload is created. This finds them earlier, and says which field was
+meant. A field that resembles none is left to the API server: it may be of a later release.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import kubernetes.client
 
+#: How alike two names must be, as difflib measures it.
+ALIKE = 0.8
 POD, METADATA = "V1PodSpec", "V1ObjectMeta"
 
 
@@ -33,6 +37,16 @@ def wrong_types(value: Any, model: str, where: str) -> Iterator[tuple[str, str]]
             yield field, "must be an object"
         elif type_ == "str" and not isinstance(found, str | None):
             yield field, "must be a string"
+
+
+def misspelt(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Find unknown fields that resemble a known one: where it stands, and what was probably meant."""
+    for where, type_, value in _typed(pod, POD, ""):
+        if type_.startswith("V1") and isinstance(value, dict):
+            known = _fields(type_)
+            for name in value:
+                if name not in known and (meant := difflib.get_close_matches(str(name), known, 1, ALIKE)):
+                    yield f"{where}.{name}".lstrip("."), meant[0]
 
 
 def _typed(value: Any, type_: str, where: str) -> Iterator[tuple[str, str, Any]]:

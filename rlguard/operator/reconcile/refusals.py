@@ -16,6 +16,7 @@ from rlguard.operator.api.names import OWN_LABELS
 from rlguard.operator.reconcile import guard_pod, sidecar
 from rlguard.operator.reconcile.isolation import GuardObjects, Violation, broken_rows
 from rlguard.operator.reconcile.layout import GUARD_DIRECTORIES, TMP_DIR
+from rlguard.operator.reconcile.pod_fields import misspelt
 from rlguard.operator.reconcile.templates import checkpoint_mounts, field_of, pods_of
 
 #: What one variable of the guard may hold, bytes: Linux takes 128 KiB with its name, and paths are added.
@@ -37,8 +38,7 @@ def find_violations(
         *(
             replace(one, place=field_of(template))
             for template, pod in pods
-            if template.guarded
-            for one in _checkpoint_findings(template, pod, guard)
+            for one in _pod_findings(template, pod, guard)
         ),
         *(one for template, _ in pods for one in _label_findings(template, spec)),
         *(one for template, pod in pods if template.guarded for one in obstacles(template, pod, guard)),
@@ -97,6 +97,13 @@ def _label_findings(template: PodTemplate, spec: Mapping[str, Any]) -> Iterator[
 
 #: Of where the checkpoint volume is mounted: who makes the mount would resolve any other path first.
 PLAIN_PATH = r"(/|(/(?!\.\.?(/|$))[^/]+)+/?)"
+
+
+def _pod_findings(template: PodTemplate, pod: Mapping[str, Any], guard: GuardSpec) -> Iterator[Violation]:
+    for field, meant in misspelt(pod):
+        yield Violation(field, f"is no field of a pod: did you mean {meant}?")
+    if template.guarded:
+        yield from _checkpoint_findings(template, pod, guard)
 
 
 def _checkpoint_findings(

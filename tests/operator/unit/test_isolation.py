@@ -143,6 +143,27 @@ def test_a_finding_that_replicas_share_is_printed_once_in_two_lines_at_most() ->
     assert len(finding) <= 2 * 160
 
 
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (
+            cases.container(volumeMount=[]),
+            "containers[1].volumeMount is no field of a pod: did you mean volumeM",
+        ),
+        (
+            cases.volume(persistantVolumeClaim={}),
+            "persistantVolumeClaim is no field of a pod: did you mean pers",
+        ),
+        (cases.container(resources={"limit": {}}), "limit is no field of a pod: did you mean limits?"),
+        (cases.pod(toleration=[]), "toleration is no field of a pod: did you mean tolerations?"),
+    ],
+)
+def test_a_typo_names_the_field_that_was_probably_meant(change: Any, finding: str) -> None:
+    pod = template_pod()
+    change(pod)
+    assert finding in " ".join(reviewed(job(pod, isolation="Relaxed")).findings)
+
+
 def test_a_field_of_a_later_release_is_left_to_the_api_server() -> None:
     pod = template_pod() | {"somethingNew": {"a": 1}}
     assert reviewed(job(pod)).reason is None
