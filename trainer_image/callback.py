@@ -14,6 +14,7 @@ It does not judge the run; the guard does. It does not protect against a trainer
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -265,15 +266,11 @@ class GuardCallback(TrainerCallback):
             raise GuardConfigError(reason)
 
     def _log_checks(self, run: Outset) -> None:
-        """The table of what was checked; each warning also by itself, for a script that shows no INFO."""
-        if self._guard is None:
-            return
-        table = _rows(run)
+        """The table of what was checked; a warning if a row warns, for a script that shows no INFO."""
+        table = () if self._guard is None else _rows(run)
         if table:
-            log.info("before the first step:\n%s", as_text(table))
-        for row in table:
-            if row.level == CheckLevel.WARN:
-                self._warn_once(row.name, f"{row.name}: {row.says}")
+            warns = any(row.level == CheckLevel.WARN for row in table)
+            log.log(logging.WARNING if warns else logging.INFO, "before the first step:\n%s", as_text(table))
 
     def _save_start(self, run: Outset, args: TrainingArguments) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.

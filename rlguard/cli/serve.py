@@ -140,7 +140,9 @@ def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> 
         return given.get(name) or file.get(name) or os.environ.get(f"RLGUARD_GUARD_{name.upper()}")
 
     state_dir, is_open = chosen("state_dir"), str(chosen("allow_unauthenticated_loopback")).lower()
-    if state_dir is None or is_open in ("true", "1", "yes", "on"):
+    if state_dir is None:
+        raise CliError("give --state-dir and --checkpoints, or the folder of a run that has ended")
+    if is_open in ("true", "1", "yes", "on"):
         return {}
     made = {}
     for role in ("ingest", "read"):

@@ -261,8 +261,10 @@ def scorer_row(split: Split) -> CheckRow:
     if tried.problem is not None:
         return CheckRow(name, CheckLevel.REFUSE, tried.problem)
     if tried.answers is None:
-        first = "the evaluation process has to start and stay first"
-        return CheckRow(name, CheckLevel.UNKNOWN, "the grader comes first" if tried.grader_problem else first)
+        first = (
+            "the training grader has to load" if tried.grader_problem else "the evaluation process must stay"
+        )
+        return CheckRow(name, CheckLevel.UNKNOWN, f"{first} first")
     if not tried.answers:
         return CheckRow(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
     others = split.items - tried.answers

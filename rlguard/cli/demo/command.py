@@ -29,8 +29,11 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 EPILOG = epilog(
     "rlguard demo",
     "rlguard demo --benign --seed 3",
-    note="Exit codes: 0 the guard did what it should (a fire on the flawed grader, none on the strict one); "
-    "1 it did not; others as in `rlguard run`.",
+    codes={
+        0: "the guard did what it should: a fire on the flawed grader, none on the strict one",
+        1: "it did not",
+        "other": "as in `rlguard run`",
+    },
 )
 
 app = typer.Typer(add_completion=False)
@@ -119,6 +122,7 @@ def make_plan(
     command += ["--seed", str(seed), "--steps", str(steps), "--warmup-steps", str(warmup_steps)]
     evaluator = {"kind": "hf", "batch_size": HELDOUT_ITEMS, "seed": seed}
     options = {
+        "run_name": "demo",
         "heldout": {
             "split": folder.absolute() / "guard" / "heldout.jsonl",
             "scorer": TASK.scorer,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from rlguard.cli.errors import Result
 from rlguard.cli.report.evidence import Evidence
 from rlguard.core.codes import Level
-from rlguard.core.ending import fired_at
 from rlguard.core.wire import Verdict
 
 #: By the type of the condition, the one that counts most first; which success it is says its reason.
@@ -38,8 +37,8 @@ def heading_of(evidence: Evidence) -> Heading:
     """The first that holds: a fire, a halt, another end, and that nobody kept how it ended."""
     verdict = evidence.verdict
     if verdict.fire:
-        fired = fired_at(verdict.latch_step, verdict.code)
-        return Heading(Level.FIRED, "fired", f"{fired[0].upper()}{fired[1:]}", verdict.reason)
+        found = "" if verdict.code.finding is None else f": {verdict.code.finding.words}"
+        return Heading(Level.FIRED, "fired", f"Fired at step {verdict.latch_step}{found}", verdict.reason)
     if verdict.halt:
         return Heading(Level.WARNING, "halted", f"Halted at step {verdict.latch_step}", verdict.reason)
     true = {one.type: one for one in evidence.conditions if one.status == "True"}
