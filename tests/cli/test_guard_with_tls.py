@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlguard.operator.reconcile.certificate import own_certificate
+from tests.trainer.faulty_guard import eventually
 from tests.trainer.real_guard import INGEST, READ, RealGuard
 
 
@@ -31,15 +32,22 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     running.close()
 
 
-def test_status_and_follow_take_the_certificate_of_the_environment(rlguard: Any, url: str) -> None:
-    steps = "".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in (1, 2, 3))
-    command = [sys.executable, "-m", "rlguard.cli.main", "follow", "--metrics", "-", "--format", "jsonl"]
-    followed = subprocess.run(
-        [*command, "--url", url], input=steps, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert followed.returncode == 0 and "3 steps" in followed.stderr + followed.stdout, followed
-    shown = json.loads(rlguard("status", "--url", url, "--json").stdout)
-    assert shown["verdict"]["steps"] == 3
+def shown(rlguard: Any, url: str) -> Any:
+    return json.loads(rlguard("status", "--url", url, "--json").stdout)
+
+
+def test_status_and_follow_take_the_certificate_of_the_environment(
+    rlguard: Any, url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in (1, 2, 3)))
+    command = [sys.executable, "-m", "rlguard.cli.main", "follow", "--metrics", str(log), "--format", "jsonl"]
+    with subprocess.Popen([*command, "--url", url]) as following:
+        try:
+            eventually(lambda: shown(rlguard, url)["verdict"]["steps"] > 0)
+        finally:
+            following.terminate()
+    assert shown(rlguard, url)["verdict"]["steps"] == 3
 
 
 @pytest.mark.parametrize("ca", ["", "no certificate"])

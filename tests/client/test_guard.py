@@ -117,7 +117,7 @@ def test_a_plain_script_shows_what_training_waits_for_and_how_it_ended(guard: Fa
         f"with Guard({guard.url!r}) as run:\n"
         "    run.step(1, reward=float('nan'))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(rlguard.client.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(rlguard.client.__file__).parents[2])}
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True, text=True)
     assert "rlguard: step 1 has no finite reward" in done.stderr
@@ -131,7 +131,7 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
         "run.step(1, reward=0.1); run.step(2, reward=math.nan)\n"
         "sys.exit(0)"
     )
-    ours = Path(rlguard.client.__file__).parents[1]  # with a mutant it is another one than what is installed
+    ours = Path(rlguard.client.__file__).parents[2]  # with a mutant it is another one than what is installed
     environment = os.environ | {"PYTHONPATH": str(ours)}
     subprocess.run([sys.executable, "-P", "-c", script], env=environment, check=True, timeout=60)
     assert steps_of(guard) == [1, 2] and guard.ends == []

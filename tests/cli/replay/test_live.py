@@ -90,6 +90,7 @@ def comparable(verdict: Verdict) -> dict:
     for name in ("last_evaluation", "best_evaluation"):
         if body[name]:
             body[name].pop("path")
+    del body["best_path"]
     return body
 
 

@@ -9,7 +9,11 @@ import pytest
 
 pytestmark = [pytest.mark.always, pytest.mark.slow]
 
-FINISH = ("step=0.5,0.01", "step=0.6,0.01", "checkpoint")
+FINISH = (
+    *["step=0.5,0.01"] * 4,
+    "step=0.6,0.01",
+    "checkpoint",
+)  # five steps: what the median of the KL needs
 
 
 @pytest.fixture

@@ -17,7 +17,11 @@ from tests.stub_policy import Reply
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow]  # each starts a guard
 
-FINISH = ("step=0.5,0.01", "step=0.6,0.01", "checkpoint")
+FINISH = (
+    *["step=0.5,0.01"] * 4,
+    "step=0.6,0.01",
+    "checkpoint",
+)  # five steps: what the median of the KL needs
 FIRE = ("step=0.5,0.01", *(f"step=0.5,{9 + i}" for i in range(6)))  # KL far above the hard stop, moving
 
 
@@ -33,8 +37,8 @@ def test_a_finished_run_exits_0_and_leaves_a_full_report(workplace):
     assert run["trainer_code"] == 0
     assert verdict["fire"] is False
     assert verdict["last_evaluation"]["score"] == 1.0
-    assert [line["step"] for line in workplace.history()] == [1, 2]
-    assert workplace.history()[1]["items"] == [1.0] * 4
+    assert [line["step"] for line in workplace.history()] == [1, 2, 3, 4, 5]
+    assert workplace.history()[-1]["items"] == [1.0] * 4
     page = (workplace.out / "report.html").read_text()
     assert "<svg" in page
     assert "without a fire" in page
