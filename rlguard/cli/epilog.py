@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 #: Longest line of an example. With the indent of a help text it fits a terminal of 60 columns.
 _WIDTH = 56
@@ -12,9 +13,7 @@ _WIDTH = 56
 _BREAK = re.compile(r" (?=--?[a-z]|-- )")
 
 
-def epilog(
-    *examples: str, note: str = "", codes: Mapping[int, str] | Mapping[int | str, str] | None = None
-) -> str:
+def epilog(*examples: str, note: str = "", codes: Mapping[Any, str] | None = None) -> str:
     """The epilog of a command: its examples, a note, and what its exit codes mean, one on each line.
 
     A paragraph that starts with a backspace is printed as it stands, the others are filled to the terminal.

@@ -386,4 +386,6 @@ def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str) -> C
         return CheckRow(name, CheckLevel.OK, "detector heldout_guard needs none")
     if is_greedy(sampling):
         passes = min(GREEDY_PASSES, passes)
-    return CheckRow(name, CheckLevel.OK, budget or f"{passes} at temperature {sampling.temperature:g}")
+    default = sampling.source is SamplingSource.DEFAULT
+    temperature = "the trainer's temperature" if default else f"temperature {sampling.temperature:g}"
+    return CheckRow(name, CheckLevel.OK, budget or f"{passes} at {temperature}")
