@@ -14,7 +14,6 @@ It does not judge the run; the guard does. It does not protect against a trainer
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -268,9 +267,12 @@ class GuardCallback(TrainerCallback):
     def _log_checks(self, run: Outset) -> None:
         """The table of what was checked; a warning if a row warns, for a script that shows no INFO."""
         table = () if self._guard is None else _rows(run)
-        if table:
-            warns = any(row.level == CheckLevel.WARN for row in table)
-            log.log(logging.WARNING if warns else logging.INFO, "before the first step:\n%s", as_text(table))
+        warns = [row.name for row in table if row.level == CheckLevel.WARN]
+        text = f"before the first step:\n{as_text(table)}" if table else ""
+        if warns:
+            self._warn_once(STEPS if STEPS in warns else "checks", text)  # of steps no second word later
+        elif text:
+            log.info("%s", text)
 
     def _save_start(self, run: Outset, args: TrainingArguments) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.
