@@ -39,6 +39,9 @@ class HistoryEvaluation(EvaluationSummary):
         {},
         description="Wall time of its parts, seconds: stage (copy and hash), load, generate, score.",
     )
+    unscored: float | None = Field(None, description="Share of completions that could not be scored.")
+    completions: int | None = Field(None, description="How many completions were made.")
+    kl: float | None = Field(None, description="Mean KL to the reference of this round, nats/token.")
     rounds: int = Field(description="Evaluation rounds folded so far.")
     in_loop_ema: float | None = Field(None, description="EMA of the in-loop reward after this round.")
     heldout_ema: float | None = Field(None, description="EMA of the held-out score after this round.")

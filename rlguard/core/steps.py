@@ -311,11 +311,16 @@ class StepMonitor:
 
         Returns:
             The first of them after which the monitor is latched; None if it is not.
+
+        Raises:
+            ValueError: one is negative or not finite; the monitor is then unchanged.
         """
         window, seen, start, kl_ema, reason = self.memory
         limit = math.inf if self.kl_hard_stop is None else self.kl_hard_stop
         latched: StepKl | None = None
         for place in kls:
+            if not 0.0 <= place[2] < math.inf:
+                raise ValueError(f"kl must be finite and >= 0 nats/token, got {place[2]!r}")
             window, seen = (*window[1 - MEDIAN_WINDOW :], place[2]), seen + 1
             if seen >= MEDIAN_WINDOW:
                 middle = sorted(window)[MEDIAN_WINDOW // 2]

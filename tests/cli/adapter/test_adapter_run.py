@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlguard.cli.demo import command, train
+from rlguard.cli.demo import command
+from trainer_image.demo import train
 from trainer_image.demo.addition import TASK, Exercise, split_problems
 
 pytestmark = [pytest.mark.torch, pytest.mark.nightly, pytest.mark.timeout(1200)]

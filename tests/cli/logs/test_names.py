@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rlguard.cli.logs.readers import read_log
-from rlguard.cli.starting import settings_to_start, why_no_settings
+from rlguard.cli.starting import start_hint
 from rlguard.follow.columns import heldout_candidates, quantity_of, resolve, why_not_kl
 from rlguard.follow.decoders import MAX_NAME
 from rlguard.follow.errors import InputError
@@ -250,10 +250,10 @@ class TestTwoThatLogUnderTheSameNames:
 
 
 def test_what_makes_a_framework_start_from_weights_or_why_nothing_does() -> None:
-    slime = settings_to_start("slime", "PATH", "NEW")
+    slime = start_hint("slime", "PATH", "NEW")
     assert "--load PATH --save NEW --save-hf NEW/{rollout_id}`" in slime
-    assert "it starts from `--ref-load` without" in slime and why_no_settings("slime") == ""
-    assert "ROLL: its command takes none; its YAML names the weights" in why_no_settings("roll")
-    assert settings_to_start("roll", "PATH", "NEW") == why_no_settings("trl") == why_no_settings("csv") == ""
+    assert "it starts from `--ref-load` without" in slime
+    assert "for ROLL: its command takes none; its YAML names the weights" in start_hint("roll", "PATH", "NEW")
+    assert start_hint("trl", "PATH", "NEW") == start_hint("csv", "PATH", "NEW") == ""
     followed = [f for f in BY_KEY.values() if f.reads and f.key != "trl"]
     assert all(f.start or f.start_note for f in followed)
