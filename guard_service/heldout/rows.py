@@ -216,21 +216,22 @@ def validate(row: Mapping[str, Any], model: type[_Model]) -> _Model:
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        known = list(model.model_fields)
         errors = error.errors(include_url=False)
-        unknown = [one for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1]
-        reasons = dict.fromkeys(_reason(one) for one in errors if one not in unknown)
-        raise ValueError("; ".join([*reasons, *_unknown_keys(unknown, known)])) from None
+        reasons = dict.fromkeys(_reason(one) for one in errors if not _is_unknown(one))
+        if names := [_name(one) for one in errors if _is_unknown(one)][:MAX_COLUMNS]:
+            reasons[_unknown_keys(names, list(model.model_fields))] = None
+        raise ValueError("; ".join(reasons)) from None
 
 
-def _unknown_keys(errors: Sequence[ErrorDetails], known: Sequence[str]) -> Iterator[str]:
-    if not errors:
-        return
-    names = [_name(one) for one in errors]
+def _is_unknown(error: ErrorDetails) -> bool:
+    return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
+
+
+def _unknown_keys(names: Sequence[str], known: Sequence[str]) -> str:
     near = next(filter(None, (nearest(name, known) for name in names)), "")
     hint = f"did you mean {near}? An" if near else "an"
-    keys = f"unknown key{'s' * (len(names) > 1)} {', '.join(names[:MAX_COLUMNS])}"
-    yield f"{keys}: {hint} item has {', '.join(known)}; put anything else under meta"
+    keys = f"unknown key{'s' * (len(names) > 1)} {', '.join(names)}"
+    return f"{keys}: {hint} item has {', '.join(known)}; put anything else under meta"
 
 
 def _name(error: ErrorDetails) -> str:

@@ -70,9 +70,6 @@ def serve(
             help="Token of readers; made if it is missing. Without it: STATE_DIR/read.token.",
         ),
     ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", help="Log lines: text, or json (one object a line).")
-    ] = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
     backlog: options.BacklogOption = None,
@@ -97,7 +94,6 @@ def serve(
     )
     given = {
         "run_name": name,
-        "log_format": log_format,
         "state_dir": options.absolute(state_dir),
         "checkpoint_root": options.absolute(checkpoints),
         "heldout": heldout_settings or None,

@@ -48,9 +48,6 @@ def demo(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
     ] = None,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", help="A policy.yaml other than the demo's own.")
-    ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
         int,
@@ -68,14 +65,7 @@ def demo(
     from rlguard.cli.run.session import run_guarded
 
     folder = out or Path("rlguard-runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    plan = make_plan(
-        folder,
-        benign=benign,
-        seed=seed,
-        steps=steps,
-        warmup_steps=warmup_steps,
-        policy=policy.absolute() if policy is not None else POLICY,
-    )
+    plan = make_plan(folder, benign=benign, seed=seed, steps=steps, warmup_steps=warmup_steps)
     os.environ.update(ENVIRONMENT)
     say(f"rlguard: {_opening(benign)}")
     say("rlguard: a supervised warm-up comes first; it takes about half a minute")
