@@ -12,6 +12,7 @@ import typer
 
 from rlguard.cli.epilog import epilog
 from rlguard.cli.errors import CliError, ExitCode
+from rlguard.cli.links import read_token
 from rlguard.cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from rlguard.cli.output import say
 from rlguard.follow.config import FollowConfig
@@ -72,7 +73,7 @@ def follow(
         overrides=read_map(column or ()),
         run_config=run_config,
     )
-    raise typer.Exit(_run(what, address, _read_token(read_token_file)))
+    raise typer.Exit(_run(what, address, read_token("--read-token-file", read_token_file)))
 
 
 def _run(what: FollowConfig, address: str, read_token: str | None) -> int:
@@ -98,15 +99,6 @@ def _run(what: FollowConfig, address: str, read_token: str | None) -> int:
     follower.finish(trainer_ended=False)
     _say(f"{follower.accepted} steps and {follower.announced} checkpoints reported")
     return ExitCode.FINISHED
-
-
-def _read_token(file: Path | None) -> str | None:
-    if file is None:
-        return os.environ.get("RLGUARD_READ_TOKEN") or None
-    try:
-        return file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--read-token-file {file} cannot be read: {error}") from None
 
 
 def _say(sentence: str) -> None:

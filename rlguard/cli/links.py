@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import socket
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
+
+from rlguard.cli.errors import CliError
 
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104  (compared with, not bound)
 
@@ -35,6 +38,19 @@ def token_file(path: Path) -> Path:
         path.touch(mode=0o600, exist_ok=False)
         path.write_text(secrets.token_urlsafe(32), encoding="ascii")
     return path.absolute()
+
+
+def read_token(option: str, file: Path | None) -> str | None:
+    """The read token in a file, else the one in RLGUARD_READ_TOKEN; None without any.
+
+    Raises:
+        CliError: the file, which `option` names, cannot be read.
+    """
+    try:
+        token = os.environ.get("RLGUARD_READ_TOKEN") if file is None else file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{option} {file} cannot be read: {error}") from None
+    return token or None
 
 
 def reachable(url: str) -> str:

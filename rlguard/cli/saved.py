@@ -44,22 +44,12 @@ def read_object(path: Path) -> Any:
         CliError: it cannot be read, is too large for an object of a cluster, or is not YAML.
     """
     try:
-        return parse_yaml(saved_text(path))
-    except NotYamlError as error:
-        raise CliError(f"{path} is {error}") from None
-
-
-def saved_text(path: Path) -> str:
-    """The same, as it stands there.
-
-    Raises:
-        CliError: it cannot be read, or is too large for an object of a cluster.
-    """
-    try:
         if path.stat().st_size > MOST_BYTES:
             raise CliError(
                 f"{path} is too large for an object of a cluster: more than {MOST_BYTES >> 20} MiB"
             )
-        return path.read_text("utf-8")
+        return parse_yaml(path.read_text("utf-8"))
+    except NotYamlError as error:
+        raise CliError(f"{path} is {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{path} cannot be read: {error}") from None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +18,10 @@ from rlguard.cli.cluster import (
     NamespaceOption,
     connect,
 )
+from rlguard.cli.ending import NotedCondition, noted_end
 from rlguard.cli.epilog import epilog
 from rlguard.cli.errors import CliError
+from rlguard.cli.links import read_token
 from rlguard.cli.saved import is_folder
 from rlguard.cli.saved_run import find_report, read_run_file
 from rlguard.cli.summary import read_verdict, summary_lines
@@ -125,12 +126,7 @@ def _of_guard(url: str, token_file: Path | None) -> dict[str, Any]:
     """
     import httpx
 
-    token = os.environ.get("RLGUARD_READ_TOKEN", "")
-    if token_file is not None:
-        try:
-            token = token_file.read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
+    token = read_token("--token-file", token_file)
     try:
         with reader(url, token, REQUEST_SECONDS, ca_of_environment()) as client:
             responses = [client.get(path) for path in ("/v1/run", "/v1/verdict")]
@@ -188,54 +184,47 @@ def _of_cluster(
 
 #: Conditions that are told where they are not True: then something of the run's protection is missing.
 _PROTECTS = frozenset({"Guarded", "Isolated"})
-_OF_A_CONDITION = ("type", "status", "reason", "message")
-#: Conditions that say more of a run than its last verdict while they are True; the first that holds counts.
-_OVERRIDES_VERDICT = (
-    ConditionType.FIRED,
-    ConditionType.HALTED,
-    ConditionType.DISRUPTED,
-    ConditionType.FAILED,
-    ConditionType.GUARD_SILENT,
-    ConditionType.WAITING,
-    ConditionType.SUCCEEDED,
-)
-_PASSED = {Reason.WORKLOAD_SUCCEEDED.value: "healthy", Reason.FINISHED_WITH_WARNING.value: "warning"}
-_LATCHES = {ConditionType.FIRED: "fired", ConditionType.HALTED: "halted"}
+#: While one of these is True, nobody judges the run.
+_NOT_JUDGED = (ConditionType.GUARD_SILENT, ConditionType.WAITING)
+#: Ends that are told by their own word; another by how healthy the run is.
+_LATCHES = ("fired", "halted")
 
 
 def show_job(found: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of a job: `verdict` is the last one, `now` what is known now."""
     status = found.get("status") or {}
     conditions = [
-        {key: str(one.get(key, "")) for key in _OF_A_CONDITION} for one in status.get("conditions") or ()
+        NotedCondition(**{key: str(one.get(key, "")) for key in NotedCondition.model_fields})
+        for one in status.get("conditions") or ()
     ]
-    hold = [f"{one['type']}: {one['reason']}" for one in conditions if one["status"] == "True"]
-    level, reason = _verdict_of_now(status)
+    hold = [f"{one.type}: {one.reason}" for one in conditions if one.status == "True"]
+    level, reason = _verdict_of_now(status.get("guard") or {}, conditions)
     return {
         "name": str(found["metadata"]["name"]),
         "state": " | ".join([str(status.get("phase", "new")), *hold]),
         "verdict": dict(status.get("guard") or {}),
         "now": {"level": level, "reason": reason},
-        "conditions": conditions,
+        "conditions": [one.model_dump() for one in conditions],
     }
 
 
-def _verdict_of_now(status: Mapping[str, Any]) -> tuple[str, str]:
+def _verdict_of_now(guard: Mapping[str, Any], conditions: Sequence[NotedCondition]) -> tuple[str, str]:
     """Level of a run and the sentence for it; unknown while no guard reports."""
-    guard = status.get("guard") or {}
-    conditions = {one.get("type"): one for one in status.get("conditions") or ()}
-    for kind in _OVERRIDES_VERDICT:
-        one = conditions.get(kind, {})
-        if one.get("status") == "True":
-            return _LATCHES.get(kind) or _PASSED.get(str(one.get("reason")), "unknown"), _message(one)
-    guarded, fired = (conditions.get(kind, {}) for kind in (ConditionType.GUARDED, ConditionType.FIRED))
-    if guarded.get("status") == "False" and guarded.get("reason") != Reason.WORKLOAD_PENDING:
+    if (end := noted_end(conditions)) is not None:
+        return end.word if end.word in _LATCHES else end.state.value, end.reason
+    by_type = {one.type: one for one in conditions}
+    for kind in _NOT_JUDGED:
+        if kind in by_type and by_type[kind].status == "True":
+            return "unknown", _message(by_type[kind])
+    guarded, fired = by_type.get(ConditionType.GUARDED), by_type.get(ConditionType.FIRED)
+    if guarded is not None and guarded.status == "False" and guarded.reason != Reason.WORKLOAD_PENDING:
         return "unknown", _message(guarded)
-    if fired.get("status") == "False":
-        level = guard.get("level")
-        return level if level in set(Level) else "unknown", str(guard.get("reason") or _message(fired))
-    return "unknown", _message(fired) or "the operator has not looked at it yet"
+    if fired is None or fired.status != "False":
+        said = "" if fired is None else _message(fired)
+        return "unknown", said or "the operator has not looked at it yet"
+    level = guard.get("level")
+    return level if level in set(Level) else "unknown", str(guard.get("reason") or _message(fired))
 
 
-def _message(condition: Mapping[str, Any]) -> str:
-    return str(condition.get("message") or condition.get("reason") or "")
+def _message(condition: NotedCondition) -> str:
+    return condition.message or condition.reason

@@ -7,23 +7,13 @@ with the same values was reported already. Nothing looks ahead, so a log may be 
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
+from rlguard.client.samples import StepSample
 
+#: What a step measured, each None where it is not known.
 VALUES = ("reward", "kl", "entropy", "reward_std")
 
 
-class PlacedStep(Protocol):
-    """What a step measured: its number, and the `VALUES`, each None where it is not known."""
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-
-
-S = TypeVar("S", bound=PlacedStep)
-
-
-class Attempts(Generic[S]):
+class Attempts:
     """Places each step, in the order of the log.
 
     Args:
@@ -32,7 +22,7 @@ class Attempts(Generic[S]):
         lost: the newest attempt of a guard that has no step of it any more; None where it has all.
     """
 
-    def __init__(self, known: dict[int, dict[int, S]], lost: int | None = None) -> None:
+    def __init__(self, known: dict[int, dict[int, StepSample]], lost: int | None = None) -> None:
         self._known = known
         self._first = 0 if known or lost is None else lost + 1
         #: The attempt that the log is in; None before its first step.
@@ -41,7 +31,7 @@ class Attempts(Generic[S]):
         self._may_repeat = False  # one with its number repeats it: it came last in this very file
         self._begins = True
 
-    def place(self, step: S, named: int | None = None) -> int | None:
+    def place(self, step: StepSample, named: int | None = None) -> int | None:
         """The attempt of a step; None where the step is known already.
 
         Args:
@@ -77,7 +67,7 @@ class Attempts(Generic[S]):
             reached = [a for a, (low, _) in spans.items() if low <= spans[min(spans)][0]]
         return max(reached, default=self._first if self.current is None else self.current)
 
-    def _attempt_of(self, step: S) -> int:
+    def _attempt_of(self, step: StepSample) -> int:
         if self._begins or self.current is None:
             newest = max(self._known, default=self._first)
             goes_on = step.step > max(self._known.get(newest, ()), default=-1)
@@ -90,13 +80,13 @@ class Attempts(Generic[S]):
             same = (self._may_repeat and step.step == self._last) or _agree(there, step)
         return self.current if same else self._known_attempt(step, self.current, max(self._known) + 1)
 
-    def _known_attempt(self, step: S, after: int, otherwise: int) -> int:
+    def _known_attempt(self, step: StepSample, after: int, otherwise: int) -> int:
         """The first attempt after another one that has this step with these values."""
         fits = (a for a in sorted(self._known) if a > after and step.step in self._known[a])
         return next((a for a in fits if _agree(self._known[a][step.step], step)), otherwise)
 
 
-def _agree(one: PlacedStep, other: PlacedStep) -> bool:
+def _agree(one: StepSample, other: StepSample) -> bool:
     """Whether two reports of a step do not contradict each other; a value that one lacks does not."""
     pairs = ((getattr(one, name), getattr(other, name)) for name in VALUES)
     return all(a is None or b is None or a == b for a, b in pairs)

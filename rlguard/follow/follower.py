@@ -32,7 +32,7 @@ from rlguard.follow.frameworks import BY_KEY
 from rlguard.follow.guard_history import KnownHistory
 from rlguard.follow.preexisting import PreexistingFiles
 from rlguard.follow.run_config import settings_finder
-from rlguard.follow.sources import Source, framework_of, open_source
+from rlguard.follow.sources import LogSource, framework_of
 from rlguard.follow.steps import StepGatherer
 
 #: A step is reported when the next one begins; after this long without one it is taken for whole. Writers of
@@ -78,9 +78,7 @@ class Follower:
         self._told: set[str] = set()
         before = config.before or PreexistingFiles()
         self._framework = framework_of(config.format)
-        self._source: Source = open_source(
-            config.metrics, config.format, config.before, first=not history.steps
-        )
+        self._source = LogSource(config.metrics, config.format, config.before, first=not history.steps)
         settings = settings_finder(config.run_config, config.metrics, before.has, self._once)
         self._attempts = Attempts(history.steps, history.attempt)
         self._steps = StepGatherer(self._attempts, config.overrides, self._framework, settings, self._tell)

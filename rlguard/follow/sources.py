@@ -74,25 +74,6 @@ def framework_of(chosen: str) -> str | None:
     return None if chosen in FILE_FORMATS else chosen
 
 
-def open_source(
-    path: Path, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True
-) -> Source:
-    """Open the log at `path`.
-
-    Args:
-        path: a file or a folder, which need not exist yet.
-        chosen: from `--format`.
-        before: of another run, and left out; None: nothing is.
-        first: nothing of the run has been reported yet, so event files must lie in one folder.
-
-    Raises:
-        InputError: it holds several runs, or can be no log.
-    """
-    if path.exists() and not path.is_dir():
-        return FileSource(path, decoder_of(path, chosen), before)
-    return LateSource(path, chosen, before, first=first)
-
-
 def decoder_of(path: Path, chosen: str = "auto") -> type[Decoder]:
     """What reads it: as its name says, else as `chosen` does."""
     suffix = path.suffix.lower()
@@ -155,8 +136,18 @@ class FileSource(Source):
         return self._decoder.rest()
 
 
-class LateSource(Source):
-    """A folder, or a log that is not there yet: its kind is known when something comes. See `open_source`."""
+class LogSource(Source):
+    """A file or a folder, which need not exist yet: its kind is known when something comes.
+
+    Args:
+        path: where it is, or will be.
+        chosen: from `--format`.
+        before: of another run, and left out; None: nothing is.
+        first: nothing of the run has been reported yet, so event files must lie in one folder.
+
+    Raises:
+        InputError: it holds several runs, or can be no log.
+    """
 
     def __init__(
         self, path: Path, chosen: str, before: PreexistingFiles | None = None, *, first: bool = True

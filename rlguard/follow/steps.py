@@ -61,7 +61,7 @@ class StepGatherer:
 
     def __init__(
         self,
-        attempts: Attempts[StepSample],
+        attempts: Attempts,
         overrides: Mapping[str, str],
         framework: str | None,
         settings: Callable[[], Mapping[str, str]],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING
 
 from guard_service.heldout.disjoint import check_disjoint
@@ -13,9 +15,8 @@ from guard_service.heldout.errors import EvaluationError, GraderError, SplitErro
 from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import refuse_unstageable
+from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
 from rlguard.cli.check.rows import Model, Split, TriedEvaluation, TriedScorer
-from rlguard.cli.errors import CliError
-from rlguard.cli.evaluation import evaluate
 from rlguard.cli.split import ungrouped
 from rlguard.core.feed import Feed
 from rlguard.core.preflight import CheckLevel, CheckRow
@@ -25,7 +26,6 @@ from rlguard.follow.safe_open import open_regular
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
-    from guard_service.heldout.worker import EvaluationResult, EvaluationWorker
 
 #: The first evaluation of a process includes its start; below this many seconds a second one is cheap.
 SHORT_SECONDS = 60.0
@@ -37,7 +37,7 @@ def look_at_folder(path: Path, root: Path) -> Folder:
     there = next(place for place in (resolved, *resolved.parents) if place.exists())
     try:
         os.listdir(there)
-        with tempfile.TemporaryFile(dir=there):
+        with TemporaryFile(dir=there):
             pass
     except OSError as error:
         problem = f"{there} cannot be used: {error.strerror}"
@@ -121,36 +121,57 @@ def _overlap(train_prompts: Path | None, items: tuple[HeldoutItem, ...], near: b
 def try_evaluation(
     settings: HeldoutSettings, model: Path | None, folder: Path
 ) -> tuple[TriedScorer, TriedEvaluation | None]:
-    """Try the scorers on the items' own answers, and evaluate a model: again where that was short."""
-    tried = TriedScorer()
-    results: list[EvaluationResult] = []
+    """Try the scorers on the items' own answers, and evaluate a model: again where that was short.
 
-    def started(worker: EvaluationWorker) -> None:
-        nonlocal tried
-        assert worker.found is not None
-        tried = TriedScorer(answers=worker.found.answers_tried, pay=worker.found.grader_pay)
-
-    def another(result: EvaluationResult) -> bool:
-        results.append(result)
-        return len(results) == 1 and result.seconds < SHORT_SECONDS
-
+    `folder`: where a copy of the model lies meanwhile, and the log of what failed stays.
+    """
     without_training = settings.model_copy(update={"train_prompts": None})  # which has a row of its own
     try:
-        evaluate(without_training, folder, started, model, another)
-    except GraderError as error:
-        return TriedScorer(grader_problem=str(error)), None
-    except SplitError as error:
-        return TriedScorer(str(error)), None
-    except CliError as error:
-        if model is None:  # the process did not survive its start
-            return TriedScorer(str(error)), None
-        return tried, TriedEvaluation(None, None, str(error))
+        with TemporaryDirectory(prefix="rlguard-", dir=folder, ignore_cleanup_errors=True) as scratch:
+            tried, results, failure = asyncio.run(_evaluate(without_training, model, Path(scratch)))
+            log = Path(scratch, "worker.log")
+            if failure and log.exists() and log.stat().st_size:
+                failure = f"{failure} (log: {log.rename(folder / f'{Path(scratch).name}.log')})"
+    except OSError as error:
+        return TriedScorer(f"{folder} cannot be used: {error.strerror}"), None
+    if failure and tried.answers is None:  # the process did not survive its start
+        return TriedScorer(failure), None
+    if failure:
+        return tried, TriedEvaluation(None, None, failure)
     if not results:
         return tried, None
     seconds, first = min(result.seconds for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
     return tried, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
+
+
+async def _evaluate(
+    settings: HeldoutSettings, model: Path | None, scratch: Path
+) -> tuple[TriedScorer, list[EvaluationResult], str]:
+    """What came of the guard's own evaluation process, and why it failed; "" if it did not."""
+    worker, tried = EvaluationWorker(settings, scratch), TriedScorer()
+    results: list[EvaluationResult] = []
+    failure = ""
+    try:
+        await worker.start()
+        assert worker.found is not None
+        tried = TriedScorer(answers=worker.found.answers_tried, pay=worker.found.grader_pay)
+        while model is not None and (not results or _is_one_short(results)):
+            results.append(await worker.evaluate(EvaluationRequest(0, 0, model, len(results))))
+    except GraderError as error:
+        tried = TriedScorer(grader_problem=str(error))
+    except SplitError as error:
+        tried = TriedScorer(str(error))
+    except EvaluationError as error:
+        failure = str(error)
+    finally:
+        await worker.close()
+    return tried, results, failure
+
+
+def _is_one_short(results: Sequence[EvaluationResult]) -> bool:
+    return len(results) == 1 and results[0].seconds < SHORT_SECONDS
 
 
 def _in_part(result: EvaluationResult) -> float:

@@ -233,7 +233,7 @@ def _attempts(rows: Sequence[RunRow]) -> Iterator[int]:
 
     Rows of one step that stand together are one step, with the first value of each quantity.
     """
-    starts = Attempts[StepSample]({})
+    starts = Attempts({})
     for step, together in groupby(rows, key=lambda row: row.whole["step"]):
         of_step = list(together)
         if any(row.begins for row in of_step):

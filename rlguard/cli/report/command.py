@@ -17,9 +17,9 @@ from rlguard.cli.cluster import (
     asking,
     connect,
 )
+from rlguard.cli.ending import Heading, heading_of
 from rlguard.cli.epilog import epilog
 from rlguard.cli.errors import CliError
-from rlguard.cli.report.ending import heading_of
 from rlguard.cli.report.evidence import COLLECTED, Evidence, read_evidence
 from rlguard.cli.saved import is_file, is_folder, read_object
 from rlguard.cli.saved_run import find_report, read_run_file, report_in
@@ -70,7 +70,7 @@ def report(
         headline, page, out = *_of_folder(folder), out or (find_report(folder) or folder) / "report.html"
     else:
         evidence = read_evidence(_evidence(job, namespace, kubeconfig, context))
-        headline, page, out = heading_of(evidence).headline, _page(evidence), out or Path("report.html")
+        headline, page, out = _ended(evidence).headline, _page(evidence), out or Path("report.html")
     try:
         out.write_text(page + "\n", encoding="utf-8")
     except OSError as error:
@@ -139,10 +139,14 @@ def _page(evidence: Evidence) -> str:
     return report_page(_banner(evidence), _rows(evidence), content)
 
 
+def _ended(evidence: Evidence) -> Heading:
+    return heading_of(evidence.verdict, evidence.conditions)
+
+
 def _banner(evidence: Evidence) -> Any:
     from guard_service.dashboard.page import Banner
 
-    verdict, ended = evidence.verdict, heading_of(evidence)
+    verdict, ended = evidence.verdict, _ended(evidence)
     latched = f"Step {verdict.latch_step} of attempt {verdict.latch_attempt}. " if verdict.stop else ""
     return Banner(
         name=evidence.job or "a run",

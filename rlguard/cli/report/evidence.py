@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from guard_service.policy_file import NotYamlError, parse_yaml
+from rlguard.cli.ending import NotedCondition
 from rlguard.cli.errors import CliError
 from rlguard.cli.summary import read_verdict
 from rlguard.core.kept_steps import KeptSteps, read_steps
@@ -38,15 +39,6 @@ class KeptRound(BaseModel):
     reward: _Drawn
     heldout: _Drawn
     kl: _Drawn | None = None
-
-
-class KeptCondition(BaseModel):
-    """What the operator said of the job when its evidence was collected."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
 
 
 class _Metadata(BaseModel):
@@ -76,7 +68,7 @@ class Evidence:
     job: str
     collected_at: str
     verdict: Verdict
-    conditions: tuple[KeptCondition, ...]
+    conditions: tuple[NotedCondition, ...]
     history: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
     steps: KeptSteps | None
@@ -109,7 +101,7 @@ def read_evidence(config_map: Any) -> Evidence:
         job=metadata.labels.get("rlguard.dev/job", ""),
         collected_at=data.get(COLLECTED, ""),
         verdict=verdict,
-        conditions=_read(tuple[KeptCondition, ...], data.get(CONDITIONS), ()),
+        conditions=_read(tuple[NotedCondition, ...], data.get(CONDITIONS), ()),
         history=_history(rounds, steps, cut_off=verdict.rounds > len(rounds)),
         lines=_lines(rounds, steps),
         steps=steps,

@@ -50,7 +50,7 @@ def run_facts(plan: Plan, name: str, finished: Finished) -> dict[str, Any]:
         "trainer_code": ending.trainer_code,
         "trainer_ended_itself": ending.trainer_ended_itself,
         "interrupted_by": ending.interrupted_by,
-        "guard_lost": None if ending.guard_lost is None else ending.guard_lost.reason,
+        "guard_lost": ending.guard_lost or None,
         "guard_restarts": ending.restarts,
         "checkpoints": None if verdict is None else {name: getattr(verdict, name) for name in COUNTS},
         "checkpoints_not_evaluated": None if verdict is None else verdict.announced - verdict.evaluated,

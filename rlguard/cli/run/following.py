@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rlguard.cli.run.outcome import GuardLost
 from rlguard.client.client import GuardClient
 from rlguard.follow.config import FollowConfig
 from rlguard.follow.errors import InputError
@@ -33,8 +32,8 @@ class Following:
     def __init__(self, what: FollowConfig, url: str, token: str, say: Callable[[str], None]) -> None:
         self._stopping, self._ending = threading.Event(), threading.Event()
         self._follower = Follower(what, GuardClient(url, token), KnownHistory(), say, self._stopping)
-        #: Why the log can no longer be followed; None while it can.
-        self.lost: GuardLost | None = None
+        #: Why the log can no longer be followed; "" while it can.
+        self.lost = ""
         self._thread = threading.Thread(target=self._run, name="rlguard-follow", daemon=True)
         self._thread.start()
 
@@ -43,7 +42,7 @@ class Following:
         self._ending.set()
         self._thread.join(FINISH_SECONDS)
         if self._thread.is_alive():
-            self.lost = GuardLost(f"the last reports did not reach the guard within {FINISH_SECONDS:.0f} s")
+            self.lost = f"the last reports did not reach the guard within {FINISH_SECONDS:.0f} s"
         self._stopping.set()
 
     def _run(self) -> None:
@@ -52,6 +51,6 @@ class Following:
                 self._follower.poll()
             self._follower.finish(trainer_ended=True)
         except InputError as error:
-            self.lost = GuardLost(f"what the trainer writes can no longer be followed: {error}")
+            self.lost = f"what the trainer writes can no longer be followed: {error}"
         except Exception as error:  # a dead thread would leave the run unguarded without a word
-            self.lost = GuardLost(f"the follower failed: {error!r}")
+            self.lost = f"the follower failed: {error!r}"

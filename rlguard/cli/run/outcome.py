@@ -20,13 +20,6 @@ _REFUSAL = re.compile(rf"(?:{re.escape(REFUSED)}|\bGuardConfigError: )(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class GuardLost:
-    """Nobody guards the run any more: its guard died too often, or gets no more reports."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ending:
     """What is known when everything has stopped.
 
@@ -35,7 +28,7 @@ class Ending:
         trainer_code: the trainer's exit code as a shell tells it.
         trainer_ended_itself: false if it was stopped here.
         interrupted_by: signal that this program got, or None.
-        guard_lost: why the guard was lost; None if it was not.
+        guard_lost: why nobody guards the run any more; "" if the guard does.
         responded: whether the guard responded when it was asked last, so that `verdict` is its last word.
         leftovers: processes of the trainer that not even SIGKILL ended.
         refusal: why the trainer refused to start, by its own output; "" if it did not.
@@ -46,7 +39,7 @@ class Ending:
     trainer_code: int
     trainer_ended_itself: bool
     interrupted_by: int | None = None
-    guard_lost: GuardLost | None = None
+    guard_lost: str = ""
     responded: bool = True
     leftovers: tuple[int, ...] = ()
     refusal: str = ""
@@ -77,8 +70,8 @@ def judge_ending(ending: Ending) -> RunOutcome:
         name = signal.Signals(ending.interrupted_by).name
         sentence = f"interrupted by {name}; the trainer was stopped{reached}"
         return RunOutcome(128 + ending.interrupted_by, sentence, Result.INTERRUPTED)
-    if ending.guard_lost is not None:
-        sentence = f"the trainer was stopped: {ending.guard_lost.reason}{reached}"
+    if ending.guard_lost:
+        sentence = f"the trainer was stopped: {ending.guard_lost}{reached}"
         return RunOutcome(ExitCode.NOT_PASSED, sentence, Result.GUARD_LOST)
     if verdict is not None and verdict.halt:
         sentence = f"halted at step {verdict.latch_step}: {_why(verdict)}{reached}"

@@ -18,7 +18,7 @@ from rlguard.cli.guard_settings import is_set, make_settings
 from rlguard.cli.links import dashboard_link, token_file
 from rlguard.cli.run.folder import write_report
 from rlguard.cli.run.guard import GuardProcess
-from rlguard.cli.run.outcome import Ending, GuardLost, judge_ending, refusal_in
+from rlguard.cli.run.outcome import Ending, judge_ending, refusal_in
 from rlguard.cli.run.plan import TRAINER_OUTPUT, Finished, Plan
 from rlguard.cli.run.processes import TrainerProcess
 from rlguard.cli.run.progress import Progress, open_progress
@@ -216,7 +216,7 @@ class _Watch:
         self._progress, self._signals = progress, signals
         self._verdict: Verdict | None = None
         self._responded = False  # whether the guard did when it was asked last
-        self._lost: GuardLost | None = None
+        self._lost = ""
 
     def run(self) -> Ending:
         """Until the trainer has ended and the guard has scored what it can."""
@@ -263,7 +263,7 @@ class _Watch:
     @property
     def _must_stop(self) -> bool:
         told = self._verdict is not None and self._verdict.stop
-        return told or self._signals.came or self._lost is not None
+        return told or self._signals.came or bool(self._lost)
 
     def _look(self) -> bool:
         """Ask the guard; whether the run may go on."""
@@ -272,18 +272,18 @@ class _Watch:
             # The guard's processes are told apart by their session, which is another one after a restart.
             self._trainer.leave_alone(self._guard.session)
         except CliError as error:
-            self._lose(GuardLost(str(error)))
+            self._lose(str(error))
             return False
-        if self._following is not None and self._following.lost is not None and self._lost is None:
+        if self._following is not None and self._following.lost and not self._lost:
             self._lose(self._following.lost)
         self._responded = verdict is not None
         self._verdict = verdict or self._verdict
         self._progress.update(self._verdict)
         return not self._must_stop
 
-    def _lose(self, lost: GuardLost) -> None:
+    def _lose(self, lost: str) -> None:
         self._lost = lost
-        self._progress.note(lost.reason)
+        self._progress.note(lost)
 
     def _end_trainer(self) -> list[int]:
         """Stop what is left of the trainer, also if it ended by itself: nothing may train on unguarded."""
@@ -295,7 +295,7 @@ class _Watch:
     def _why_stop(self) -> str:
         if self._verdict is not None and self._verdict.stop:
             return self._verdict.code.value
-        return self._lost.reason if self._lost is not None else f"signal {self._signals.first}"
+        return self._lost or f"signal {self._signals.first}"
 
     def _drain(self) -> None:
         """Let the guard make the evaluations that wait, a wanted pass too, for a bounded time."""

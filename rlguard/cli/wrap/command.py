@@ -119,7 +119,6 @@ def wrap(
     )
     from rlguard.cli.wrap.rewrite import wrap_job
     from rlguard.cli.wrap.summary import decided, refusal, to_do
-    from rlguard.cli.wrap.volume import find_rank0
     from rlguard.core.terminal import plain
     from rlguard.operator.config import OperatorConfig
     from rlguard.operator.reconcile.review import review_manifest
@@ -140,20 +139,15 @@ def wrap(
         wrapped = wrap_job(job, guard, name)
     except ManifestError as error:
         raise CliError(f"{file.name}: {error}") from None
-    manifest = filled_in(wrapped.manifest)
-    review = review_manifest(manifest, OperatorConfig(guard_image=""))
-    rank0 = find_rank0(job.adapter, manifest["spec"]["template"]["spec"], guard)
-    volume_error = f"--checkpoints {volume}: {rank0.error}" if rank0 is not None and rank0.error else ""
+    review = review_manifest(filled_in(wrapped.manifest), OperatorConfig(guard_image=""))
     if review.reason is not None:
-        raise CliError(refusal(review, volume_error))
-    if volume_error or rank0 is None:
-        raise CliError(plain(volume_error))
+        raise CliError(refusal(review))
     typer.echo(wrapped.text.encode(), nl=False)
     unfilled = ", ".join(dict.fromkeys(placeholders(job.document.content)))
     fill_in = f"fill in {unfilled} before you apply it: its value was not checked" if unfilled else ""
     lines = [
         *(f"warning: {one}" for one in (unknown_scorer(evaluation["scorer"]), fill_in) if one),
-        *decided(wrapped, job.adapter, rank0, review),
+        *decided(wrapped, job.adapter, review),
         *([] if unfilled else [_CHECKED]),
         *to_do(wrapped, job.adapter.resource.kind),
     ]

@@ -5,50 +5,66 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rlguard.cli.wrap.manifest import filled_in
 from rlguard.cli.wrap.rewrite import Wrapped
-from rlguard.cli.wrap.volume import Rank0
 from rlguard.core.terminal import plain
-from rlguard.operator.adapters import WorkloadAdapter, WorkloadState
+from rlguard.operator.adapters import WorkloadAdapter, WorkloadState, at, dotted
 from rlguard.operator.api.names import KIND
 from rlguard.operator.api.types import Spec
 from rlguard.operator.reconcile.layout import GUARD_UID
 from rlguard.operator.reconcile.review import Review
+from rlguard.operator.reconcile.templates import rank0_of
 
 #: Names that an object of a cluster can have. A command with any other could be taken for options.
 _CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+#: Volumes that go with their pod.
+_TEMPORARY = ("emptyDir", "ephemeral")
 
 
-def refusal(review: Review, volume_error: str) -> str:
-    """The operator's own words, each finding on a line of its own; then the error of the volume, if any."""
+def refusal(review: Review) -> str:
+    """The operator's own words, each finding on a line of its own."""
     lines = [
         f"the operator would refuse it ({review.reason}), so nothing is printed. `spec.template.spec` is "
         "the job's `spec`:",
-        *(f"  {plain(one)}" for one in (*review.findings, *filter(None, [volume_error]))),
+        *(f"  {plain(one)}" for one in review.findings),
     ]
     if review.findings[0].startswith("metadata.name must"):
         lines.append("  --name gives it another")
     return "\n".join(lines)
 
 
-def decided(wrapped: Wrapped, adapter: WorkloadAdapter, rank0: Rank0, review: Review) -> Iterator[str]:
-    """What was decided, and what to know of it."""
-    spec, metadata = Spec.model_validate(wrapped.manifest["spec"]), wrapped.manifest["metadata"]
+def decided(wrapped: Wrapped, adapter: WorkloadAdapter, review: Review) -> Iterator[str]:
+    """What was decided, and what to know of it; of a job that the operator would not refuse."""
+    spec, metadata = Spec.model_validate(filled_in(wrapped.manifest)["spec"]), wrapped.manifest["metadata"]
     guard, template, kind = spec.guard, spec.made_from, adapter.resource.kind
+    rank0, pod = rank0_of(adapter, template.spec)
+    volume = guard.checkpoints.volume
+    source = next(one for one in pod["volumes"] if one.get("name") == volume)
+    saved_in = next((key for key, value in source.items() if key != "name" and value is not None), "no kind")
     for path, folder in wrapped.narrowed.items():
         yield f"hostPath {path}: now {folder}, because it covers directories of the node"
     where = f" in namespace {metadata['namespace']}" if metadata.get("namespace") else ""
     yield f"{KIND} {metadata['name']}{where}; the operator makes a {kind} of the same name from it"
-    own_pod = "a pod of its own, which outlives the trainer's"
-    yield f"the guard: in {own_pod if guard.placement == 'Pod' else rank0.place}"
+    place = f"in {f'the pods of {dotted(owner)}' if (owner := rank0.path[:-1]) else 'its pods'}, beside the "
+    beside = f"{place}container {rank0.container}"
+    in_own_pod = guard.placement == "Pod"
+    yield f"the guard: {'in a pod of its own, which outlives the trainer' if in_own_pod else beside}"
     if "scorer" not in guard.heldout.model_fields_set:
         yield f"the scorer is {guard.heldout.scorer}: a completion must be the answer; --scorer names another"
-    yield f"checkpoints: volume {guard.checkpoints.volume}, {rank0.volume}"
+    claim = at(source, "persistentVolumeClaim", "claimName")
+    yield f"checkpoints: volume {volume}, {f'claim {claim}' if claim else saved_in}"
     if wrapped.left_out:
         yield f"left out: {', '.join(wrapped.left_out)}"
     yield from (f"warning: not isolated: {one}" for one in review.broken)
     if adapter.state({"spec": template.spec})[0] is WorkloadState.SUSPENDED:
         yield "warning: its spec says suspend, so that it starts once that is taken out"
-    yield from (f"warning: {one}" for one in rank0.warnings)
+    if saved_in in _TEMPORARY:
+        yield f"warning: the volume {volume} is temporary ({saved_in}): its checkpoints go with the pod"
+    if rank0.limit and not in_own_pod:
+        yield (
+            f"warning: {dotted(rank0.limit)} counts restarts of every container, the guard's too: a guard "
+            "that runs out of memory may fail a healthy run (docs/reference/kinds.md)"
+        )
 
 
 def to_do(wrapped: Wrapped, kind: str) -> Iterator[str]:

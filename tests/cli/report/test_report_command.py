@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlguard.cli.ending import heading_of
 from rlguard.cli.errors import CliError
 from rlguard.cli.report.command import report
-from rlguard.cli.report.ending import heading_of
 from rlguard.cli.report.evidence import read_evidence
 from rlguard.core.codes import Code, Level
 from rlguard.core.evaluation import HfEvaluation
@@ -219,7 +219,8 @@ def test_how_it_ended_comes_before_the_last_verdict(
     verdict: Verdict, ended: Any, state: str, word: str, headline: str
 ) -> None:
     """A run that was halted for its guard's silence has a healthy verdict, and was not well."""
-    said = heading_of(read_evidence(kept(verdict, ended=ended)))
+    evidence = read_evidence(kept(verdict, ended=ended))
+    said = heading_of(evidence.verdict, evidence.conditions)
     assert (said.state, said.word) == (state, word) and said.headline.startswith(headline)
     assert said.reason == (ended[2] if ended and verdict is WELL else verdict.reason)
 
@@ -247,7 +248,7 @@ def test_a_part_that_cannot_be_read_is_left_out(text: str) -> None:
     evidence = read_evidence(body)
     assert (evidence.conditions, evidence.rollouts, evidence.steps) == ((), (), None)
     assert text in ("", "{}") or evidence.policy is None
-    assert heading_of(evidence).state is Level.UNKNOWN
+    assert heading_of(evidence.verdict, evidence.conditions).state is Level.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlguard.cli.errors import ExitCode
-from rlguard.cli.run.outcome import Ending, GuardLost, judge_ending, notes, refusal_in
+from rlguard.cli.run.outcome import Ending, judge_ending, notes, refusal_in
 from rlguard.core.codes import Code, Level
 from rlguard.core.wire import Condition, EvaluationSummary, Verdict
 
@@ -53,7 +53,7 @@ STOP = verdict(
         (Ending(FIRE, 143, False, interrupted_by=2), 3, "fired"),
         (Ending(verdict(), 130, False, interrupted_by=2), 130, "SIGINT"),
         (Ending(STOP, 143, False, interrupted_by=15), 143, "SIGTERM"),
-        (Ending(verdict(), 143, False, guard_lost=GuardLost("the guard died")), 5, "the guard died"),
+        (Ending(verdict(), 143, False, guard_lost="the guard died"), 5, "the guard died"),
         (Ending(STOP, 143, False), 4, "halted at step 3: no step for 9 s"),
         (Ending(verdict(), 7, True), 7, "exit code 7"),
         (Ending(None, 0, True), 5, "no response"),
@@ -71,7 +71,7 @@ def test_the_first_that_holds_decides(ending, code, words):
         Ending(FIRE.model_copy(update={"step": 9, "waiting": 2}), 143, False),
         Ending(STOP.model_copy(update={"step": 9, "waiting": 2}), 143, False),
         Ending(verdict(step=9, waiting=2), 130, False, interrupted_by=2),
-        Ending(verdict(step=9, waiting=2), 143, False, guard_lost=GuardLost("died")),
+        Ending(verdict(step=9, waiting=2), 143, False, guard_lost="died"),
         Ending(verdict(step=9, waiting=2), 7, True),
     ],
 )

@@ -464,26 +464,6 @@ def test_what_was_decided_and_is_still_to_be_done_is_said(wrap: Run) -> None:
     assert "in the pods of pytorchReplicaSpecs.Worker, beside the container pytorch" in temporary
 
 
-# -- the volume of the checkpoints -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("volume", "said"),
-    [
-        ("name: other, emptyDir: {}", "has no volume of this name; it has other (emptyDir)"),
-        ("name: ck, configMap: {name: c}", "no trainer can save in a volume of the kind configMap; it has"),
-        ("name: ck, csi: {driver: d, readOnly: true}", "it is read-only; it has ck (csi)"),
-        (
-            "name: ck, persistentVolumeClaim: {claimName: saved, readOnly: true}",
-            "it is read-only; it has ck (claim saved)",
-        ),
-    ],
-)
-def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) -> None:
-    text = SHORT.replace("name: ck, persistentVolumeClaim: {claimName: saved}", volume)
-    assert f"--checkpoints ck: {said}".replace("ck: has", "ck: the pod of rank 0 has") in refused(wrap(text))
-
-
 # -- what the operator refuses ---------------------------------------------------------------------------
 
 
@@ -491,6 +471,7 @@ def test_a_volume_that_keeps_no_checkpoint(wrap: Run, volume: str, said: str) ->
     ("old", "new", "said"),
     [
         ("claimName: saved", "claimName: held", ["TemplateRefused", "held"]),
+        ("{name: ck, pers", "{name: other, pers", ["TemplateRefused", "must have the volume ck"]),
         ("name: pytorch", "name: main", ["TemplateRefused", "must have a container named pytorch"]),
         (
             "image: i",
