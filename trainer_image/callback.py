@@ -265,15 +265,14 @@ class GuardCallback(TrainerCallback):
             raise GuardConfigError(reason)
 
     def _log_checks(self, run: Outset) -> None:
-        """The table of what was checked; each warning also by itself, for a script that shows no INFO."""
-        if self._guard is None:
-            return
-        table = _rows(run)
-        if table:
-            log.info("before the first step:\n%s", as_text(table))
-        for row in table:
-            if row.level == CheckLevel.WARN:
-                self._warn_once(row.name, f"{row.name}: {row.says}")
+        """The table of what was checked; a warning if a row warns, for a script that shows no INFO."""
+        table = () if self._guard is None else _rows(run)
+        warns = [row.name for row in table if row.level == CheckLevel.WARN]
+        text = f"before the first step:\n{as_text(table)}" if table else ""
+        if warns:
+            self._warn_once(STEPS if STEPS in warns else "checks", text)  # of steps no second word later
+        elif text:
+            log.info("%s", text)
 
     def _save_start(self, run: Outset, args: TrainingArguments) -> None:
         """Save and report the starting policy, if the guard's detector needs it as its baseline.

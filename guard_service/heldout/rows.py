@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from guard_service.heldout.errors import SplitError
-from rlguard.core.wording import message, nearest
+from rlguard.core.wording import count, message, nearest
 
 T = TypeVar("T")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -129,18 +129,20 @@ def each(path: Path, rows: Iterable[DataRow], make: Callable[[DataRow], T]) -> I
     Raises:
         SplitError: `make` raised ValueError at some rows. Names the first.
     """
-    problems: list[str] = []
+    problems: dict[str, int] = {}  # the first row of each
+    bad = 0
     for row in rows:
         try:
             made = make(row)
         except ValueError as error:
-            problems.append(f"line {row.number}: {error}")
+            bad += 1
+            problems.setdefault(str(error), row.number)
         else:
             yield made
     if problems:
-        more = len(problems) - MAX_REPORTED
-        listed = "; ".join(problems[:MAX_REPORTED]) + (f"; and {more} more" if more > 0 else "")
-        raise SplitError(f"{path}: {len(problems)} bad line{'s' * (len(problems) > 1)}: {listed}")
+        listed = [f"line {number}: {problem}" for problem, number in list(problems.items())[:MAX_REPORTED]]
+        more = [f"and {bad - len(listed)} more"] if bad > len(listed) else []
+        raise SplitError(f"{path}: {count(bad, 'bad line')}: {'; '.join(listed + more)}")
 
 
 def is_parquet(path: Path) -> bool:
@@ -214,21 +216,33 @@ def validate(row: Mapping[str, Any], model: type[_Model]) -> _Model:
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        known = list(model.model_fields)
-        reasons = dict.fromkeys(_reason(one, known) for one in error.errors(include_url=False))
+        errors = error.errors(include_url=False)
+        reasons = dict.fromkeys(_reason(one) for one in errors if not _is_unknown(one))
+        if names := [_name(one) for one in errors if _is_unknown(one)][:MAX_COLUMNS]:
+            reasons[_unknown_keys(names, list(model.model_fields))] = None
         raise ValueError("; ".join(reasons)) from None
 
 
-def _reason(error: ErrorDetails, known: Sequence[str]) -> str:
+def _is_unknown(error: ErrorDetails) -> bool:
+    return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
+
+
+def _unknown_keys(names: Sequence[str], known: Sequence[str]) -> str:
+    near = next(filter(None, (nearest(name, known) for name in names)), "")
+    hint = f"did you mean {near}? An" if near else "an"
+    keys = f"unknown key{'s' * (len(names) > 1)} {', '.join(names)}"
+    return f"{keys}: {hint} item has {', '.join(known)}; put anything else under meta"
+
+
+def _name(error: ErrorDetails) -> str:
+    top = str(error["loc"][0]) if error["loc"] else "line"
+    return top if _SHOWABLE.fullmatch(top) else "<unnameable>"
+
+
+def _reason(error: ErrorDetails) -> str:
     """Where and what; never the value that is there."""
-    place, kind = error["loc"], error["type"]
-    top = str(place[0]) if place else "line"
-    name = top if _SHOWABLE.fullmatch(top) else "<unnameable>"
-    if kind == "extra_forbidden" and len(place) == 1:
-        near = nearest(name, known)
-        hint = f"did you mean {near}? An" if near else "an"
-        return f"unknown key {name}: {hint} item has {', '.join(known)}; put anything else under meta"
-    if kind == "missing" and len(place) == 1:
+    name = _name(error)
+    if error["type"] == "missing" and len(error["loc"]) == 1:
         return f"{name} is missing"
     return f"{name} {_SHAPES[name]}" if name in _SHAPES else f"{name}: {message(error)}"
 

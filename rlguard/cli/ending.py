@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from rlguard.cli.errors import Result
 from rlguard.core.codes import Level
-from rlguard.core.ending import fired_at
 from rlguard.core.wire import Verdict
 
 
@@ -67,8 +66,8 @@ def noted_end(conditions: Sequence[NotedCondition]) -> Heading | None:
 def heading_of(verdict: Verdict, conditions: Sequence[NotedCondition]) -> Heading:
     """The first that holds: a fire, a halt, another end, and that nobody kept how it ended."""
     if verdict.fire:
-        fired = fired_at(verdict.latch_step, verdict.code)
-        return Heading(Level.FIRED, "fired", f"{fired[0].upper()}{fired[1:]}", verdict.reason)
+        finding = "" if verdict.code.finding is None else f": {verdict.code.finding.words}"
+        return Heading(Level.FIRED, "fired", f"Fired at step {verdict.latch_step}{finding}", verdict.reason)
     if verdict.halt:
         return Heading(Level.WARNING, "halted", f"Halted at step {verdict.latch_step}", verdict.reason)
     found = noted_end(conditions) or Heading(

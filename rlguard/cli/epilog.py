@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 #: Longest line of an example. With the indent of a help text it fits a terminal of 60 columns.
 _WIDTH = 56
@@ -11,17 +13,25 @@ _WIDTH = 56
 _BREAK = re.compile(r" (?=--?[a-z]|-- )")
 
 
-def epilog(*examples: str, note: str = "", codes: Mapping[int, str] | None = None) -> str:
-    """The epilog of a command: its examples, each on lines of its own, a note, and what its exit codes mean.
+def epilog(*examples: str, note: str = "", codes: Mapping[Any, str] | None = None) -> str:
+    """The epilog of a command: its examples, a note, and what its exit codes mean, one on each line.
 
-    Note and codes are wrapped as usual: a paragraph that starts with a backspace is printed as it stands, the
-    others are filled to the terminal.
+    A paragraph that starts with a backspace is printed as it stands, the others are filled to the terminal.
     """
     lines = [f"  {line}" for example in examples for line in _folded(example)]
     title = "Example:" if len(examples) == 1 else "Examples:"
-    listed = "; ".join(f"{code} {meaning}" for code, meaning in (codes or {}).items())
-    below = [note, f"Exit codes: {listed}." if codes else ""]
-    return "\n".join([title, "", "\b", *lines, *(line for one in below if one for line in ("", one))])
+    parts = [title, "", "\b", *lines]
+    if note:
+        parts += ["", note]
+    if codes:
+        width = 2 + max(len(str(code)) for code in codes)
+        parts += ["", "Exit codes:", "", "\b"]
+        parts += [line for code, meaning in codes.items() for line in _hanging(f"  {code:<{width}}", meaning)]
+    return "\n".join(parts)
+
+
+def _hanging(start: str, text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _folded(command: str) -> list[str]:

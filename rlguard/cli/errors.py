@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 from rlguard.follow.errors import InputError
@@ -50,10 +51,12 @@ _MEANINGS = {
 }
 
 
-def exit_code_help() -> str:
-    """All exit codes in one line."""
-    listed = "; ".join(f"{code.value} {code.meaning}" for code in ExitCode)
-    return f"Exit codes: {listed}; 128+N after signal N; any other: the trainer's own."
+#: Those of `rlguard run`, for its help text.
+RUN_EXIT_CODES: Mapping[int | str, str] = {
+    **{code.value: code.meaning for code in ExitCode},
+    "128+N": "interrupted by signal N",
+    "other": "the trainer's own",
+}
 
 
 class CliError(InputError):

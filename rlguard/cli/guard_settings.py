@@ -97,7 +97,7 @@ OPTIONS: Mapping[Place, str] = {
     **{
         (name,): f"--{name.replace('_', '-')}"
         for name in (
-            *("log_format", "state_dir", "host", "port"),
+            *("state_dir", "host", "port"),
             *("ingest_token_file", "read_token_file", "evaluations_token_file"),
         )
     },

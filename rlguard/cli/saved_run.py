@@ -59,20 +59,19 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def how_to_go_on(folder: Path) -> str:
-    """The command that starts a new run from the checkpoint that was kept; "" without one."""
+    """The command that starts a new run from the checkpoint that was kept; "" without one, or of a demo."""
     best = folder / BEST
     if not best.is_dir() or not (folder / "run.json").is_file():
         return ""
     facts = read_run_file(folder / "run.json")
     arguments, trainer = list(facts.get("command") or []), list(facts.get("trainer") or [])
+    if not arguments:
+        return ""
     there = [] if facts.get("folder") in (None, os.getcwd()) else ["cd", facts["folder"], "&&"]
-    new = ["--resume-from", str(best.absolute())]
-    if arguments:
-        options = _without(arguments[1 : len(arguments) - len(trainer)], ("--out", "--resume-from"))
-        new += ["--out", _next_name(folder), *options, *trainer]
+    options = _without(arguments[1 : len(arguments) - len(trainer)], ("--out", "--resume-from"))
+    new = ["--resume-from", str(best.absolute()), "--out", _next_name(folder), *options, *trainer]
     words = [*there, "rlguard", "run", *new]
-    command = " ".join(word if word == "&&" else shlex.quote(word) for word in words)
-    return command if arguments else f"{command} …"
+    return " ".join(word if word == "&&" else shlex.quote(word) for word in words)
 
 
 def how_it_starts(folder: Path) -> str:

@@ -70,9 +70,6 @@ def serve(
             help="Token of readers; made if it is missing. Without it: STATE_DIR/read.token.",
         ),
     ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", help="Log lines: text, or json (one object a line).")
-    ] = None,
     config: options.ConfigOption = None,
     train_prompts: options.TrainPromptsOption = None,
     backlog: options.BacklogOption = None,
@@ -97,7 +94,6 @@ def serve(
     )
     given = {
         "run_name": name,
-        "log_format": log_format,
         "state_dir": options.absolute(state_dir),
         "checkpoint_root": options.absolute(checkpoints),
         "heldout": heldout_settings or None,
@@ -140,7 +136,9 @@ def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> 
         return given.get(name) or file.get(name) or os.environ.get(f"RLGUARD_GUARD_{name.upper()}")
 
     state_dir, is_open = chosen("state_dir"), str(chosen("allow_unauthenticated_loopback")).lower()
-    if state_dir is None or is_open in ("true", "1", "yes", "on"):
+    if state_dir is None:
+        raise CliError("give --state-dir and --checkpoints, or the folder of a run that has ended")
+    if is_open in ("true", "1", "yes", "on"):
         return {}
     made = {}
     for role in ("ingest", "read"):

@@ -52,7 +52,6 @@ def check(
     ] = None,
     prompt_column: PromptColumn = "prompt",
     exact_only: ExactOnly = False,
-    most: Annotated[int, typer.Option("--most", min=0, help="Offending pairs to list.")] = 20,
 ) -> None:
     """Say whether a held-out split is disjoint from the training prompts, and which ids are not."""
     from guard_service.heldout.disjoint import check_disjoint
@@ -63,7 +62,7 @@ def check(
     try:
         items = HeldoutSplit.load(heldout).items
         report = check_disjoint(read_train_prompts(train, prompt_column), items, not exact_only)
-        told = report.summary(most)
+        told = report.summary(most=20)
         if drop is not None:
             left, out = drop_overlapping(
                 train, heldout, drop, prompt_column=prompt_column, near=not exact_only

@@ -45,7 +45,7 @@ from rlguard.client.samples import (
 from rlguard.client.settings import ClientSettings, Options
 from rlguard.client.stopping import Stop
 from rlguard.core.wire import CheckpointReport, EndReport, KlKind, Sampling
-from rlguard.core.wording import format_errors
+from rlguard.core.wording import count, format_errors
 
 #: Seconds that the end of training may wait for the last reports.
 FLUSH_SECONDS = 10.0
@@ -215,7 +215,8 @@ class Guard:
         log.log(logging.INFO if delivery.complete else logging.WARNING, "reports to the guard: %s", delivery)
         stop, waited = self._look(), self._waits.total(time.monotonic())
         reached = "before its first step" if self._newest is None else f"at step {self._newest}"
-        line = f"{reached}, with {unscored} unscored checkpoints; it waited {waited:.0f} s for the guard"
+        left = count(unscored, "unscored checkpoint")
+        line = f"{reached}, with {left}; it waited {waited:.0f} s for the guard"
         if stop is None:
             log.info("training ended %s", line)
         else:

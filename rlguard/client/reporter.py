@@ -21,6 +21,7 @@ from rlguard.client.errors import GuardConfigError, GuardUnavailableError, Repor
 from rlguard.client.log import log
 from rlguard.core.codes import Code
 from rlguard.core.wire import MAX_STEPS_PER_POST, CheckpointReport, EndReport, PostedStep
+from rlguard.core.wording import count
 
 #: Reports that may wait. A step is about 0.3 KiB, with further figures 2 KiB: some MiB.
 QUEUE_LIMIT = 4096
@@ -45,7 +46,6 @@ class Delivery:
     """What became of the reports, for the log at the end."""
 
     steps: int = 0
-    duplicates: int = 0
     checkpoints: int = 0
     refused: int = 0
     gone: int = 0  # checkpoints that were deleted, as by save_total_limit, before they could be sent
@@ -58,11 +58,14 @@ class Delivery:
         return self.refused == self.gone == self.dropped == self.undelivered == 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.steps} steps and {self.checkpoints} checkpoints acknowledged ({self.duplicates} already "
-            f"known), {self.refused} refused, {self.gone} deleted before they were sent, "
-            f"{self.dropped} dropped from a full queue, {self.undelivered} not delivered"
-        )
+        lost = {
+            "refused": self.refused,
+            "deleted before they were sent": self.gone,
+            "dropped from a full queue": self.dropped,
+            "not delivered": self.undelivered,
+        }
+        sent = f"{count(self.steps, 'step')} and {count(self.checkpoints, 'checkpoint')} acknowledged"
+        return ", ".join([sent, *(f"{number} {why}" for why, number in lost.items() if number)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +326,6 @@ class Reporter:
                 steps = [one.model_copy(update=stamp) for one in batch if isinstance(one, PostedStep)]
                 response = self._client.post_steps(steps)
                 self.delivery.steps += response.accepted
-                self.delivery.duplicates += response.duplicates
                 self._succeeded(response.verdict, "step")
             case CheckpointReport() as report:
                 if not os.path.isdir(report.path):  # rotated away: the guard could only refuse it

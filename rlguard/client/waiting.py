@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlguard.client.client import VerdictView
+from rlguard.core.wording import count
 
 #: Seconds that one wait lasts without progress. The limit of a collective is 600 s by default.
 STALL_SECONDS = 480.0
@@ -36,7 +37,7 @@ def reason_to_wait(verdict: VerdictView | None, unsent: int, max_lag: int | None
         return f"the baseline: {verdict.baseline_passes} of {verdict.baseline_planned} passes are made"
     if verdict.next_pass == "confirmation":
         return "a second look at the newest checkpoint"
-    return f"{unscored} unscored checkpoints (at most {max_lag})" if unscored > max_lag else None
+    return f"{count(unscored, 'unscored checkpoint')} (at most {max_lag})" if unscored > max_lag else None
 
 
 def lag_that_rotation_leaves(max_lag: int | None, kept: int | None) -> int | None:

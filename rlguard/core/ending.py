@@ -88,12 +88,6 @@ def warned(last: RunCounts) -> str:
     return "; ".join(part for part in (last.reason, _remedy(last)) if part)
 
 
-def fired_at(step: int | None, code: Code, when: str = "") -> str:
-    """That the run fired, at which step and with which finding; `when` stands behind the step."""
-    found = "" if code.finding is None else f": {code.finding.words}"
-    return f"fired at step {step}{when}{found}"
-
-
 def steps_after(last: RunCounts) -> str:
     """Which steps came after the last judged checkpoint, in one clause, or ""."""
     count, judged, newest = last.steps_since_evaluation, last.last_evaluation, last.step

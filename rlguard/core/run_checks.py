@@ -158,7 +158,7 @@ def folder_row(facts: RunFacts) -> CheckRow:
         )
     if folder.problem is not None:
         return CheckRow(FOLDER, _REFUSE, f"{folder.path}: {folder.problem}")
-    return CheckRow(FOLDER, _OK, f"{folder.path} is below the guard's {folder.root}")
+    return CheckRow(FOLDER, _OK, f"{folder.path}, where the guard reads")
 
 
 def layout_row(facts: RunFacts) -> CheckRow:

@@ -55,6 +55,11 @@ def meant(word: str, known: Collection[str]) -> str:
     return f"known are {', '.join(sorted(known))}"
 
 
+def count(number: int, one_thing: str, many: str = "") -> str:
+    """A number of things: "1 step", "2,000 steps"."""
+    return f"{number:,} {one_thing if number == 1 else many or one_thing + 's'}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that is most like this one, "" if none is."""
     if len(word) > MAX_SHOWN:  # no name of ours; to compare it may take long

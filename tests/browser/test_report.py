@@ -52,7 +52,7 @@ class Written:
             "name": HOSTILE,
             "exit_code": 3,
             "result": "fired",
-            "outcome": f"fired at step {verdict.latch_step}: evidence of reward hacking: {verdict.reason}",
+            "outcome": f"fired at step {verdict.latch_step}: {verdict.reason}",
             "trainer": ["python", "train.py", HOSTILE],
             "trainer_code": 143,
             "trainer_ended_itself": False,

@@ -68,7 +68,7 @@ def test_examples_can_be_copied_at_any_width_and_exit_codes_are_explained(
     assert ["rlguard", *words] in [one[: 1 + len(words)] for one in called]
     for one in called:
         parse(one[1:])
-    codes = " ".join(help_of(words, 200).partition("Exit codes: ")[2].split())
+    codes = " ".join(help_of(words, 200).partition("Exit codes:")[2].split())
     assert not words or codes.startswith("0 ")
 
 

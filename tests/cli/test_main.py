@@ -67,7 +67,7 @@ def test_version(rlguard):
         (["run", "--heldout", "missing.jsonl", "--", "true"], "missing.jsonl: No such file"),
         (["run", "--heldout", "x", "--temperature", "warm", "--", "true"], "--temperature"),
         (["run", "--config", "missing.yaml", "--", "true"], "missing.yaml cannot be read"),
-        (["serve"], "--state-dir: Field required"),
+        (["serve"], "give --state-dir and --checkpoints, or the folder of a run that has ended"),
         (
             ["wrap", "-f", "no.yaml", "--heldout", "claim:h/x", "--checkpoints", "c"],
             "'no.yaml': No such file",

@@ -162,7 +162,7 @@ def test_the_report_of_a_run_that_has_ended_is_its_status(rlguard: Any, tmp_path
     ("command", "said"),
     [
         ("report", "guard.db does not exist"),
-        ("resume", "no checkpoint was scored"),
+        ("resume", "has no best_checkpoint"),
     ],
 )
 def test_a_folder_of_which_a_part_is_gone_is_one_line(

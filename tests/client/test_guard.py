@@ -103,7 +103,7 @@ def test_the_last_line_says_how_far_training_came_and_what_was_not_scored(
     with Guard(guard.url) as run:
         run.step(7, reward=0.5)
         run.checkpoint(tmp_path, step=7)
-    assert caplog.messages[-1].startswith("training ended at step 7, with 1 unscored checkpoints")
+    assert caplog.messages[-1].startswith("training ended at step 7, with 1 unscored checkpoint;")
     guard.verdict_after = lambda steps: FIRED if steps > 1 else HEALTHY
     with pytest.raises(CollapseStopError):
         loop(guard, 1)

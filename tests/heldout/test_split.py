@@ -82,9 +82,11 @@ def test_refuses_bad_lines_with_their_number(tmp_path: Path, bad: Any, told: str
     assert told in str(caught.value) and "split.jsonl: 1 bad line" in str(caught.value)
 
 
-def test_tells_all_bad_lines_at_once_up_to_a_bound(tmp_path: Path) -> None:
-    with pytest.raises(SplitError, match=r"30 bad lines: .*; line 3: [^;]*; and 27 more$"):
+def test_tells_each_mistake_once_up_to_a_bound(tmp_path: Path) -> None:
+    with pytest.raises(SplitError, match=r"30 bad lines: line 1: [^;]*; and 29 more$"):
         HeldoutSplit.load(write(tmp_path / "s", *["{"] * 30))
+    with pytest.raises(SplitError, match=r"9 bad lines: .*; line 3: .*; and 6 more$"):
+        HeldoutSplit.load(write(tmp_path / "s", *[{**GOOD, f"k{n}": 1} for n in range(9)]))
 
 
 def test_refuses_an_empty_split_and_none(tmp_path: Path) -> None:

@@ -477,7 +477,7 @@ def test_training_waits_for_a_guard_that_lags(
             trainer.train()
             assert trainer.state.global_step == 3
     assert steps[:8] == [2] * 8
-    assert "training waits for 1 unscored checkpoints (at most 0)" in caplog.text
+    assert "training waits for 1 unscored checkpoint (at most 0)" in caplog.text
 
 
 @pytest.mark.always

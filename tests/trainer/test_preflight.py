@@ -44,7 +44,7 @@ def row_of(
         (row_of("steps"), UNKNOWN, "without a `reward` in its logs nothing can be judged"),
         (row_of("checkpoints folder"), UNKNOWN, "not answered"),
         (row_of("checkpoints folder", verdict()), UNKNOWN, "does not say"),
-        (row_of("checkpoints folder", verdict(checkpoint_root="/c")), OK, "/c/out is below the guard's /c"),
+        (row_of("checkpoints folder", verdict(checkpoint_root="/c")), OK, "/c/out, where the guard reads"),
         (row_of("checkpoint layout", verdict()), UNKNOWN, "the trainer is not known"),
         (row_of("checkpoint layout", of=TRAINED), OK, "whole weights in safetensors"),
         (row_of("checkpoint layout", verdict(), of=ADAPTED), UNKNOWN, "does not say whether"),

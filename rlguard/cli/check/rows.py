@@ -261,8 +261,10 @@ def scorer_row(split: Split) -> CheckRow:
     if tried.problem is not None:
         return CheckRow(name, CheckLevel.REFUSE, tried.problem)
     if tried.answers is None:
-        first = "the evaluation process has to start and stay first"
-        return CheckRow(name, CheckLevel.UNKNOWN, "the grader comes first" if tried.grader_problem else first)
+        first = (
+            "the training grader has to load" if tried.grader_problem else "the evaluation process must stay"
+        )
+        return CheckRow(name, CheckLevel.UNKNOWN, f"{first} first")
     if not tried.answers:
         return CheckRow(name, CheckLevel.OK, "the scorer loads; there are no answers to try")
     others = split.items - tried.answers
@@ -384,4 +386,6 @@ def baseline_row(policy: Policy, sampling: EvaluationSampling, budget: str) -> C
         return CheckRow(name, CheckLevel.OK, "detector heldout_guard needs none")
     if is_greedy(sampling):
         passes = min(GREEDY_PASSES, passes)
-    return CheckRow(name, CheckLevel.OK, budget or f"{passes} at temperature {sampling.temperature:g}")
+    default = sampling.source is SamplingSource.DEFAULT
+    temperature = "the trainer's temperature" if default else f"temperature {sampling.temperature:g}"
+    return CheckRow(name, CheckLevel.OK, budget or f"{passes} at {temperature}")

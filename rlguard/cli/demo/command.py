@@ -29,8 +29,11 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 EPILOG = epilog(
     "rlguard demo",
     "rlguard demo --benign --seed 3",
-    note="Exit codes: 0 the guard did what it should (a fire on the flawed grader, none on the strict one); "
-    "1 it did not; others as in `rlguard run`.",
+    codes={
+        0: "the guard did what it should: a fire on the flawed grader, none on the strict one",
+        1: "it did not",
+        "other": "as in `rlguard run`",
+    },
 )
 
 app = typer.Typer(add_completion=False)
@@ -44,9 +47,6 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of split, warm-up and training.")] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; rlguard-runs/demo-TIME without it.")
-    ] = None,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", help="A policy.yaml other than the demo's own.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="GRPO steps.")] = 80,
     warmup_steps: Annotated[
@@ -65,14 +65,7 @@ def demo(
     from rlguard.cli.run.session import run_guarded
 
     folder = out or Path("rlguard-runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    plan = make_plan(
-        folder,
-        benign=benign,
-        seed=seed,
-        steps=steps,
-        warmup_steps=warmup_steps,
-        policy=policy.absolute() if policy is not None else POLICY,
-    )
+    plan = make_plan(folder, benign=benign, seed=seed, steps=steps, warmup_steps=warmup_steps)
     os.environ.update(ENVIRONMENT)
     say(f"rlguard: {_opening(benign)}")
     say("rlguard: a supervised warm-up comes first; it takes about half a minute")
@@ -119,6 +112,7 @@ def make_plan(
     command += ["--seed", str(seed), "--steps", str(steps), "--warmup-steps", str(warmup_steps)]
     evaluator = {"kind": "hf", "batch_size": HELDOUT_ITEMS, "seed": seed}
     options = {
+        "run_name": "demo",
         "heldout": {
             "split": folder.absolute() / "guard" / "heldout.jsonl",
             "scorer": TASK.scorer,

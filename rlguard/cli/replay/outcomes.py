@@ -144,13 +144,13 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
     evaluations = len(run.evaluations)
     needed = max(1, policy.heldout_guard.min_steps)
     if evaluations == 0:
-        yield "there is no held-out series"
+        yield "no held-out column"
     elif name in ("heldout_guard", "both") and evaluations < needed:
         yield f"HeldOutGuard: min_steps is {needed}, and there are {evaluations} evaluations"
     if name in RULES_OF_ITEMS and evaluations and not run.has_items:
         column = run.columns.source.get("heldout", "heldout")
         yield f"`{column}` is a mean; say of how many items it is: --heldout-items N"
-    elif name in RULES_OF_ITEMS and not baseline_of(run):
+    elif name in RULES_OF_ITEMS and evaluations and not baseline_of(run):
         yield (
             "calibrated tests: there is no baseline (lines with step 0 and only `items`, one for each pass "
             "of the starting policy)"

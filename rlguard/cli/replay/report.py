@@ -15,6 +15,7 @@ from rlguard.cli.replay.outcomes import DetectorOutcome
 from rlguard.cli.replay.run import Run
 from rlguard.cli.replay.symptoms import column_for
 from rlguard.core.symptoms import TITLES, Examined
+from rlguard.core.wording import count
 
 STYLES = {"fired": "bold red", "warning": "yellow", "unknown": "cyan", "healthy": "green"}
 
@@ -90,17 +91,19 @@ def show(
     plot: Path | None = None,
 ) -> None:
     """Print the answer, the picture's path, a small table, then advice, symptoms and notes."""
-    console.print(escape(headline(run, outcomes[0])), style="bold", soft_wrap=True)
+    answer = headline(run, outcomes[0])
+    console.print(escape(answer), style="bold", soft_wrap=True)
     if plot is not None:
         console.print(escape(str(plot)), soft_wrap=True)
     console.print(_table(run, outcomes))
-    console.print(escape(f"{_about(run)}; {_mapping(run)}"), style="dim", soft_wrap=True)
+    console.print(escape(f"{_about(run)}{_mapping(run)}"), style="dim", soft_wrap=True)
     for said in dict.fromkeys(said for outcome in outcomes for said in outcome.advice):
         when = f"from step {said.step:,}" + ("" if said.at_end else ", no longer at the end")
         console.print(f"Advice {when}: {escape(said.condition.message)}", soft_wrap=True)
     _show_symptoms(console, examined)
     for sentence in dict.fromkeys([*(s for outcome in outcomes for s in outcome.inert), *run.notes]):
-        console.print(f"Note: {escape(sentence)}", soft_wrap=True)
+        if sentence not in answer:
+            console.print(f"Note: {escape(sentence)}", soft_wrap=True)
 
 
 def _show_symptoms(console: Console, examined: Examined) -> None:
@@ -127,18 +130,15 @@ def _says(outcome: DetectorOutcome, *, counts: bool) -> str:
 
 
 def _about(run: Run) -> str:
-    evaluations = _count(len(run.evaluations), "held-out evaluation")
+    evaluations = count(len(run.evaluations), "held-out evaluation")
     if run.has_items and run.evaluations:
-        evaluations += f" of {_count(len(run.evaluations[0].items), 'item')}"
-    passes = f", {_count(len(run.baseline), 'baseline pass', 'baseline passes')}" if run.baseline else ""
+        evaluations += f" of {count(len(run.evaluations[0].items), 'item')}"
+    passes = f", {count(len(run.baseline), 'baseline pass', 'baseline passes')}" if run.baseline else ""
     attempts = f" in {run.attempts} attempts" if run.attempts > 1 else ""
-    steps = _count(len(run.step), "step")
+    steps = count(len(run.step), "step")
     return f"{run.source} ({run.format}, {run.columns.framework}): {steps}{attempts}, {evaluations}{passes}"
 
 
-def _count(number: int, one_thing: str, many: str | None = None) -> str:
-    return f"{number:,} {one_thing if number == 1 else many or one_thing + 's'}"
-
-
 def _mapping(run: Run) -> str:
-    return "read as " + ", ".join(f"{ours} = {theirs}" for ours, theirs in run.columns.source.items())
+    renamed = [f"{ours} = {theirs}" for ours, theirs in run.columns.source.items() if ours != theirs]
+    return "; read as " + ", ".join(renamed) if renamed else ""

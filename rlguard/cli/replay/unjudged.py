@@ -36,13 +36,15 @@ def how_it_ended(path: Path) -> Ended:
         return NOTHING_KNOWN
     try:
         facts = read_run_file(folder / "run.json")
-    except CliError as error:
+        code, sentence = facts["exit_code"], plain(str(facts["outcome"]), 2_000)
+    except (CliError, KeyError) as error:
         return Ended(f"how the run itself ended is not known: {error}")
-    code, sentence = facts.get("exit_code"), plain(str(facts.get("outcome")), 2_000)
     if code == ExitCode.FINISHED:
         return NOTHING_KNOWN
+    unjudged = sentence if facts.get("result") in (Result.NOT_JUDGED, Result.GUARD_LOST) else ""
+    why = "" if unjudged else f": {sentence}"
     note = (
-        f"the run itself ended with exit code {code}: {sentence}. A replay judges the steps and "
-        "evaluations that there are, and not what was refused, failed or never reported"
+        f"the run itself ended with exit code {code}{why}. A replay judges the steps and evaluations that "
+        "there are, and not what was refused, failed or never reported"
     )
-    return Ended(note, sentence if facts.get("result") in (Result.NOT_JUDGED, Result.GUARD_LOST) else "")
+    return Ended(note, unjudged)

@@ -121,12 +121,11 @@ def _proof(content: ReportContent) -> str:
         columns = {"First that was kept" if name == "Start" else name: of for name, of in columns.items()}
     heads = "".join(f'<th scope="col">{name}</th>' for name in columns)
     heads = heads.replace("checkpoint", "check&shy;point")  # on a phone
-    caption = f"<caption>{text(verdict.reason)}</caption>" if verdict.stop else ""
     body = "".join(
         f'<tr{_mark(key, verdict)}><th scope="row">{text(name)}</th>{_cells(columns, key)}</tr>'
         for key, name in _rows(verdict)
     )
-    return f'<table class="proof">{caption}<tr><td></td>{heads}</tr>{body}</table>'
+    return f'<table class="proof"><tr><td></td>{heads}</tr>{body}</table>'
 
 
 def _columns(evaluations: Sequence[Mapping[str, Any]], verdict: Verdict) -> dict[str, Mapping[str, Any]]:
@@ -162,7 +161,7 @@ def _rows(verdict: Verdict) -> Iterable[tuple[str, str]]:
     """(key, name) of what is told: averages only where the verdict speaks of them."""
     yield "step", "Step of the checkpoint"
     yield "reward", "In-loop reward, mean of the round"
-    yield "score", "Held-out score"
+    yield "score", "Held-out score, first pass"
     if verdict.code in (Code.HELDOUT_DECLINE, Code.HACKING_GAP):
         yield "in_loop_ema", "In-loop reward, EMA"
         yield "heldout_ema", "Held-out score, EMA"

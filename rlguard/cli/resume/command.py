@@ -99,7 +99,7 @@ def _of_folder(folder: Path) -> None:
     report = report_in(folder)
     command = how_to_go_on(report)
     if not command:
-        raise CliError(f"{report} has no {BEST}: no checkpoint was scored, so start from the beginning")
+        raise CliError(f"{report} has no {BEST}, or is of a demo: start from the beginning")
     typer.echo(command)
     for line in filter(None, (UNCHANGED, how_it_starts(report))):
         print(line, file=sys.stderr)

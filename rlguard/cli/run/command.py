@@ -12,7 +12,7 @@ import typer
 
 from rlguard.cli import guard_settings as options
 from rlguard.cli.epilog import epilog
-from rlguard.cli.errors import CliError, Result, exit_code_help
+from rlguard.cli.errors import RUN_EXIT_CODES, CliError, Result
 from rlguard.cli.grouped import GroupedCommand
 from rlguard.cli.logs.options import FormatOption, MapOption, RunConfigOption, read_map
 from rlguard.cli.output import say
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EPILOG = epilog(
     "rlguard run --heldout heldout.jsonl --checkpoints out --max-new-tokens 64 -- python train.py",
-    note=exit_code_help(),
+    codes=RUN_EXIT_CODES,
 )
 
 app = typer.Typer(add_completion=False)

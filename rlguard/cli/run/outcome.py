@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from rlguard.cli.errors import ExitCode, Result
 from rlguard.cli.summary import heldout_scores
 from rlguard.core.codes import Code, Level
-from rlguard.core.ending import fired_at, not_judged, steps_after, warned
+from rlguard.core.ending import not_judged, steps_after, warned
 from rlguard.core.preflight import REFUSED
 from rlguard.core.terminal import plain
 from rlguard.core.wire import Verdict
+from rlguard.core.wording import count
 
 _REFUSAL = re.compile(rf"(?:{re.escape(REFUSED)}|\bGuardConfigError: )(.*)")
 
@@ -63,8 +64,7 @@ def judge_ending(ending: Ending) -> RunOutcome:
     verdict, code, reached = ending.verdict, ending.trainer_code, _reached(ending.verdict)
     if verdict is not None and verdict.fire:
         after = ", after the trainer had finished" if ending.trainer_ended_itself and code == 0 else ""
-        fired = fired_at(verdict.latch_step, verdict.code, after)
-        sentence = f"{fired}: {verdict.reason.removesuffix('.')}{reached}"
+        sentence = f"fired at step {verdict.latch_step}{after}: {verdict.reason.removesuffix('.')}{reached}"
         return RunOutcome(ExitCode.FIRED, sentence, Result.FIRED)
     if ending.interrupted_by is not None:
         name = signal.Signals(ending.interrupted_by).name
@@ -110,7 +110,8 @@ def _reached(verdict: Verdict | None) -> str:
     """Where the trainer was, in one clause; "" before its first step."""
     if verdict is None or verdict.step is None:
         return ""
-    return f"; the trainer had reached step {verdict.step}, with {verdict.waiting} unscored checkpoints"
+    unscored = f", with {count(verdict.waiting, 'unscored checkpoint')}" if verdict.waiting else ""
+    return f"; the trainer had reached step {verdict.step}{unscored}"
 
 
 def _refusals(verdict: Verdict | None) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-#: Of a status line, with what stands before it.
+#: Most characters of the line at the bottom of a terminal.
 WIDTH = 90
 STYLES = {Level.HEALTHY: "green", Level.UNKNOWN: "cyan", Level.WARNING: "yellow", Level.FIRED: "bold red"}
 
@@ -76,7 +76,9 @@ class Progress:
         if verdict is None:
             return
         if self.live is not None:
-            self.live.update(_display(verdict, describe(verdict, self._pace)))
+            self.live.update(
+                _display(verdict, shorten(describe(verdict, self._pace), WIDTH, placeholder=" …"))
+            )
             return
         now = (verdict.level, verdict.code, verdict.last_evaluation, verdict.baseline_passes)
         if now != self._told:
@@ -140,7 +142,7 @@ def gathers_baseline(verdict: Verdict) -> bool:
 
 
 def describe(verdict: Verdict, pace: BaselinePace) -> str:
-    """One line of fewer than 100 characters: step, scores and level, with a reason where there is one."""
+    """One line: step, scores and level, with a reason where there is one."""
     if gathers_baseline(verdict):
         made, planned = verdict.baseline_passes, verdict.baseline_planned
         left = pace.seconds_left(made, planned)
@@ -157,7 +159,7 @@ def describe(verdict: Verdict, pace: BaselinePace) -> str:
         parts.append(f"{verdict.waiting} to score")
     healthy = verdict.level is Level.HEALTHY
     parts.append(verdict.level.value if healthy else f"{verdict.level.value}: {verdict.reason}")
-    return shorten(" | ".join(parts), WIDTH, placeholder=" …")
+    return " | ".join(parts)
 
 
 def _duration(seconds: float) -> str:

@@ -24,7 +24,7 @@ EPILOG = epilog(
     "--checkpoints checkpoints",
     codes=EXIT_CODES,
 )
-_CHECKED = "the operator refuses nothing of it; the cluster was not asked (claims, admission, its schema)"
+_CHECKED = "it passes the checks of the operator; the cluster was not asked (claims, admission, its schema)"
 
 app = typer.Typer(add_completion=False)
 

@@ -154,7 +154,8 @@ def _no_job(contents: list[Any]) -> str:
     found = ", ".join(
         [*dict.fromkeys(f"{kind[:60]} ({version[:60]})" for version, kind in kinds if kind)][:5]
     )
-    attached = next((kind for version, kind in kinds if find_adapter(version, kind)), None)
+    existing = {one.resource.kind for one in ADAPTERS if one.only_attached}
+    attached = next((kind for _, kind in kinds if kind in existing), None)
     return (
         f"it has no {made} or {last.kind} ({last.api_version}): it has {found or 'no object of Kubernetes'}"
         + (f"; a {attached} is guarded where it exists: docs/tasks/attach.md" if attached else "")

@@ -195,8 +195,7 @@ def uninformative_baseline(score: float, newest: float | None) -> Condition | No
     low = score < UNINFORMATIVE
     stuck = low and (newest is None or newest < UNINFORMATIVE)
     where = (
-        f"below {UNINFORMATIVE:.0%}: it cannot fall, so only a rise can show anything. Take items that the "
-        "model solves now and then, or a scorer that gives part of the credit"
+        f"below {UNINFORMATIVE:.0%}: it cannot fall, so only a rise can show anything"
         if low
         else f"above {1 - UNINFORMATIVE:.0%}: there is nothing left to gain. Take harder items"
     )

@@ -48,7 +48,7 @@ STOP = verdict(
     ("ending", "code", "words"),
     [
         (Ending(verdict(), 0, True), 0, "all of 2 checkpoints were judged"),
-        (Ending(FIRE, 143, False), 3, "fired at step 3: evidence of reward hacking: too wide"),
+        (Ending(FIRE, 143, False), 3, "fired at step 3: too wide"),
         (Ending(FIRE, 0, True), 3, "after the trainer had finished"),
         (Ending(FIRE, 143, False, interrupted_by=2), 3, "fired"),
         (Ending(verdict(), 130, False, interrupted_by=2), 130, "SIGINT"),
@@ -177,21 +177,6 @@ def test_advice_is_printed_and_is_no_reason_to_fail():
 def test_a_trainer_that_has_ended_may_be_silent():
     inert = condition(Code.KL_INERT, Level.HEALTHY, "no KL")
     assert judge_ending(Ending(saying(Code.SILENT, UNKNOWN, "9 s", others=(inert,)), 0, True)).code == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("fell_below_start", "the held-out score fell: it fell"),
-        ("graders_disagree", "evidence of reward hacking: it fell"),
-        ("kl_hard_stop", "the policy is too far from its reference: it fell"),
-    ],
-)
-def test_a_fire_is_called_what_it_found(code, words):
-    outcome = judge_ending(Ending(FIRE.model_copy(update={"code": Code(code), "reason": "it fell"}), 0, True))
-    assert outcome.code == 3
-    assert words in outcome.sentence
-    assert ("evidence of reward hacking" in outcome.sentence) == (code == "graders_disagree")
 
 
 def test_a_process_that_survives_sigkill_is_named():

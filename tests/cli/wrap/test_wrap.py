@@ -220,7 +220,7 @@ def test_placeholders_stay_and_are_named_also_where_a_number_must_be(wrap: Run) 
     done = wrap(JOB.replace("backoffLimit: 3", indexed).replace("image: i", "image: ${IMAGE}"))
     assert wrapped(done)["spec"]["template"]["spec"]["parallelism"] == "$NUM_NODES"
     assert "fill in $NUM_NODES, ${IMAGE} before you apply it: its value was not checked" in done.stderr
-    assert "refuses nothing" not in done.stderr and "refuses nothing" in wrap(JOB).stderr
+    assert "passes the checks" not in done.stderr and "passes the checks" in wrap(JOB).stderr
     assert "fill in" not in wrap(JOB.replace('"a"', "$A")).stderr, "that is the shell's"
     words = JOB.replace("backoffLimit: 3", "parallelism: many")
     assert "parallelism must be a whole number" in refused(wrap(words))
