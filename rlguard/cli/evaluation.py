@@ -13,7 +13,8 @@ from rlguard.cli.errors import CliError
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
-    from guard_service.heldout.worker import EvaluationResult, EvaluationWorker
+    from guard_service.heldout.worker import EvaluationWorker
+    from rlguard.core.rounds import Evaluation
 
 #: Takes the worker once it has started: it knows what came of the items' own answers.
 Started = Callable[["EvaluationWorker"], None]
@@ -24,7 +25,7 @@ def evaluate(
     folder: Path,
     started: Started,
     model: Path | None = None,
-    another: Callable[[EvaluationResult], bool] = lambda _: False,
+    another: Callable[[Evaluation], bool] = lambda _: False,
 ) -> None:
     """Start a worker, which checks split and scorers, and score a model again and again.
 
@@ -64,7 +65,7 @@ async def _evaluate(
     scratch: Path,
     started: Started,
     model: Path | None,
-    another: Callable[[EvaluationResult], bool],
+    another: Callable[[Evaluation], bool],
 ) -> None:
     from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 

@@ -25,7 +25,8 @@ from rlguard.follow.safe_open import open_regular
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
-    from guard_service.heldout.worker import EvaluationResult, EvaluationWorker
+    from guard_service.heldout.worker import EvaluationWorker
+    from rlguard.core.rounds import Evaluation
 
 #: The first evaluation of a process includes its start; below this many seconds a second one is cheap.
 SHORT_SECONDS = 60.0
@@ -123,16 +124,16 @@ def try_evaluation(
 ) -> tuple[TriedScorer, TriedEvaluation | None]:
     """Try the scorers on the items' own answers, and evaluate a model: again where that was short."""
     tried = TriedScorer()
-    results: list[EvaluationResult] = []
+    results: list[Evaluation] = []
 
     def started(worker: EvaluationWorker) -> None:
         nonlocal tried
         assert worker.found is not None
         tried = TriedScorer(answers=worker.found.answers_tried, pay=worker.found.grader_pay)
 
-    def another(result: EvaluationResult) -> bool:
+    def another(result: Evaluation) -> bool:
         results.append(result)
-        return len(results) == 1 and result.seconds < SHORT_SECONDS
+        return len(results) == 1 and (result.seconds or 0.0) < SHORT_SECONDS
 
     without_training = settings.model_copy(update={"train_prompts": None})  # which has a row of its own
     try:
@@ -147,13 +148,13 @@ def try_evaluation(
         return tried, TriedEvaluation(None, None, str(error))
     if not results:
         return tried, None
-    seconds, first = min(result.seconds for result in results), results[0]
+    seconds, first = min(result.seconds or 0.0 for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
     return tried, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
 
 
-def _in_part(result: EvaluationResult) -> float:
+def _in_part(result: Evaluation) -> float:
     """Share of what the scorer rejects that the training grader pays for, but not in full."""
     pairs = zip(result.items, result.proxy_items or (), strict=False)
     rejected = [0.0 < paid < 1.0 for right, paid in pairs if right == 0.0]
