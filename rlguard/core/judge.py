@@ -90,7 +90,7 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
-        self.calibrated = CalibratedRun(policy.calibrated_share())
+        self.calibrated = CalibratedRun(policy.calibrated)
         self.window, self.notes = StepWindow(), RunNotes()
         self.fire: Latch | None = None
         self.halt: Latch | None = None
@@ -198,7 +198,7 @@ class Judge:
         notes.count.fold_evaluation(attempt, step, window.steps, len(self.window))
         if window.reward is not None and notes.unscored.measured:
             status = self.guard.update(step, window.reward, summary.score)
-            if status.fire and self.guard.fired_rule is not None and self.held_out_guard_decides:
+            if status.fire and self.guard.fired_rule is not None and not self.items_decide:
                 self._latch_fire(Code(self.guard.fired_rule), status.reason, attempt, step)
         if comparable:
             self._fold_items(evaluation, window.reward, window.reward_error)
@@ -407,14 +407,9 @@ class Judge:
         return self.calibrated.awaits_confirmation
 
     @property
-    def held_out_guard_decides(self) -> bool:
-        """Whether HeldOutGuard may fire; under `calibrated` what it says is advice."""
-        return self.policy.detector != "calibrated"
-
-    @property
     def items_decide(self) -> bool:
-        """Whether the calibrated detector judges the outcomes of the items."""
-        return self.policy.detector != "heldout_guard"
+        """Whether the calibrated detector judges; else HeldOutGuard does, which beside it only advises."""
+        return self.policy.detector == "calibrated"
 
     @property
     def evidence(self) -> dict[str, tuple[float, float]]:
@@ -573,7 +568,7 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
         )
     if run.notes.steps == 0:
         yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
-    elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
+    elif not run.items_decide and run.guard.count < max(1, run.guard.min_steps):
         rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
         yield Condition.of(Code.WARMING_UP, f"{rounds} before the held-out rule may judge")
     if run.items_decide:
@@ -698,7 +693,7 @@ def _about_starts(run: Judge) -> Iterator[Condition]:
 def _observers(run: Judge) -> Iterator[Condition]:
     """What the observers would have done: it is told, and stops nothing."""
     rule, status = run.guard.fired_rule, run.guard.last_status
-    if rule is not None and status is not None and not run.held_out_guard_decides:
+    if rule is not None and status is not None and run.items_decide:
         reason = status.reason.removeprefix("latched: ")
         yield Condition.of(
             Code(rule),

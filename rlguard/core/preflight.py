@@ -137,20 +137,18 @@ def needed_once_risen(
 
 def _config(policy: Policy, sampling: EvaluationSampling) -> CalibratedPolicy:
     # The detector, too, takes it from the evaluations.
-    return policy.calibrated_share().model_copy(update={"samples": sampling.samples})
+    return policy.calibrated.model_copy(update={"samples": sampling.samples})
 
 
 def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:
-    held_out = 1 if policy.detector == "calibrated" else max(1, policy.heldout_guard.min_steps)
     if policy.detector == "heldout_guard":
-        return EvaluationsNeeded(long_rounds=held_out, short_rounds=held_out)
+        least = max(1, policy.heldout_guard.min_steps)
+        return EvaluationsNeeded(long_rounds=least, short_rounds=least)
     if seen is None:
         return EvaluationsNeeded(long_rounds=None, short_rounds=None)
     from rlguard.core.detectors.rewards import KNOWN, WINDOW
 
-    return EvaluationsNeeded(
-        long_rounds=max(held_out, seen, KNOWN), short_rounds=max(held_out, seen, 2 * WINDOW)
-    )
+    return EvaluationsNeeded(long_rounds=max(seen, KNOWN), short_rounds=max(seen, 2 * WINDOW))
 
 
 def needed_for(needed: EvaluationsNeeded, steps_per_save: int | None) -> int | None:

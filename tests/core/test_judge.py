@@ -295,9 +295,8 @@ def hacked(**sections: object) -> Judge:
 
 
 class TestFires:
-    @pytest.mark.parametrize("detector", ["heldout_guard", "both"])
-    def test_the_gap(self, detector: str) -> None:
-        verdict = hacked(detector=detector).verdict()
+    def test_the_gap(self) -> None:
+        verdict = hacked().verdict()
         assert verdict.fire and verdict.stop and not any(c.advice for c in verdict.conditions)
         assert (verdict.level, verdict.code) == (Level.FIRED, Code.HACKING_GAP)
         assert (verdict.latch_attempt, verdict.latch_step) == (0, 1)
@@ -309,7 +308,7 @@ class TestFires:
         assert "would have stopped the run: Hacking Gap +0.6000 is above 0.2" in advice.message
         assert not verdict.stop and verdict.level is not Level.WARNING
 
-    @pytest.mark.parametrize("detector", ["heldout_guard", "calibrated", "both"])
+    @pytest.mark.parametrize("detector", ["heldout_guard", "calibrated"])
     def test_a_limit_on_the_kl_stops_at_once_and_the_first_reason_stays(self, detector: str) -> None:
         j = judge(detector=detector)
         drift(j)

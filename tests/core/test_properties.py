@@ -104,7 +104,7 @@ events = st.lists(
 )
 policies = st.builds(
     Policy,
-    detector=st.sampled_from(["heldout_guard", "calibrated", "both"]),
+    detector=st.sampled_from(["heldout_guard", "calibrated"]),
     kl=st.builds(KlPolicy, hard_stop=st.sampled_from([None, 0.5]), min_steps=st.integers(0, 8)),
     calibrated=st.builds(  # small: each example closes a baseline and simulates its thresholds
         CalibratedPolicy, baseline_passes=st.integers(1, 3)

@@ -26,8 +26,8 @@ QUICK = Policy(
 
 
 def calibrated(passes: int) -> Policy:
-    """Both detectors, and a baseline of so many passes."""
-    return Policy(detector="both", calibrated=CalibratedPolicy(baseline_passes=passes))
+    """The calibrated detector, with a baseline of so many passes."""
+    return Policy(calibrated=CalibratedPolicy(baseline_passes=passes))
 
 
 def evaluated(request: EvaluationRequest, known: Mapping[str, Any]) -> Evaluation:
