@@ -1,7 +1,8 @@
 """The judge: folds what was reported and evaluated, in order, into one verdict. Pure.
 
 The guard service writes an event to its store, folds it here and responds; a replay folds the same events
-and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument.
+and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument, and
+the halt that silence closes is an event.
 
 This module is long on purpose: from a step to its verdict it is the only file of decisions.
 """
@@ -124,7 +125,7 @@ class Judge:
             if starts.began is None or attempt > starts.heard:
                 starts.fold_step(attempt, step)
             if count.reported > self._halting_steps:
-                self._latch_halt(silent_for=0.0)
+                self._latch_halt()
             if reward is None:  # it is counted, and nothing is judged by it
                 notes.reward_lost += 1
                 continue
@@ -152,7 +153,7 @@ class Judge:
         if report is not None:  # it may have been refused before
             notes.refused -= {CheckpointKey.of(report)}
         notes.announced += 1
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def counts_as_refused(self, key: CheckpointKey) -> bool:
         """Whether `fold_refused` would change anything: it counts each once, up to MAX_REFUSED."""
@@ -181,7 +182,7 @@ class Judge:
         else:
             self._fold_round(evaluation, evaluation.summary())
         self._take_the_best()
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def _fold_round(self, evaluation: Evaluation, summary: EvaluationSummary) -> None:
         """Fold the first evaluation of a checkpoint, with the steps since the one before."""
@@ -272,7 +273,7 @@ class Judge:
             notes.failed += 1
         else:
             self._lose_pass(may_pass=kind in MAY_PASS)
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def fold_skipped(self, pass_index: int = 0) -> None:
         """Fold that a checkpoint was gone from the disk before it, or the wanted pass, could be evaluated."""
@@ -281,7 +282,7 @@ class Judge:
             self.notes.skipped_in_a_row += 1
         else:
             self._lose_pass(may_pass=False)
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def _lose_pass(self, *, may_pass: bool) -> None:
         """A wanted pass failed. It is tried again, or cannot be had: then the next checkpoint decides the
@@ -294,16 +295,6 @@ class Judge:
             self.notes.unconfirmed = True
         elif made := self.calibrated.passes_made:  # none are left of a baseline that is complete
             self.notes.short_baseline = made
-
-    def fold_silence(self, silent_for: float) -> bool:
-        """Latch a halt if the trainer has been silent for `silent_for` seconds and the action is `stop`.
-
-        Returns:
-            Whether the latch closed now, so that the caller stores it before announcing it.
-        """
-        closed = self.halt is not None
-        self._latch_halt(silent_for)
-        return self.halt is not None and not closed
 
     def fold_latch(self, latch: Latch) -> None:
         """Close a latch that was stored: one that silence closed cannot be had by folding reports again."""
@@ -332,10 +323,10 @@ class Judge:
         if self.fire is None:
             self.fire = Latch(True, code.value, message, attempt, step)
 
-    def _latch_halt(self, silent_for: float) -> None:
+    def _latch_halt(self) -> None:
         if self.halt is not None or not self._may_halt:
             return
-        why = next((one for one in _liveness(self, silent_for) if one.action == "stop"), None)
+        why = next((one for one in _liveness(self, silent_for=0.0) if one.action == "stop"), None)
         if why is not None:
             count = self.notes.count
             self.halt = Latch(False, why.code.value, why.message, count.attempt or 0, count.step or 0)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlguard.core import HeldOutGuard
-from rlguard.core.judge import Judge
+from rlguard.core.judge import Judge, Latch
 from rlguard.core.policy import (
     CalibratedPolicy,
     HeldOutGuardPolicy,
@@ -98,7 +98,7 @@ events = st.lists(
         ),
         st.just(lambda judge: judge.fold_checkpoint()),
         st.just(lambda judge: judge.fold_failure("boom")),
-        st.builds(lambda s: lambda judge: judge.fold_silence(s), st.floats(0, 100)),
+        st.just(lambda judge: judge.fold_latch(Latch(False, "silent", "no step", 0, 1))),
     ),
     max_size=40,
 )
