@@ -170,11 +170,8 @@ class EvaluationWorker:
             if found.base_model is not None:
                 log.info("the base model %s has the sha256 %s", self._settings.base_model, found.base_model)
             if self._policy is not None:
-                self.needed = await asyncio.to_thread(self._needed, self._policy, found)
-
-    def _needed(self, policy: Policy, found: Readiness) -> EvaluationsNeeded:
-        """How many evaluations the policy takes."""
-        return evaluations_needed(policy, found.items, self._settings.evaluator.sampling_ahead())
+                sampling = self._settings.evaluator.sampling_ahead()
+                self.needed = await asyncio.to_thread(evaluations_needed, self._policy, found.items, sampling)
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
