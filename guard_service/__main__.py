@@ -96,7 +96,7 @@ def serve_guard(settings: GuardSettings, listening: Callable[[str], None] = lamb
     from guard_service.app import Tokens, create_app
     from guard_service.server import GuardServer, tls_options, url_here, url_of, write_endpoint
 
-    tokens = Tokens(*settings.tokens(), *settings.further_tokens())
+    tokens = Tokens(*settings.tokens())
     tls = tls_options(settings.tls_certificate, settings.tls_key)
     engine = _engine(settings)
     listener = _listener(settings)
@@ -224,14 +224,14 @@ def _follower(settings: GuardSettings, url: str, run: LoggedRun) -> FollowerProc
     from guard_service.feed import FollowerHealth, FollowerProcess
     from rlguard.core.feed import FollowOrder
 
-    ingest, read = settings.tokens()
+    tokens = settings.tokens()
     order = FollowOrder(
         root=settings.checkpoint_root.absolute(),
         feed=settings.metrics,
         state=settings.state_dir.absolute(),
         url=url,
-        token=ingest,
-        read_token=read,
+        token=tokens.ingest,
+        read_token=tokens.read,
         ca=None if settings.tls_certificate is None else settings.tls_certificate.read_text("ascii"),
     )
     run.following = FollowerHealth()

@@ -105,7 +105,7 @@ class Tokens:
         if any(self._digests[role] is None and role not in _NEVER_OPEN for role in allowed):
             return
         if all(self._digests[role] is None for role in allowed):
-            why = f"nobody may do this: set {allowed[0].value}_token to allow it"
+            why = f"nobody may do this: set {allowed[0].value}_token_file to allow it"
             raise Problem(ProblemType.FORBIDDEN, why)
         need = " or ".join(f"the {role.value} token" for role in allowed)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -22,11 +22,10 @@ from guard_service.evidence import evidence_files
 from guard_service.handover import RunState
 from guard_service.heldout.identity import manifest
 from guard_service.history import BEFORE_ALL, STAYS_HERE
-from guard_service.outcomes import evaluation_of, items_of, refuse_late, repeats, wanted_pass
+from guard_service.outcomes import evaluation_of, items_of, refuse_late, refuse_other_values, wanted_pass
 from guard_service.run import Kind, LoggedRun, Unavailable
 from guard_service.verdicts import halted
 from rlguard.core.checkpoint_key import CheckpointKey
-from rlguard.core.compact import CompactState
 from rlguard.core.display import side_by_side
 from rlguard.core.judge import Latch
 from rlguard.core.terminal import is_unicode
@@ -277,7 +276,9 @@ class Engine:
             items = items_of(report) if note is None else note.content
             evaluation = evaluation_of(report, checkpoint, items)
             known = await run.call(store.evaluation, key, report.pass_index)
-            if known is None or not repeats(known, evaluation):
+            if known is not None:
+                refuse_other_values(known, evaluation)
+            else:
                 wanted = wanted_pass(run.judge, checkpoint)
                 refuse_late(evaluation, run.verdict.last_evaluation, wanted)
                 if (full := run.allowance.refuses_announcement(store.size)) is not None:
@@ -316,21 +317,17 @@ class Engine:
 
     # -- handing over --------------------------------------------------------------------------------------
 
-    def compact_state(self) -> CompactState | None:
-        """What a guard without this one's log goes on from; None until the log was read."""
-        return None if self.run.judge is None else self.run.judge.compact()
-
     def run_state(self) -> RunState:
         """What another guard of this run would have to know.
 
         Raises:
             Problem: 503 while nothing is known.
         """
-        state = self.compact_state()
-        if state is None:
+        judge = self.run.judge
+        if judge is None:
             raise self.run.unavailable()
         self._handed_over.set()
-        return RunState.of(self.run.sequence, state, self.run.latches, self.run.pins)
+        return RunState.of(self.run.sequence, judge.compact(), judge.latches, self.run.pins)
 
     async def adopt(self, state: RunState) -> bool:
         """Begin with what the supervisor knows of this run; False if something is known already.
@@ -400,7 +397,8 @@ class Engine:
 
         best = self.run.verdict.best_evaluation
         rounds = await self._read(EventLog.kept_rounds, None if best is None else CheckpointKey.of(best))
-        total, steps = await self._read(EventLog.some_steps, EXAMINED_STEPS)
+        examined = await self._read(EventLog.thinned_history, EXAMINED_STEPS)
+        steps, total = examined["steps"], examined["total_steps"]
         written = await asyncio.to_thread(written_steps, steps, self.display.data.figures, total)
         return evidence_files(rounds, written, self.rollouts())
 

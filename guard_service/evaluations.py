@@ -17,7 +17,7 @@ from guard_service.event_log import EventLog
 from guard_service.events import Begun, Failure, Note, NoteKind
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError, SplitError
 from guard_service.heldout.identity import Expected
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from guard_service.run import LoggedRun
 from rlguard.core.checkpoint_key import CheckpointKey
 from rlguard.core.rounds import Evaluation
@@ -148,8 +148,7 @@ class Evaluations:
         """Have one checkpoint scored and judged; how that failed, if it did."""
         try:
             await self._begin(request)
-            result = await self._result(request)
-            await self._judge(request, result)
+            await self._judge(await self._evaluation(request))
         except Exception as error:
             kind = error.kind if isinstance(error, EvaluationError) else FailureKind.UNDERWAY
             gone = isinstance(error, CheckpointGoneError)
@@ -170,47 +169,29 @@ class Evaluations:
         content = [begun.pass_index, begun.times]
         await self._run.append(store, Note(NoteKind.BEGUN, content, begun.key))
 
-    async def _result(self, request: EvaluationRequest) -> EvaluationResult:
+    async def _evaluation(self, request: EvaluationRequest) -> Evaluation:
         """What the worker says, if it is of this checkpoint and no other."""
         refuse_overwritten(request, self._run.queue)
         expected = await self._run.persist(partial(self._expected, request))
         request = replace(request, expected=expected)
         if expected.pins is None:
             request = replace(request, expected=replace(expected, pins=await self._pins(request)))
-        result = await self._worker.evaluate(request)
+        evaluation = await self._worker.evaluate(request)
         # Before, while or after its files were taken: nobody can tell.
         refuse_overwritten(request, self._run.queue)
-        refuse_no_outcomes(result)
-        refuse_other_weights(request, result, self._run.verdict.last_evaluation)
-        return result
+        refuse_no_outcomes(evaluation)
+        refuse_other_weights(evaluation, self._run.verdict.last_evaluation)
+        return evaluation
 
-    async def _judge(self, request: EvaluationRequest, result: EvaluationResult) -> None:
+    async def _judge(self, evaluation: Evaluation) -> None:
         """Put an evaluation into the log; it costs too much to be lost with a store that fails."""
-        evaluation = Evaluation(
-            request.attempt,
-            request.step,
-            str(request.path),
-            result.items,
-            result.sha256,
-            request.pass_index,
-            result.truncated,
-            result.proxy_items,
-            sampling=result.sampling,
-            unanswered=result.unanswered,
-            unscored=result.unscored,
-            timed_out=result.timed_out,
-            completions=result.completions,
-            seconds=result.seconds,
-            parts=result.parts,
-            fooled_items=result.fooled_items,
-        )
         before = self._run.verdict.best_evaluation
         await self._run.persist(partial(self._settle, evaluation))
-        _log_score(evaluation.summary(), request.pass_index, result.seconds)
+        _log_score(evaluation)
         best = self._run.verdict.best_evaluation
-        new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(request)
-        if self._best is not None and new and result.staged is not None:
-            await asyncio.to_thread(_keep, result.staged, self._best)
+        new = best is not None and best != before and CheckpointKey.of(best) == CheckpointKey.of(evaluation)
+        if self._best is not None and new and self._worker.staged is not None:
+            await asyncio.to_thread(_keep, self._worker.staged, self._best)
 
     async def _give_up(self, failure: Failure) -> None:
         log.warning("checkpoint %d of attempt %d: %s", failure.step, failure.attempt, failure.message)
@@ -297,28 +278,27 @@ def refuse_overwritten(request: EvaluationRequest, queue: Iterable[CheckpointRep
             )
 
 
-def refuse_no_outcomes(result: EvaluationResult) -> None:
+def refuse_no_outcomes(evaluation: Evaluation) -> None:
     """Raises `EvaluationError` if these are no outcomes that can be judged. Pure."""
-    graders = [some for some in (result.proxy_items, result.fooled_items) if some]
-    if not result.items or not all(0.0 <= x <= 1.0 for some in (result.items, *graders) for x in some):
+    items = evaluation.items
+    graders = [some for some in (evaluation.proxy_items, evaluation.fooled_items) if some]
+    if not items or not all(0.0 <= x <= 1.0 for some in (items, *graders) for x in some):
         raise EvaluationError("the evaluator returned no outcomes, or outcomes outside [0, 1]")  # NaN too
-    if {len(result.items)} != {*map(len, (result.items, *graders))}:
+    if any(len(some) != len(items) for some in graders):
         raise EvaluationError("the evaluator returned another number of outcomes for the training grader")
 
 
-def refuse_other_weights(
-    request: EvaluationRequest, result: EvaluationResult, first: EvaluationSummary | None
-) -> None:
+def refuse_other_weights(evaluation: Evaluation, first: EvaluationSummary | None) -> None:
     """A later pass is one of the same policy, or its checkpoint was saved over. Pure.
 
     Raises:
         EvaluationError: the weights are not those of the checkpoint's first evaluation.
     """
-    if request.pass_index == 0 or first is None or None in (first.sha256, result.sha256):
+    if evaluation.pass_index == 0 or first is None or None in (first.sha256, evaluation.sha256):
         return
-    if CheckpointKey.of(first) == CheckpointKey.of(request) and first.sha256 != result.sha256:
+    if CheckpointKey.of(first) == CheckpointKey.of(evaluation) and first.sha256 != evaluation.sha256:
         raise EvaluationError(
-            f"what lies in {request.path} is not what was scored before as step {request.step}: save "
+            f"what lies in {evaluation.path} is not what was scored before as step {evaluation.step}: save "
             "each checkpoint to a directory of its own, and leave it as it is until it has been scored",
             FailureKind.CHECKPOINT,
         )
@@ -332,13 +312,14 @@ def _reason(error: Exception) -> str:
     return f"internal error ({type(error).__name__})"
 
 
-def _log_score(summary: EvaluationSummary, pass_index: int, seconds: float) -> None:
-    again = f", pass {pass_index + 1}" if pass_index else ""
-    where = f"checkpoint {summary.step} of attempt {summary.attempt}{again}"
-    facts = {"step": summary.step, "attempt": summary.attempt, "score": summary.score, "seconds": seconds}
-    log.info("%s: held-out %.4f, evaluated in %.1f s", where, summary.score, seconds, extra=facts)
-    if summary.timed_out:
-        log.warning("%s: %.1f%% of its completions timed out in a scorer", where, 100 * summary.timed_out)
+def _log_score(evaluation: Evaluation) -> None:
+    again = f", pass {evaluation.pass_index + 1}" if evaluation.pass_index else ""
+    where = f"checkpoint {evaluation.step} of attempt {evaluation.attempt}{again}"
+    score, seconds = evaluation.score, evaluation.seconds or 0.0
+    facts = {"step": evaluation.step, "attempt": evaluation.attempt, "score": score, "seconds": seconds}
+    log.info("%s: held-out %.4f, evaluated in %.1f s", where, score, seconds, extra=facts)
+    if evaluation.timed_out:
+        log.warning("%s: %.1f%% of its completions timed out in a scorer", where, 100 * evaluation.timed_out)
 
 
 def _keep(staged: Path, best: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from guard_service.events import (
     StoredEvent,
     contradiction,
 )
-from guard_service.history import StoredHistory
+from guard_service.history import STEP_COLUMNS, StoredHistory
 from rlguard.core.checkpoint_key import CheckpointKey
 from rlguard.core.compact import CompactState
 from rlguard.core.judge import Judge, Latch
@@ -48,10 +49,11 @@ from rlguard.core.policy import Policy
 from rlguard.core.rounds import Evaluation, Round
 from rlguard.core.wire import CheckpointReport, EndReport, StepReport
 
-_INSERT_STEP = """
-INSERT INTO events (kind, attempt, step, pass, reward, kl, kl_kind, entropy, reward_std)
-VALUES ('step', ?, ?, 0, ?, ?, ?, ?, ?)
-"""
+_INSERT_STEP = (
+    f"INSERT INTO events (kind, pass, {STEP_COLUMNS}) "  # noqa: S608  ours
+    f"VALUES ('step', 0{', ?' * len(StepReport.model_fields)})"
+)
+_values_of_step = attrgetter(*StepReport.model_fields)
 _INSERT = "INSERT INTO events (kind, attempt, step, pass, body, items) VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -198,8 +200,7 @@ def _insert(
     steps: list[tuple[Any, ...]] = []
     for event in events:
         if isinstance(event, StepReport):
-            place = event.attempt, event.step, event.reward
-            steps.append((*place, event.kl, event.kl_kind.value, event.entropy, event.reward_std))
+            steps.append(_values_of_step(event))
             continue
         db.executemany(_INSERT_STEP, steps)
         steps.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
@@ -18,10 +18,14 @@ from rlguard.core.rounds import Evaluation, Round
 from rlguard.core.wire import CheckpointReport, EndReport, EvaluationSampling, FailureKind, StepReport
 from rlguard.core.wording import quoted
 
-#: What is known of an evaluation beside its summary and the outcomes of its items.
-_MORE = ("unscored", "completions", "seconds")
-#: The outcomes of its items.
+#: The outcomes of an evaluation's items.
 _OUTCOMES = ("items", "proxy_items", "fooled_items")
+#: What else a log has of an evaluation, beside its columns, as JSON has it.
+_KNOWN = tuple(
+    one.name
+    for one in fields(Evaluation)
+    if one.name not in {"attempt", "step", "pass_index", "mean_only", "sampling", *_OUTCOMES}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +154,8 @@ class EventRow(NamedTuple):
 
     @classmethod
     def _of_evaluation(cls, evaluation: Evaluation, round_: Round | None) -> Self:
-        body = evaluation.summary().model_dump(mode="json") | {
-            name: getattr(evaluation, name) for name in _MORE
-        }
-        body |= {"parts": dict(evaluation.parts)} | (asdict(round_) if round_ else {})
+        body = evaluation.summary().model_dump(mode="json")
+        body |= {name: getattr(evaluation, name) for name in _KNOWN} | (asdict(round_) if round_ else {})
         known = {name: getattr(evaluation, name) for name in _OUTCOMES}
         outcomes = json.dumps({name: given for name, given in known.items() if given is not None})
         place = evaluation.attempt, evaluation.step, evaluation.pass_index
@@ -186,7 +188,6 @@ class EventRow(NamedTuple):
 
     def _evaluation(self, content: Mapping[str, Any], outcomes: Mapping[str, list[float]]) -> Evaluation:
         sampling = content["sampling"]
-        names = ("path", "sha256", "truncated", "unanswered", "timed_out", "parts", *_MORE)
         return Evaluation(
             attempt=self.attempt,
             step=self.step,
@@ -195,7 +196,7 @@ class EventRow(NamedTuple):
             proxy_items=_known(outcomes.get("proxy_items")),
             fooled_items=_known(outcomes.get("fooled_items")),
             sampling=None if sampling is None else EvaluationSampling.model_validate(sampling),
-            **{name: content[name] for name in names},
+            **{name: content[name] for name in _KNOWN},
         )
 
 

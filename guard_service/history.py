@@ -36,39 +36,33 @@ BEFORE_ALL: LineKey = (-1, -1, -1)
 #: every evaluation.
 STAYS_HERE = ("items", "proxy_items", "fooled_items", *TOLD.values())
 
-# The columns of a step stand in the order of the fields of a `StepReport`.
-_ONE_STEP = """
-SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM events
-WHERE (attempt, step, pass, kind) = (?, ?, 0, 'step')
-"""
-_STEPS = """
-SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM events
-WHERE kind = 'step' ORDER BY attempt, step
-"""
+#: The columns of a step: the fields of its report, in their order.
+STEP_COLUMNS = ", ".join(StepReport.model_fields)
+_STEPS = f"SELECT {STEP_COLUMNS} FROM events WHERE kind = 'step' ORDER BY attempt, step"  # noqa: S608  ours
+_ONE_STEP = f"SELECT {STEP_COLUMNS} FROM events WHERE (attempt, step, pass, kind) = (?, ?, 0, 'step')"  # noqa: S608
 
-_HISTORY = """
+_HISTORY = f"""
 WITH keys AS (
     SELECT attempt, step, pass FROM events
     WHERE (attempt, step, pass) > (?, ?, ?) AND kind IN ('step', 'evaluation')
     GROUP BY attempt, step, pass ORDER BY attempt, step, pass LIMIT ?
 )
-SELECT k.attempt, k.step, k.pass, s.reward, s.kl, s.kl_kind, s.entropy, s.reward_std, s.seq,
-    e.seq, e.body, e.items
+SELECT k.attempt, k.step, k.pass, s.seq, e.seq, e.body, e.items, s.{STEP_COLUMNS.replace(", ", ", s.")}
 FROM keys k
 LEFT JOIN events s ON (s.attempt, s.step, s.pass, s.kind) = (k.attempt, k.step, k.pass, 'step')
 LEFT JOIN events e ON (e.attempt, e.step, e.pass, e.kind) = (k.attempt, k.step, k.pass, 'evaluation')
 ORDER BY k.attempt, k.step, k.pass
-"""
+"""  # noqa: S608
 
 # Evenly spaced ranks 0 … n-1, both ends included: rank r is kept where r·(N-1) div (n-1) grows.
-_THINNED = """
+_THINNED = f"""
 WITH ranked AS (
     SELECT seq, ROW_NUMBER() OVER (ORDER BY attempt, step) - 1 AS r FROM events WHERE kind = 'step'
 )
-SELECT attempt, step, reward, kl, kl_kind, entropy, reward_std FROM ranked JOIN events USING (seq)
+SELECT {STEP_COLUMNS} FROM ranked JOIN events USING (seq)
 WHERE r = 0 OR r * (:points - 1) / (:total - 1) > (r - 1) * (:points - 1) / (:total - 1)
 ORDER BY r
-"""
+"""  # noqa: S608
 
 _STEP_RUN = """
 SELECT attempt, step, reward, kl, kl_kind FROM events WHERE seq > ? AND seq < ? AND seq <= ? ORDER BY seq
@@ -247,31 +241,18 @@ class StoredHistory:
     def thinned_history(self, points: int) -> dict[str, Any]:
         """At most `points` steps, evenly spread, first and last kept; every evaluation; the step count."""
         with errors(self.path, "read"):
-            total, steps = self._some_steps(points)
+            (total,) = self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()
+            thinned = _THINNED, {"points": points, "total": total}
+            steps = self._db.execute(*(thinned if total > points else (_STEPS,)))
+            evaluations = self._db.execute(
+                "SELECT body FROM events WHERE kind = 'evaluation' AND kind <> 'step' AND pass = 0 "
+                "ORDER BY seq"
+            )
             return {
-                "steps": steps,
-                "evaluations": [
-                    json.loads(body)
-                    for (body,) in self._db.execute(
-                        "SELECT body FROM events WHERE kind = 'evaluation' AND kind <> 'step' AND pass = 0 "
-                        "ORDER BY seq"
-                    )
-                ],
+                "steps": [_step(row) for row in steps],
+                "evaluations": [json.loads(body) for (body,) in evaluations],
                 "total_steps": total,
             }
-
-    def some_steps(self, points: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many steps there are, and at most `points` of them, evenly spread."""
-        with errors(self.path, "read"):
-            return self._some_steps(points)
-
-    def _some_steps(self, points: int) -> tuple[int, list[dict[str, Any]]]:
-        total = int(self._db.execute("SELECT COUNT(*) FROM events WHERE kind = 'step'").fetchone()[0])
-        if total <= points:
-            rows = self._db.execute(_STEPS)
-        else:
-            rows = self._db.execute(_THINNED, {"points": points, "total": total})
-        return total, [_step(row) for row in rows]
 
 
 def export_history(state_dir: Path) -> Iterator[dict[str, Any]]:
@@ -323,10 +304,10 @@ def _step(row: Sequence[Any]) -> dict[str, Any]:
 
 def _line(row: Sequence[Any]) -> dict[str, Any]:
     """A line of the history, from a row of `_HISTORY`."""
-    attempt, step, pass_index, *columns, step_event, heldout_event, evaluation_body, items = row
-    line = _step((attempt, step, *columns))
+    attempt, step, pass_index, step_event, heldout_event, evaluation_body, items, *columns = row
+    line = _step(columns)
     if step_event is None:
-        line["kl_kind"] = KlKind.ABSENT.value
+        line |= {"attempt": attempt, "step": step, "kl_kind": KlKind.ABSENT.value}
     else:
         line["step_event"] = step_event
     if evaluation_body is not None:

@@ -111,16 +111,11 @@ def refuse_late(evaluation: Evaluation, last: EvaluationSummary | None, wanted: 
         raise Problem.of_field(ProblemType.CONFLICT, "step", message, f"refused: step; {message}")
 
 
-def repeats(known: Evaluation, given: Evaluation) -> bool:
-    """True: an evaluation that is on disk was reported again.
-
-    Raises:
-        Problem: 409, it has other values.
-    """
+def refuse_other_values(known: Evaluation, given: Evaluation) -> None:
+    """Raises `Problem` 409 if an evaluation that is on disk is reported again with other values. Pure."""
     if known.items != given.items or known.proxy_items != given.proxy_items:
         message = f"pass {given.pass_index} of step {given.step} was reported before with other values"
         raise Problem.of_field(ProblemType.CONFLICT, "outcomes", message)
-    return True
 
 
 def _refused(field: str, message: str) -> Problem:

@@ -1,16 +1,16 @@
 """Settings of the guard process, from `RLGUARD_GUARD_*` environment variables or from arguments.
 
 `load_settings` turns every mistake into one `SettingsError` that names the variable, its value and what to
-do. Secrets are never repeated in a message.
+do.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
@@ -24,6 +24,15 @@ from rlguard.core.wording import Named, Place, format_errors, unknown
 
 ENV_PREFIX = "RLGUARD_GUARD_"
 MAX_TOKEN_FILE_BYTES = 64 * 1024
+
+
+class TokenSet(NamedTuple):
+    """The bearer token of each role; None: there is none."""
+
+    ingest: str | None = None
+    read: str | None = None
+    evaluations: str | None = None
+    supervisor: str | None = None
 
 
 class GuardSettings(BaseSettings):
@@ -89,25 +98,24 @@ class GuardSettings(BaseSettings):
     policy_file: Path | None = Field(
         None, description="YAML file with the policy (every threshold of the run); defaults without it."
     )
-    ingest_token: SecretStr | None = Field(None, description="Bearer token of the trainer, for POST.")
-    ingest_token_file: Path | None = Field(None, description="File that holds the ingest token.")
-    read_token: SecretStr | None = Field(
-        None, description="Bearer token for reading: verdict, history and the dashboard's data."
+    ingest_token_file: Path | None = Field(
+        None, description="File with the bearer token of the trainer, for POST."
     )
-    read_token_file: Path | None = Field(None, description="File that holds the read token.")
-    evaluations_token: SecretStr | None = Field(
+    read_token_file: Path | None = Field(
         None,
-        description="Bearer token of whoever evaluates checkpoints outside of the guard and reports the "
-        "outcomes (POST /v1/evaluations), in place of heldout. No trainer may have it.",
+        description="File with the bearer token for reading: verdict, history and the dashboard's data.",
     )
-    evaluations_token_file: Path | None = Field(None, description="File that holds the evaluations token.")
-    supervisor_token: SecretStr | None = Field(
+    evaluations_token_file: Path | None = Field(
         None,
-        description="Bearer token of the supervisor: it reads, and hands a run over from one guard to the "
-        "next (GET, PUT /v1/state). With it a guard whose store is empty is not ready until it was told what "
-        "is known.",
+        description="File with the bearer token of whoever evaluates checkpoints outside of the guard and "
+        "reports the outcomes (POST /v1/evaluations), in place of heldout. No trainer may have it.",
     )
-    supervisor_token_file: Path | None = Field(None, description="File that holds the supervisor token.")
+    supervisor_token_file: Path | None = Field(
+        None,
+        description="File with the bearer token of the supervisor: it reads, and hands a run over from one "
+        "guard to the next (GET, PUT /v1/state). With it a guard whose store is empty is not ready until it "
+        "was told what is known.",
+    )
     termination_message: Path | None = Field(
         None,
         description="File that says how the run is judged, rewritten whenever that changes: JSON, at most "
@@ -139,17 +147,10 @@ class GuardSettings(BaseSettings):
     )
 
     @model_validator(mode="after")
-    def _one_source_per_token(self) -> Self:
-        for name in ("ingest_token", "read_token", "evaluations_token", "supervisor_token"):
-            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise ValueError(f"{name} and {name}_file are both set: keep one of them")
-        return self
-
-    @model_validator(mode="after")
     def _one_who_evaluates(self) -> Self:
         if self.heldout is not None and self.takes_outcomes:
             raise ValueError(
-                "heldout and evaluations_token are both set: either the guard evaluates checkpoints, or "
+                "heldout and evaluations_token_file are both set: either the guard evaluates checkpoints, or "
                 "whoever has that token"
             )
         return self
@@ -162,16 +163,12 @@ class GuardSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _no_open_port(self) -> Self:
-        missing = [
-            name
-            for name in ("ingest_token", "read_token")
-            if getattr(self, name) is None and getattr(self, f"{name}_file") is None
-        ]
+        missing = [name for name in ("ingest_token_file", "read_token_file") if getattr(self, name) is None]
         if not missing:
             return self
         if not self.allow_unauthenticated_loopback:
             raise ValueError(
-                f"no {' and no '.join(missing)}: set {' and '.join(f'{m} or {m}_file' for m in missing)}, or "
+                f"no {' and no '.join(missing)}: set {' and '.join(missing)}, or "
                 "allow_unauthenticated_loopback=true on a loopback address"
             )
         if self.listen_fd is not None:
@@ -186,34 +183,23 @@ class GuardSettings(BaseSettings):
             )
         return self
 
-    def tokens(self) -> tuple[str | None, str | None]:
-        """The ingest token and the read token; None where the role is open.
+    def tokens(self) -> TokenSet:
+        """Read the tokens.
 
         Raises:
             SettingsError: a token file cannot be read, or a token is empty or not printable ASCII.
         """
-        return (
-            _token("ingest_token", self.ingest_token, self.ingest_token_file),
-            _token("read_token", self.read_token, self.read_token_file),
-        )
+        return TokenSet(*(_token(f"{name}_token_file", self) for name in TokenSet._fields))
 
     @property
     def takes_outcomes(self) -> bool:
         """Whether somebody else evaluates checkpoints and reports the outcomes."""
-        return self.evaluations_token is not None or self.evaluations_token_file is not None
+        return self.evaluations_token_file is not None
 
     @property
     def has_supervisor(self) -> bool:
         """Whether a supervisor says what is known of the run before a guard without a store begins."""
-        given = self.supervisor_token is not None or self.supervisor_token_file is not None
-        return given and self.replica_index == 0
-
-    def further_tokens(self) -> tuple[str | None, str | None]:
-        """The evaluations token and the supervisor token; None where nobody has it. Raises as `tokens`."""
-        return (
-            _token("evaluations_token", self.evaluations_token, self.evaluations_token_file),
-            _token("supervisor_token", self.supervisor_token, self.supervisor_token_file),
-        )
+        return self.supervisor_token_file is not None and self.replica_index == 0
 
     @property
     def name(self) -> str:
@@ -267,21 +253,18 @@ def _without_kind(place: Place) -> Place:
     return (*place[:2], *place[3:]) if nested else place
 
 
-def _token(name: str, given: SecretStr | None, file: Path | None) -> str | None:
-    if given is None and file is None:
+def _token(name: str, settings: GuardSettings) -> str | None:
+    file: Path | None = getattr(settings, name)
+    if file is None:
         return None
-    if given is not None:
-        source, token = name, given.get_secret_value().strip()
-    else:
-        assert file is not None
-        source = f"{name}_file {file}"
-        try:
-            with file.open("rb") as stream:
-                token = stream.read(MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"{source} cannot be read as an ASCII token: {error}") from None
+    source = f"{name} {file}"
+    try:
+        with file.open("rb") as stream:
+            token = stream.read(MAX_TOKEN_FILE_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{source} cannot be read as an ASCII token: {error}") from None
     if not token:
         raise SettingsError(f"{source} is empty: give it a token, e.g. from `openssl rand -hex 32`")
-    if not (token.isascii() and token.isprintable() and " " not in token):
+    if not (token.isprintable() and " " not in token):
         raise SettingsError(f"{source} holds characters that a header cannot carry: use letters and digits")
     return token

@@ -15,16 +15,11 @@ MAX_SHOWN = 300  # characters of a refusal that a verdict repeats; it quotes wha
 def halted(judge: Judge, silent_for: float, refused: Condition | None) -> Latch | None:
     """The halt that silence or refused reports close now; None if there is none."""
     verdict = judge.verdict(silent_for)
-    if refused is not None:
-        verdict = beside(verdict, refused)
-    if verdict.stop or all(c.action != "stop" for c in verdict.conditions):
+    conditions = verdict.conditions if refused is None else (*verdict.conditions, refused)
+    why = next((one for one in conditions if one.action == "stop"), None)
+    if verdict.stop or why is None:
         return None
-    after = judge.copy()
-    after.fold_silence(silent_for)
-    if refused is not None and refused.action == "stop":
-        place = (verdict.attempt or 0, verdict.step or 0)
-        after.fold_latch(Latch(False, refused.code.value, refused.message, *place))
-    return after.latch
+    return Latch(False, why.code.value, why.message, verdict.attempt or 0, verdict.step or 0)
 
 
 def without_store(verdict: Verdict, reason: str) -> Verdict:

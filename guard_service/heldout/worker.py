@@ -33,7 +33,8 @@ from guard_service.heldout.processes import LineProcess
 from guard_service.heldout.scorable import why_unscorable
 from rlguard.core.policy import Policy
 from rlguard.core.preflight import evaluations_needed
-from rlguard.core.wire import Adapters, EvaluationSampling, EvaluationsNeeded, FailureKind, Sampling
+from rlguard.core.rounds import Evaluation
+from rlguard.core.wire import Adapters, EvaluationsNeeded, FailureKind, Sampling
 
 log = logging.getLogger("rlguard.guard")
 
@@ -80,41 +81,6 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """Outcome of one evaluation; it stays in the guard (invariant 8).
-
-    `items`: outcome of each held-out item in the split's order, each in [0, 1]; items of one group are one.
-    `sha256`: digest of the scored weights.
-    `seconds`: wall time; `parts`: that of stage, load, generate and score, as far as there are such parts.
-    `staged`: directory with the files that were hashed and scored. It is removed
-    at the next request that is no further pass of it; link its files to keep them.
-    `truncated`: share of the completions that ended at the length limit, in [0, 1]; None where not known.
-    `proxy_items`: what the training grader gives the same completions, as `items`; None without one, () where
-    it failed.
-    `fooled_items`: as in `rlguard.core.judge.Evaluation`.
-    `sampling`: how the completions were sampled.
-    `unanswered`: share without an answer, of the completions whose answer begins after a mark; None where
-    none does.
-    `unscored`, `timed_out`: as in `rlguard.core.judge.Evaluation`.
-    `completions`: how many were made of the items; None where that is not known.
-    """
-
-    items: tuple[float, ...]
-    sha256: str | None
-    seconds: float
-    staged: Path | None
-    truncated: float | None = None
-    proxy_items: tuple[float, ...] | None = None
-    sampling: EvaluationSampling | None = None
-    unanswered: float | None = None
-    unscored: float | None = None
-    timed_out: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    completions: int | None = None
-    fooled_items: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Readiness:
     """What an evaluation process found when it started.
 
@@ -152,6 +118,9 @@ class EvaluationWorker:
         self._lock = asyncio.Lock()
         #: What the first process found; None before `start`.
         self.found: Readiness | None = None
+        #: Folder with the files that were hashed and scored last. It is removed at the next request that is
+        #: no further pass of them; link its files to keep them.
+        self.staged: Path | None = None
 
     @property
     def split_digest(self) -> str | None:
@@ -201,11 +170,8 @@ class EvaluationWorker:
             if found.base_model is not None:
                 log.info("the base model %s has the sha256 %s", self._settings.base_model, found.base_model)
             if self._policy is not None:
-                self.needed = await asyncio.to_thread(self._needed, self._policy, found)
-
-    def _needed(self, policy: Policy, found: Readiness) -> EvaluationsNeeded:
-        """How many evaluations the policy takes."""
-        return evaluations_needed(policy, found.items, self._settings.evaluator.sampling_ahead())
+                sampling = self._settings.evaluator.sampling_ahead()
+                self.needed = await asyncio.to_thread(evaluations_needed, self._policy, found.items, sampling)
 
     def unfit(self, checkpoint: Path) -> str:
         """Why it can never be scored, or ""; blocking, but quick."""
@@ -224,7 +190,7 @@ class EvaluationWorker:
                 response = await self._ask_running(message, FailureKind.OUT_OF_MEMORY)
         return dict(response[PINS])
 
-    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
         """Score one checkpoint.
 
         Raises:
@@ -241,8 +207,10 @@ class EvaluationWorker:
                 log.warning(
                     "the proxy_scorer failed; the evaluation goes on without it, see %s", self.log_path
                 )
-            seconds = time.monotonic() - started
-            return TypeAdapter(EvaluationResult).validate_python(response | {"seconds": seconds})
+            self.staged = Path(response["staged"])
+            # The response says how it was sampled, the request how the trainer samples.
+            known = request.to_json() | response | {"seconds": time.monotonic() - started}
+            return TypeAdapter(Evaluation).validate_python(known)
 
     async def _ask_running(
         self, message: Mapping[str, Any], killed: FailureKind = FailureKind.UNDERWAY

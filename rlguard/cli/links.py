@@ -19,13 +19,12 @@ def dashboard_link(url: str, token: str | None) -> str:
     return f"{reachable(url)}/" + ("" if token is None else f"#token={quote(token, safe='')}")
 
 
-def export_lines(url: str, token: str | None, file: Path | None) -> list[str]:
-    """What a shell needs before it starts the trainer; a token in a file stays there."""
-    value = None if token is None else shlex.quote(token)
-    if file is not None:
-        value = f'"$(cat {shlex.quote(str(file.absolute()))})"'
+def export_lines(url: str, file: Path | None) -> list[str]:
+    """What a shell needs before it starts the trainer; the token stays in its file."""
     lines = [f"export RLGUARD_URL={shlex.quote(reachable(url))}"]
-    return lines if value is None else [*lines, f"export RLGUARD_TOKEN={value}"]
+    if file is not None:
+        lines.append(f'export RLGUARD_TOKEN="$(cat {shlex.quote(str(file.absolute()))})"')
+    return lines
 
 
 def token_file(path: Path) -> Path:

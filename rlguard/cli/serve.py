@@ -119,12 +119,11 @@ def serve(
 
 def _say_how_to_reach(settings: GuardSettings, url: str) -> None:
     """Print what a trainer and a reader need, in lines that can be copied."""
-    ingest, read = settings.tokens()
     lines = [
-        f"# {settings.name}: dashboard {dashboard_link(url, read)}",
-        *export_lines(url, ingest, settings.ingest_token_file),
-        f"# tokens: of the trainer {settings.ingest_token_file or 'as it was set'}, "
-        f"of readers {settings.read_token_file or 'as it was set'}",
+        f"# {settings.name}: dashboard {dashboard_link(url, settings.tokens().read)}",
+        *export_lines(url, settings.ingest_token_file),
+        f"# tokens: of the trainer {settings.ingest_token_file or 'none'}, "
+        f"of readers {settings.read_token_file or 'none'}",
     ]
     print("\n".join(lines), flush=True)
 
@@ -142,7 +141,7 @@ def _tokens_beside_the_store(file: Mapping[str, Any], given: dict[str, Any]) -> 
         return {}
     made = {}
     for role in ("ingest", "read"):
-        if not (chosen(f"{role}_token") or chosen(f"{role}_token_file")):
+        if not chosen(f"{role}_token_file"):
             given.pop(f"{role}_token_file", None)
             Path(state_dir).mkdir(parents=True, mode=0o700, exist_ok=True)
             made[f"{role}_token_file"] = _token_file(Path(state_dir) / f"{role}.token")

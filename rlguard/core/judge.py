@@ -1,7 +1,8 @@
 """The judge: folds what was reported and evaluated, in order, into one verdict. Pure.
 
 The guard service writes an event to its store, folds it here and responds; a replay folds the same events
-and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument.
+and gets the same verdicts. The judge has no clock: how long the trainer has been silent is an argument, and
+the halt that silence closes is an event.
 
 This module is long on purpose: from a step to its verdict it is the only file of decisions.
 """
@@ -90,7 +91,7 @@ class Judge:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.guard, self.monitor = policy.heldout_guard.build(), policy.kl.build()
-        self.calibrated = CalibratedRun(policy.calibrated_share())
+        self.calibrated = CalibratedRun(policy.calibrated)
         self.window, self.notes = StepWindow(), RunNotes()
         self.fire: Latch | None = None
         self.halt: Latch | None = None
@@ -124,7 +125,7 @@ class Judge:
             if starts.began is None or attempt > starts.heard:
                 starts.fold_step(attempt, step)
             if count.reported > self._halting_steps:
-                self._latch_halt(silent_for=0.0)
+                self._latch_halt()
             if reward is None:  # it is counted, and nothing is judged by it
                 notes.reward_lost += 1
                 continue
@@ -152,7 +153,7 @@ class Judge:
         if report is not None:  # it may have been refused before
             notes.refused -= {CheckpointKey.of(report)}
         notes.announced += 1
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def counts_as_refused(self, key: CheckpointKey) -> bool:
         """Whether `fold_refused` would change anything: it counts each once, up to MAX_REFUSED."""
@@ -181,7 +182,7 @@ class Judge:
         else:
             self._fold_round(evaluation, evaluation.summary())
         self._take_the_best()
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def _fold_round(self, evaluation: Evaluation, summary: EvaluationSummary) -> None:
         """Fold the first evaluation of a checkpoint, with the steps since the one before."""
@@ -198,7 +199,7 @@ class Judge:
         notes.count.fold_evaluation(attempt, step, window.steps, len(self.window))
         if window.reward is not None and notes.unscored.measured:
             status = self.guard.update(step, window.reward, summary.score)
-            if status.fire and self.guard.fired_rule is not None and self.held_out_guard_decides:
+            if status.fire and self.guard.fired_rule is not None and not self.items_decide:
                 self._latch_fire(Code(self.guard.fired_rule), status.reason, attempt, step)
         if comparable:
             self._fold_items(evaluation, window.reward, window.reward_error)
@@ -272,7 +273,7 @@ class Judge:
             notes.failed += 1
         else:
             self._lose_pass(may_pass=kind in MAY_PASS)
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def fold_skipped(self, pass_index: int = 0) -> None:
         """Fold that a checkpoint was gone from the disk before it, or the wanted pass, could be evaluated."""
@@ -281,7 +282,7 @@ class Judge:
             self.notes.skipped_in_a_row += 1
         else:
             self._lose_pass(may_pass=False)
-        self._latch_halt(silent_for=0.0)
+        self._latch_halt()
 
     def _lose_pass(self, *, may_pass: bool) -> None:
         """A wanted pass failed. It is tried again, or cannot be had: then the next checkpoint decides the
@@ -294,16 +295,6 @@ class Judge:
             self.notes.unconfirmed = True
         elif made := self.calibrated.passes_made:  # none are left of a baseline that is complete
             self.notes.short_baseline = made
-
-    def fold_silence(self, silent_for: float) -> bool:
-        """Latch a halt if the trainer has been silent for `silent_for` seconds and the action is `stop`.
-
-        Returns:
-            Whether the latch closed now, so that the caller stores it before announcing it.
-        """
-        closed = self.halt is not None
-        self._latch_halt(silent_for)
-        return self.halt is not None and not closed
 
     def fold_latch(self, latch: Latch) -> None:
         """Close a latch that was stored: one that silence closed cannot be had by folding reports again."""
@@ -332,10 +323,10 @@ class Judge:
         if self.fire is None:
             self.fire = Latch(True, code.value, message, attempt, step)
 
-    def _latch_halt(self, silent_for: float) -> None:
+    def _latch_halt(self) -> None:
         if self.halt is not None or not self._may_halt:
             return
-        why = next((one for one in _liveness(self, silent_for) if one.action == "stop"), None)
+        why = next((one for one in _liveness(self, silent_for=0.0) if one.action == "stop"), None)
         if why is not None:
             count = self.notes.count
             self.halt = Latch(False, why.code.value, why.message, count.attempt or 0, count.step or 0)
@@ -407,14 +398,9 @@ class Judge:
         return self.calibrated.awaits_confirmation
 
     @property
-    def held_out_guard_decides(self) -> bool:
-        """Whether HeldOutGuard may fire; under `calibrated` what it says is advice."""
-        return self.policy.detector != "calibrated"
-
-    @property
     def items_decide(self) -> bool:
-        """Whether the calibrated detector judges the outcomes of the items."""
-        return self.policy.detector != "heldout_guard"
+        """Whether the calibrated detector judges; else HeldOutGuard does, which beside it only advises."""
+        return self.policy.detector == "calibrated"
 
     @property
     def evidence(self) -> dict[str, tuple[float, float]]:
@@ -573,7 +559,7 @@ def _conditions(run: Judge, silent_for: float) -> Iterator[Condition]:
         )
     if run.notes.steps == 0:
         yield Condition.of(Code.NO_STEPS, "no step has been reported yet")
-    elif run.held_out_guard_decides and run.guard.count < max(1, run.guard.min_steps):
+    elif not run.items_decide and run.guard.count < max(1, run.guard.min_steps):
         rounds = f"{run.guard.count} of {max(1, run.guard.min_steps)} evaluation rounds"
         yield Condition.of(Code.WARMING_UP, f"{rounds} before the held-out rule may judge")
     if run.items_decide:
@@ -698,7 +684,7 @@ def _about_starts(run: Judge) -> Iterator[Condition]:
 def _observers(run: Judge) -> Iterator[Condition]:
     """What the observers would have done: it is told, and stops nothing."""
     rule, status = run.guard.fired_rule, run.guard.last_status
-    if rule is not None and status is not None and not run.held_out_guard_decides:
+    if rule is not None and status is not None and run.items_decide:
         reason = status.reason.removeprefix("latched: ")
         yield Condition.of(
             Code(rule),

@@ -14,7 +14,7 @@ from rlguard.core.steps import StepMonitor
 from rlguard.core.wire import Finite
 
 #: What may fire on held-out evaluations; see `Policy.detector`.
-DetectorName = Literal["heldout_guard", "calibrated", "both"]
+DetectorName = Literal["heldout_guard", "calibrated"]
 
 
 class _Section(BaseModel):
@@ -165,8 +165,7 @@ class Policy(_Section):
 
     detector: DetectorName = Field(
         "calibrated",
-        description="What may fire on evaluations. Under `calibrated` HeldOutGuard only gives advice; with "
-        "`both` either fires, and the calibrated detector gets alpha/2.",
+        description="What may fire on evaluations. Under `calibrated` HeldOutGuard only gives advice.",
     )
     kl: KlPolicy = Field(default_factory=KlPolicy)
     heldout_guard: HeldOutGuardPolicy = Field(default_factory=HeldOutGuardPolicy)
@@ -189,9 +188,3 @@ class Policy(_Section):
         return self.model_copy(
             update={"calibrated": calibrated.model_copy(update={"baseline_passes": passes})}
         )
-
-    def calibrated_share(self) -> CalibratedPolicy:
-        """Settings of the calibrated detector; beside HeldOutGuard it has half of alpha."""
-        if self.detector != "both":
-            return self.calibrated
-        return self.calibrated.model_copy(update={"alpha": self.calibrated.alpha / 2})

@@ -14,17 +14,8 @@ from rlguard.core.policy import CalibratedPolicy, Policy
 from rlguard.core.rounds import MIN_STEPS
 from rlguard.core.wire import EvaluationSampling, EvaluationsNeeded, SamplingSource
 
-#: What a run is told that has no KL, by the trainer's setting.
-WITHOUT_KL = (
-    "beta is 0: there is no reference and no KL, so the KL rules are inert and the held-out score judges "
-    "alone; a beta of 0.001 would show it"
-)
-
 #: A start at which an evaluation is noisiest, for want of the real one.
 NOISIEST = 0.5
-
-#: Checkpoints of the rarest saving that has one before the end: the last one comes at the end.
-BEFORE_THE_END = 2
 
 #: What is said with a number of evaluations that is for that start.
 FROM_NOISIEST = ", for a start near one half (near 0 it may take more)"
@@ -137,56 +128,24 @@ def needed_once_risen(
 
 def _config(policy: Policy, sampling: EvaluationSampling) -> CalibratedPolicy:
     # The detector, too, takes it from the evaluations.
-    return policy.calibrated_share().model_copy(update={"samples": sampling.samples})
+    return policy.calibrated.model_copy(update={"samples": sampling.samples})
 
 
 def _with_the_other_rules(policy: Policy, seen: int | None) -> EvaluationsNeeded:
-    held_out = 1 if policy.detector == "calibrated" else max(1, policy.heldout_guard.min_steps)
     if policy.detector == "heldout_guard":
-        return EvaluationsNeeded(long_rounds=held_out, short_rounds=held_out)
+        least = max(1, policy.heldout_guard.min_steps)
+        return EvaluationsNeeded(long_rounds=least, short_rounds=least)
     if seen is None:
         return EvaluationsNeeded(long_rounds=None, short_rounds=None)
     from rlguard.core.detectors.rewards import KNOWN, WINDOW
 
-    return EvaluationsNeeded(
-        long_rounds=max(held_out, seen, KNOWN), short_rounds=max(held_out, seen, 2 * WINDOW)
-    )
+    return EvaluationsNeeded(long_rounds=max(seen, KNOWN), short_rounds=max(seen, 2 * WINDOW))
 
 
 def needed_for(needed: EvaluationsNeeded, steps_per_save: int | None) -> int | None:
     """How many evaluations a run takes that saves so often; None: no number is enough."""
     short = steps_per_save is not None and steps_per_save < MIN_STEPS
     return needed.short_rounds if short else needed.long_rounds
-
-
-def never_in_time(steps_per_save: int, max_steps: int, needed: int | None) -> str | None:
-    """That no checkpoint comes before the end, with what to do; None if one does."""
-    if steps_per_save <= max_steps:
-        return None
-    return (
-        f"save_steps {steps_per_save} is more than max_steps {max_steps}: no checkpoint before the end, so "
-        f"no fire could stop the run; {_save_more(max_steps, max(needed or 1, BEFORE_THE_END))}"
-    )
-
-
-def enough_evaluations(
-    saves: int, needed: int | None, max_steps: int, condition: str = "", *, by_steps: bool = True
-) -> tuple[bool, str]:
-    """Whether a run that saves so many checkpoints can be judged, in one sentence with what to do.
-
-    `condition`: what has to hold for `needed` to be enough. `by_steps`: whether the trainer saves by a number
-    of steps, and not at the end of an epoch.
-    """
-    if needed is None:
-        return False, (
-            "no number of evaluations of so few items would show a fall of ten points, or by half: take "
-            "more items, or more calibrated.baseline_passes at a temperature above 0"
-        )
-    if saves < needed:
-        said = f"you will get {saves} evaluations; {needed} are needed{condition}"
-        other = "" if by_steps else "with save_strategy='steps', "
-        return False, f"{said}: {other}{_save_more(max_steps, needed)}"
-    return True, f"{saves} checkpoints; {needed} are needed{condition}"
 
 
 def about_falls(score: float, items: int, policy: Policy, sampling: EvaluationSampling) -> str:
@@ -210,9 +169,3 @@ def about_falls(score: float, items: int, policy: Policy, sampling: EvaluationSa
 def low_start(score: float) -> str:
     """The condition of `needed_once_risen`."""
     return f", and a score that has risen, because a fall from a start of {score:.3f} could not be seen"
-
-
-def _save_more(max_steps: int, needed: int) -> str:
-    if max_steps < needed:
-        return f"train for {needed} steps at least"
-    return f"set save_steps to {max_steps // needed} or less"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlguard.core.preflight import WITHOUT_KL, CheckLevel, CheckRow, enough_evaluations, never_in_time
+from rlguard.core.preflight import CheckLevel, CheckRow
 
 _OK, _WARN, _REFUSE, _UNKNOWN = CheckLevel.OK, CheckLevel.WARN, CheckLevel.REFUSE, CheckLevel.UNKNOWN
 
@@ -18,6 +18,8 @@ STEPS, KL, FOLDER, LAYOUT = "steps", "KL to the reference", "checkpoints folder"
 TOKENIZER, EVALUATIONS, SAMPLING = "tokenizer", "evaluations", "sampling"
 #: Checkpoints of a run that is saved often enough, before it is known how many its policy takes.
 WANTED_CHECKPOINTS = 10
+#: Checkpoints of the rarest saving that has one before the end: the last one comes at the end.
+BEFORE_THE_END = 2
 ROTATION, START, TIME = "save_total_limit", "starting policy", "evaluation time"
 
 
@@ -141,7 +143,14 @@ def kl_row(facts: RunFacts) -> CheckRow | None:
             f"({facts.kl_limit:g}), and the run would end as one that was not judged: {needs}leave "
             "kl.hard_stop out of the policy",
         )
-    return CheckRow(KL, _WARN, WITHOUT_KL) if facts.beta == 0 else None
+    if facts.beta != 0:
+        return None
+    return CheckRow(
+        KL,
+        _WARN,
+        "beta is 0: there is no reference and no KL, so the KL rules are inert and the held-out score judges "
+        "alone; a beta of 0.001 would show it",
+    )
 
 
 def folder_row(facts: RunFacts) -> CheckRow:
@@ -190,17 +199,35 @@ def evaluations_row(facts: RunFacts) -> CheckRow:
     saves, needed = facts.saves, facts.needed
     if saves.never:
         return CheckRow(EVALUATIONS, _REFUSE, saves.never)
-    if saves.every is not None and saves.last is not None:
+    if saves.every is not None and saves.last is not None and saves.every > saves.last:
         wanted = min(saves.last, WANTED_CHECKPOINTS) if needed is None else needed.count
-        late = never_in_time(saves.every, saves.last, wanted)
-        if late is not None:
-            return CheckRow(EVALUATIONS, _REFUSE, late)
+        return CheckRow(
+            EVALUATIONS,
+            _REFUSE,
+            f"save_steps {saves.every} is more than max_steps {saves.last}: no checkpoint before the end, so "
+            f"no fire could stop the run; {_save_more(saves.last, max(wanted or 1, BEFORE_THE_END))}",
+        )
     if saves.count is None or saves.last is None or needed is None:
         return facts.unknown(EVALUATIONS)
-    enough, says = enough_evaluations(
-        saves.count, needed.count, saves.last, needed.condition, by_steps=saves.by_steps
-    )
-    return CheckRow(EVALUATIONS, _OK if enough else _WARN, says)
+    if needed.count is None:
+        return CheckRow(
+            EVALUATIONS,
+            _WARN,
+            "no number of evaluations of so few items would show a fall of ten points, or by half: take "
+            "more items, or more calibrated.baseline_passes at a temperature above 0",
+        )
+    enough = f"{needed.count} are needed{needed.condition}"
+    if saves.count >= needed.count:
+        return CheckRow(EVALUATIONS, _OK, f"{saves.count} checkpoints; {enough}")
+    other = "" if saves.by_steps else "with save_strategy='steps', "
+    more = _save_more(saves.last, needed.count)
+    return CheckRow(EVALUATIONS, _WARN, f"you will get {saves.count} evaluations; {enough}: {other}{more}")
+
+
+def _save_more(max_steps: int, needed: int) -> str:
+    if max_steps < needed:
+        return f"train for {needed} steps at least"
+    return f"set save_steps to {max_steps // needed} or less"
 
 
 def rotation_row(facts: RunFacts) -> CheckRow:

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from guard_service.heldout.config import HeldoutSettings
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.rounds import Evaluation
 from tests.bench.bench_evaluation import make_prompts
 from tests.bench.cost import GPUS, TRANSFORMERS, Demand, Gpu, Transformer, cost
 from tests.heldout.models import make_tokenizer
@@ -83,12 +84,12 @@ def plain(path: Path, prompts: list[str], tokens: int) -> float:
     return seconds
 
 
-def show(what: str, result: EvaluationResult) -> None:
+def show(what: str, result: Evaluation) -> None:
     parts = ", ".join(f"{name} {result.parts[name]:.1f}" for name in PARTS if name in result.parts)
     print(f"{what}: {result.seconds:.1f} s ({parts})", flush=True)
 
 
-async def evaluated(folder: Path, path: Path, split: Path, tokens: int, *, release: bool) -> EvaluationResult:
+async def evaluated(folder: Path, path: Path, split: Path, tokens: int, *, release: bool) -> Evaluation:
     """The last of three evaluations."""
     evaluator = {"kind": "vllm", "max_new_tokens": tokens, "score_truncated": True}
     heldout = HeldoutSettings.model_validate({"split": split, "evaluator": evaluator})

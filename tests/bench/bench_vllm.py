@@ -27,7 +27,8 @@ from typing import Any
 from guard_service.heldout.child import NICENESS
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.evaluators.vllm import ENVIRONMENT
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.rounds import Evaluation
 from tests.bench.bench_evaluation import make_prompts
 from tests.heldout.models import save_tiny_model
 
@@ -74,7 +75,7 @@ async def measure(folder: Path, items: int, tokens: int, rounds: int) -> None:
             await one.start()
             await one.evaluate(EvaluationRequest(0, 0, policies[1]))  # everything is imported after this
         plain.complete(prompts)
-        made: list[tuple[EvaluationResult, float, EvaluationResult]] = []
+        made: list[tuple[Evaluation, float, Evaluation]] = []
         for number in range(rounds):
             request = EvaluationRequest(0, number, policies[number % 2])
             ours = await by_vllm.evaluate(request)
@@ -88,7 +89,7 @@ async def measure(folder: Path, items: int, tokens: int, rounds: int) -> None:
     report(items, tokens, made)
 
 
-def report(items: int, tokens: int, made: list[tuple[EvaluationResult, float, EvaluationResult]]) -> None:
+def report(items: int, tokens: int, made: list[tuple[Evaluation, float, Evaluation]]) -> None:
     seconds = statistics.median(ours.seconds for ours, _, _ in made)
     print(f"{items} items, {tokens} tokens each: evaluation with vLLM {items / seconds:.1f} items/s")
     against_plain = statistics.median(peer / ours.seconds for ours, peer, _ in made)

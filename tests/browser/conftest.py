@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests import stub_policy
 from tests.stub_policy import Reply, save_checkpoint
+from tests.token_files import with_token_files
 
 expect.set_options(timeout=20_000)  # a busy machine is slow; what is expected comes within seconds
 
@@ -85,7 +86,7 @@ class Guard:
             "RLGUARD_GUARD_HELDOUT__SPLIT": str(split),
             "RLGUARD_GUARD_HELDOUT__EVALUATOR__STOP": '["\\nQ:"]',
             **policy.environment,
-            **{f"RLGUARD_GUARD_{key.upper()}": value for key, value in settings.items()},
+            **with_token_files({f"RLGUARD_GUARD_{key.upper()}": v for key, v in settings.items()}, root),
         }
         self.log = root / "guard.log"
         self.shown: dict[int, dict[str, Any]] = {}

@@ -168,7 +168,7 @@ class TestARunningRun:
         expect(page.locator(".plot path.mark")).to_have_count(0)
 
     def test_shows_what_each_detector_says(self, start_guard: Start, look: Look) -> None:
-        guard = start_guard(extra_policy="detector: both\ncalibrated: {baseline_passes: 2}\n")
+        guard = start_guard(extra_policy="detector: calibrated\ncalibrated: {baseline_passes: 2}\n")
         train(guard, 4)
         page = look(guard)
         readings = guard.verdict()["detectors"]

@@ -295,9 +295,8 @@ def hacked(**sections: object) -> Judge:
 
 
 class TestFires:
-    @pytest.mark.parametrize("detector", ["heldout_guard", "both"])
-    def test_the_gap(self, detector: str) -> None:
-        verdict = hacked(detector=detector).verdict()
+    def test_the_gap(self) -> None:
+        verdict = hacked().verdict()
         assert verdict.fire and verdict.stop and not any(c.advice for c in verdict.conditions)
         assert (verdict.level, verdict.code) == (Level.FIRED, Code.HACKING_GAP)
         assert (verdict.latch_attempt, verdict.latch_step) == (0, 1)
@@ -309,7 +308,7 @@ class TestFires:
         assert "would have stopped the run: Hacking Gap +0.6000 is above 0.2" in advice.message
         assert not verdict.stop and verdict.level is not Level.WARNING
 
-    @pytest.mark.parametrize("detector", ["heldout_guard", "calibrated", "both"])
+    @pytest.mark.parametrize("detector", ["heldout_guard", "calibrated"])
     def test_a_limit_on_the_kl_stops_at_once_and_the_first_reason_stays(self, detector: str) -> None:
         j = judge(detector=detector)
         drift(j)
@@ -411,14 +410,17 @@ class TestSilence:
     def test_warn_is_unknown_and_passes_when_steps_come_back(self) -> None:
         j = judge(silent=SilentPolicy(after_seconds=10.0, action="warn"))
         j.fold_step(step(0))
-        assert j.fold_silence(11.0) is False
         assert codes(j.verdict(silent_for=11.0))[Code.SILENT] is Level.UNKNOWN
         assert Code.SILENT not in codes(j.verdict(silent_for=0.0))
         assert not j.verdict(silent_for=11.0).stop
 
     def test_stop_latches_but_is_no_fire_and_a_later_fire_is_one(self) -> None:
         j = judge(silent=SilentPolicy(after_seconds=10.0, action="stop"))
-        assert [j.fold_silence(seconds) for seconds in (10.0, 10.5, 11.0)] == [False, True, False]
+        assert [[c.action for c in j.verdict(s).conditions if c.action] for s in (10.0, 10.5)] == [
+            [],
+            ["stop"],
+        ]
+        j.fold_latch(Latch(False, "silent", "no step for 10.5 s", 0, 0))
         verdict = j.verdict(silent_for=0.0)
         assert verdict.halt and not verdict.fire and verdict.code is Code.SILENT
         drift(j)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlguard.core import HeldOutGuard
-from rlguard.core.judge import Judge
+from rlguard.core.judge import Judge, Latch
 from rlguard.core.policy import (
     CalibratedPolicy,
     HeldOutGuardPolicy,
@@ -98,13 +98,13 @@ events = st.lists(
         ),
         st.just(lambda judge: judge.fold_checkpoint()),
         st.just(lambda judge: judge.fold_failure("boom")),
-        st.builds(lambda s: lambda judge: judge.fold_silence(s), st.floats(0, 100)),
+        st.just(lambda judge: judge.fold_latch(Latch(False, "silent", "no step", 0, 1))),
     ),
     max_size=40,
 )
 policies = st.builds(
     Policy,
-    detector=st.sampled_from(["heldout_guard", "calibrated", "both"]),
+    detector=st.sampled_from(["heldout_guard", "calibrated"]),
     kl=st.builds(KlPolicy, hard_stop=st.sampled_from([None, 0.5]), min_steps=st.integers(0, 8)),
     calibrated=st.builds(  # small: each example closes a baseline and simulates its thresholds
         CalibratedPolicy, baseline_passes=st.integers(1, 3)

@@ -136,7 +136,7 @@ def climbing(shares: list[float | None], scores: list[float]) -> list[Round]:
     return [(0.2 + 0.02 * n, scores[n], share) for n, share in enumerate(shares)]
 
 
-@pytest.mark.parametrize("detector", ["calibrated", "heldout_guard", "both"])
+@pytest.mark.parametrize("detector", ["calibrated", "heldout_guard"])
 @pytest.mark.parametrize("share", [0.9, 1.0])
 def test_a_wrong_mark_is_unknown_and_no_hack(detector: str, share: float) -> None:
     """As of an `answer_after` that no completion has: the reward climbs beside a score of 0."""

@@ -35,9 +35,9 @@ def policy(detector: str = "calibrated", **calibrated: Any) -> Policy:
     return Policy.model_validate({"detector": detector, "calibrated": settings})
 
 
-def guarded(detector: str = "calibrated", rounds: int = 0, **calibrated: Any) -> GuardedRun:
+def guarded(rounds: int = 0, **calibrated: Any) -> GuardedRun:
     """A run whose baseline is made, after so many further rounds."""
-    run = GuardedRun(policy(detector, **calibrated))
+    run = GuardedRun(policy(**calibrated))
     run.rounds(0, rounds, MEANS)
     return run
 
@@ -69,10 +69,9 @@ def test_a_reward_that_never_moves_has_not_risen() -> None:
     assert run.judge.verdict().level is Level.HEALTHY
 
 
-@pytest.mark.parametrize("detector", ["calibrated", "both"])
 @pytest.mark.parametrize("passes", [1, 16])
-def test_a_drop_fires_and_no_pass_is_wanted_afterwards(detector: str, passes: int) -> None:
-    run = guarded(detector, rounds=19, baseline_passes=passes)
+def test_a_drop_fires_and_no_pass_is_wanted_afterwards(passes: int) -> None:
+    run = guarded(rounds=19, baseline_passes=passes)
     assert run.judge.latch is None
     assert run.rounds(20, 40, MEANS * 0.5) is not None
     verdict = run.judge.verdict()
@@ -94,16 +93,12 @@ def test_an_alarm_asks_for_one_fresh_evaluation_of_that_checkpoint() -> None:
     assert told.advice and "1 of 16 evaluations are not counted" in told.message
 
 
-def test_the_kl_and_held_out_guard_only_inform_under_calibrated_and_the_latter_stops_under_both() -> None:
+def test_a_kl_above_its_limit_for_a_warning_only_informs() -> None:
     run = GuardedRun(policy())
     run.rounds(0, 0, MEANS, kl=0.001)
     run.rounds(1, 24, MEANS, kl=0.5)
     assert [(c.level, c.advice) for c in run.about(Code.KL_HARD_STOP)] == [(Level.WARNING, True)]
     assert not run.judge.verdict().stop
-    both = guarded("both")
-    for round_ in range(1, 25):
-        both.rounds(round_, round_, MEANS, reward=0.5 + 0.02 * round_)
-    assert both.judge.verdict().code is Code.HACKING_GAP and both.judge.verdict().fire
 
 
 def test_what_the_policy_only_warns_of_is_advice_and_a_trainer_is_told_its_code() -> None:

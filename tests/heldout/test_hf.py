@@ -371,14 +371,15 @@ def test_further_passes_are_made_of_the_copy_of_the_first(model: Path, tmp_path:
 
     async def act(worker: EvaluationWorker) -> None:
         first = await worker.evaluate(EvaluationRequest(0, 20, saved))
+        staged = worker.staged
         shutil.rmtree(saved)
         shutil.copytree(other, saved)
         again = await worker.evaluate(EvaluationRequest(0, 20, saved, 1))
-        assert (again.sha256, again.staged) == (first.sha256, first.staged) and first.staged is not None
-        first.staged.rename(tmp_path / "best")
+        assert (again.sha256, worker.staged) == (first.sha256, staged) and staged is not None
+        staged.rename(tmp_path / "best")
         third = await worker.evaluate(EvaluationRequest(0, 20, saved, 2))
         assert third.sha256 != first.sha256, "what is no longer there is copied again"
-        assert list((tmp_path / "scratch").glob("stage-*")) == [third.staged]
+        assert list((tmp_path / "scratch").glob("stage-*")) == [worker.staged]
         shutil.rmtree(saved)
         with pytest.raises(CheckpointGoneError):
             await worker.evaluate(EvaluationRequest(0, 21, saved, 1))

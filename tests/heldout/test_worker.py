@@ -23,7 +23,8 @@ import pytest
 
 from guard_service.heldout.config import HeldoutSettings
 from guard_service.heldout.errors import EvaluationError, SplitError
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
+from rlguard.core.rounds import Evaluation
 from rlguard.core.wire import FailureKind
 from tests import stub_policy
 from tests.heldout.evaluated import alive, wait_for
@@ -94,7 +95,7 @@ def test_outcomes_in_the_splits_order(settings, tmp_path: Path) -> None:
     leftover = tmp_path / "scratch" / "stage-old"  # of a guard that was killed
     leftover.mkdir(parents=True)
 
-    async def act(worker: EvaluationWorker) -> EvaluationResult:
+    async def act(worker: EvaluationWorker) -> Evaluation:
         assert not leftover.exists()
         await fails(worker, replace(REQUEST, path=tmp_path), FailureKind.CHECKPOINT)
         return await worker.evaluate(REQUEST)
@@ -181,7 +182,7 @@ def test_the_child_is_nice_knows_no_token_and_is_light(
     ],
 )
 def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer: str, told: str) -> None:
-    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
+    async def act(worker: EvaluationWorker) -> tuple[str, Evaluation]:
         return await fails(worker), await worker.evaluate(REQUEST)
 
     message, result = run(settings(scorer), tmp_path / "scratch", act)
@@ -189,7 +190,7 @@ def test_a_child_that_dies_costs_one_evaluation(settings, tmp_path: Path, scorer
 
 
 def test_a_time_out_kills_the_child(settings, tmp_path: Path) -> None:
-    async def act(worker: EvaluationWorker) -> tuple[str, EvaluationResult]:
+    async def act(worker: EvaluationWorker) -> tuple[str, Evaluation]:
         return await fails(worker), await worker.evaluate(REQUEST)
 
     hasty = settings("stuck_once", evaluator={"timeout_seconds": 20.0})

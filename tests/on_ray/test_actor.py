@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 
 from guard_service.history import export_history
 from tests.docs.blocks import blocks
+from tests.token_files import with_token_files
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "guard-a-script.md"
 NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
@@ -40,7 +41,8 @@ class Guarded:
         (folder / "policy.yaml").write_text(policy)
         command = [sys.executable, "-m", "guard_service"]
         settings = {"STATE_DIR": self.state, "PORT": 0, "POLICY_FILE": folder / "policy.yaml"}
-        settings |= {"INGEST_TOKEN": "trainer", "READ_TOKEN": "reader", "CHECKPOINT_ROOT": folder}
+        settings |= with_token_files({"INGEST_TOKEN": "trainer", "READ_TOKEN": "reader"}, folder)
+        settings |= {"CHECKPOINT_ROOT": folder}
         self._guard = subprocess.Popen(
             command,
             env=os.environ | {f"RLGUARD_GUARD_{name}": str(value) for name, value in settings.items()},

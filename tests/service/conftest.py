@@ -26,6 +26,7 @@ import pytest
 from guard_service import engine
 from rlguard.core.policy import Policy
 from tests.service.engines import Run
+from tests.token_files import with_token_files
 
 #: Unless a test says otherwise HeldOutGuard decides, and a KL stops within five steps.
 POLICY = {"detector": "heldout_guard", "kl": {"hard_stop": 0.08, "min_steps": 5}}
@@ -130,7 +131,8 @@ class Guard:
             "READ_TOKEN": READ,
             "POLICY_FILE": str(policy),
         } | self.settings
-        env = {f"RLGUARD_GUARD_{name}": value for name, value in settings.items()}
+        given = with_token_files(settings, self.directory)
+        env = {f"RLGUARD_GUARD_{name}": value for name, value in given.items()}
         self.pid = self.zygote.ask(
             {"env": env, "log": str(self.directory / "guard.log"), "before": self.before}
         )

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from guard_service.engine import Engine
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.heldout.worker import EvaluationRequest
 from guard_service.run import LoggedRun
 from rlguard.core.policy import CalibratedPolicy, HeldOutGuardPolicy, KlPolicy, Policy
+from rlguard.core.rounds import Evaluation
 from rlguard.core.wire import Adapters, CheckpointReport, EvaluationsNeeded, KlKind, StepReport
 
 #: HeldOutGuard decides from the first step on, and a KL stops within five.
@@ -25,19 +26,29 @@ QUICK = Policy(
 
 
 def calibrated(passes: int) -> Policy:
-    """Both detectors, and a baseline of so many passes."""
-    return Policy(detector="both", calibrated=CalibratedPolicy(baseline_passes=passes))
+    """The calibrated detector, with a baseline of so many passes."""
+    return Policy(calibrated=CalibratedPolicy(baseline_passes=passes))
+
+
+def evaluated(request: EvaluationRequest, known: Mapping[str, Any]) -> Evaluation:
+    """An evaluation of which this is known."""
+    usual = {"sha256": f"sha-{request.step}", "seconds": 0.01, "pass_index": request.pass_index}
+    return Evaluation(request.attempt, request.step, str(request.path), **usual | known)
 
 
 @dataclass
 class FakeEvaluator:
-    """Gives its outcomes one after another, and waits where it has none; raises those that are exceptions."""
+    """Gives its outcomes one after another, and waits where it has none; raises those that are exceptions.
+
+    An outcome is of the items, or a dictionary with whatever else an `Evaluation` has.
+    """
 
     outcomes: list[Any] = field(default_factory=list)
     split_digest: str | None = "digest"
     measure: Mapping[str, Any] = field(default_factory=lambda: {"scorer": "exact"})
     start_error: Exception | None = None
     scratch: Path | None = None  # where what was scored is staged
+    staged: Path | None = None
     refusal: str = ""
     files: Mapping[str, str] = field(default_factory=dict)  # that every checkpoint must have
     adapters: Adapters = Adapters.REFUSED
@@ -63,7 +74,7 @@ class FakeEvaluator:
     async def pins(self, request: EvaluationRequest) -> Mapping[str, str]:
         return self.files
 
-    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
         assert self.running == 0, "one at a time"
         self.running += 1
         try:
@@ -74,14 +85,11 @@ class FakeEvaluator:
             outcome = self.outcomes.pop(0)
             if isinstance(outcome, BaseException):
                 raise outcome
-            staged = None
             if self.scratch is not None:
-                staged = self.scratch / f"stage-{request.step}"
-                staged.mkdir(parents=True, exist_ok=True)  # of one checkpoint it is the same in every pass
-                (staged / "model.safetensors").write_text(str(request.step))
-            if isinstance(outcome, EvaluationResult):
-                return outcome
-            return EvaluationResult(tuple(outcome), f"sha-{request.step}", 0.01, staged)
+                self.staged = self.scratch / f"stage-{request.step}"
+                self.staged.mkdir(parents=True, exist_ok=True)  # the same in every pass of a checkpoint
+                (self.staged / "model.safetensors").write_text(str(request.step))
+            return evaluated(request, outcome if isinstance(outcome, dict) else {"items": tuple(outcome)})
         finally:
             self.running -= 1
 

@@ -26,7 +26,6 @@ from guard_service.events import Failure, StoredEvent
 from guard_service.heldout.errors import CheckpointGoneError, EvaluationError
 from guard_service.heldout.identity import Expected, manifest
 from guard_service.heldout.scorable import MAX_NAMES
-from guard_service.heldout.worker import EvaluationResult
 from guard_service.history import STAYS_HERE, export_history
 from rlguard.core.codes import Code
 from rlguard.core.detectors.run import CalibratedRun
@@ -60,10 +59,10 @@ FAILS_AT_ONCE = Policy(detector="heldout_guard", evaluation_failing=EvaluationFa
 
 
 async def test_what_an_evaluation_found_is_in_the_verdict_and_comes_back(run: Run) -> None:
-    found = EvaluationResult(
-        (0.0, 1.0), None, 0.01, None, 0.5, (1.0, 1.0), fooled_items=(0.5, 0.0), unanswered=0.25,
-        unscored=0.9, timed_out=0.125,
-    )  # fmt: skip
+    found = {
+        "items": (0.0, 1.0), "truncated": 0.5, "proxy_items": (1.0, 1.0), "fooled_items": (0.5, 0.0),
+        "unanswered": 0.25, "unscored": 0.9, "timed_out": 0.125,
+    }  # fmt: skip
     async with run.engine(FakeEvaluator([found])) as engine:
         await run.report(engine, 1)
         await settled(engine)
@@ -110,8 +109,8 @@ async def test_checkpoints_are_scored_in_the_order_of_their_announcement_over_a_
         [],
         [0.5, float("nan")],
         [-0.1],
-        EvaluationResult((0.0, 1.0), None, 0.01, None, None, (1.0,)),
-        EvaluationResult((0.0, 1.0), None, 0.01, None, None, (1.0, 1.0), fooled_items=(1.0, 1.5)),
+        {"items": (0.0, 1.0), "proxy_items": (1.0,)},
+        {"items": (0.0, 1.0), "proxy_items": (1.0, 1.0), "fooled_items": (1.0, 1.5)},
     ],
     ids=["failed", "unforeseen", "none", "nan", "below 0", "too few of the grader", "above 1"],
 )
@@ -210,8 +209,8 @@ async def test_of_what_waits_only_the_newest_is_evaluated_where_that_is_wanted(
         ([[0.0, 1.0], [1.0, 1.0], CheckpointGoneError("rotated away")], [0, 1, 2]),
         (
             [
-                EvaluationResult((1.0, 0.0), "one", 0.01, None),
-                EvaluationResult((1.0, 1.0), "two", 0.01, None),
+                {"items": (1.0, 0.0), "sha256": "one"},
+                {"items": (1.0, 1.0), "sha256": "two"},
             ],
             [0, 1],
         ),
@@ -388,7 +387,7 @@ async def test_an_evaluation_is_told_what_was_announced_and_scored_before_over_a
     # The first checkpoint decides, even if it cannot be scored: else a template that always fails could be
     # another one in every checkpoint.
     failed = EvaluationError("no", FailureKind.TOKENIZER)
-    worker = FakeEvaluator([failed, EvaluationResult((1.0,), "second", 0.01, None)], files=pins)
+    worker = FakeEvaluator([failed, {"items": (1.0,), "sha256": "second"}], files=pins)
     announced: dict[int, str | None] = {}
 
     async def announce(engine: Any, number: int) -> None:
@@ -591,9 +590,7 @@ async def test_a_baseline_is_closed_within_its_budget_over_a_restart(run: Run) -
     policy = Policy(calibrated=CalibratedPolicy(baseline_passes=9, baseline_minutes=0.0006))
 
     def passes(*outcomes: tuple[float, float]) -> FakeEvaluator:
-        return FakeEvaluator(
-            [EvaluationResult(items, "sha", 0.01, None, completions=8) for items in outcomes]
-        )
+        return FakeEvaluator([{"items": items, "sha256": "sha", "completions": 8} for items in outcomes])
 
     first = passes((0.0, 1.0), (1.0, 1.0))
     async with run.engine(first, policy) as engine:
@@ -617,7 +614,7 @@ async def test_the_first_checkpoint_fixes_the_sampling_over_a_restart(
 ) -> None:
     """Every pass, of every checkpoint and after every restart, is asked for as the run began."""
     used = HfEvaluation().sampling_with(HOT)
-    done = [EvaluationResult(items, None, 0.01, None, sampling=used) for items in ((0.0, 1.0), (1.0, 1.0))]
+    done = [{"items": items, "sampling": used} for items in ((0.0, 1.0), (1.0, 1.0))]
     first = FakeEvaluator([done[0]])
     async with run.engine(first, calibrated(2)) as engine:
         await engine.run.add_steps([step(0)])

@@ -22,13 +22,14 @@ from guard_service.app import Tokens, create_app
 from guard_service.engine import Engine
 from guard_service.errors import StoreError
 from guard_service.heldout.errors import EvaluationError
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult
+from guard_service.heldout.worker import EvaluationRequest
 from guard_service.history import export_history
 from rlguard.core.codes import Code
 from rlguard.core.policy import EvaluationFailingPolicy, HeldOutGuardPolicy, Policy
+from rlguard.core.rounds import Evaluation
 from rlguard.core.trainer_view import status_view
 from rlguard.core.wire import FailureKind
-from tests.service.engines import FakeEvaluator, Run, settled, until
+from tests.service.engines import FakeEvaluator, Run, evaluated, settled, until
 
 pytestmark = pytest.mark.asyncio
 ITEMS = 50
@@ -49,7 +50,7 @@ class LeakyEvaluator(FakeEvaluator):
     rng: random.Random = field(default_factory=random.Random)
     canaries: set[str] = field(default_factory=set)
 
-    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
         if request.step % 3 == 2:
             prompt = f"canary-prompt-{self.rng.getrandbits(64):x}"
             self.canaries.add(prompt)
@@ -58,7 +59,8 @@ class LeakyEvaluator(FakeEvaluator):
             raise EvaluationError("the evaluation process was ended by SIGKILL (out of memory?)")
         items, proxies, fooled = (tuple(self.rng.random() for _ in range(ITEMS)) for _ in range(3))
         self.canaries |= {repr(item) for item in items + proxies + fooled}
-        return EvaluationResult(items, "sha", 0.01, None, 0.25, proxies, fooled_items=fooled)
+        found = {"items": items, "proxy_items": proxies, "fooled_items": fooled, "truncated": 0.25}
+        return evaluated(request, found)
 
 
 async def test_nothing_of_an_item_leaves_the_guard(
@@ -105,21 +107,19 @@ TRUNCATED, UNANSWERED, TIMED_OUT = 0.421875, 0.390625, 0.359375
 class Questioned(FakeEvaluator):
     """Its first evaluation is the baseline; a weak checkpoint follows, and at the end one that fails."""
 
-    async def evaluate(self, request: EvaluationRequest) -> EvaluationResult:
+    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
         if request.step == 4:
             raise EvaluationError("scorer 'exact' raised KeyError on item 'canary-id': fix it, or the item")
         share = 8 if request.step < 2 else 3
-        return EvaluationResult(
-            tuple(float(i % 10 < share) for i in range(200)),
-            "sha",
-            0.01,
-            None,
-            TRUNCATED,
-            tuple(float(i % 10 < 8) for i in range(200)),
-            unanswered=UNANSWERED,
-            timed_out=TIMED_OUT,
-            parts={"generate": 0.01},
-        )
+        found = {
+            "items": tuple(float(i % 10 < share) for i in range(200)),
+            "truncated": TRUNCATED,
+            "proxy_items": tuple(float(i % 10 < 8) for i in range(200)),
+            "unanswered": UNANSWERED,
+            "timed_out": TIMED_OUT,
+            "parts": {"generate": 0.01},
+        }
+        return evaluated(request, found)
 
 
 async def test_a_trainer_is_told_no_number_that_its_weights_could_make_an_answer(run: Run) -> None:

@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.token_files import with_token_files
+
 #: KL fires as soon as five steps have carried one: any drift of the policy is above this threshold.
 TIGHT_KL = {"kl": {"hard_stop": 1e-9, "min_steps": 5}}
 #: KL never fires.
@@ -44,10 +46,10 @@ class RealGuard:
             "RLGUARD_GUARD_STATE_DIR": str(directory / "state"),
             "RLGUARD_GUARD_CHECKPOINT_ROOT": str(checkpoint_root),
             "RLGUARD_GUARD_POLICY_FILE": str(policy_file),
-            "RLGUARD_GUARD_INGEST_TOKEN": INGEST,
-            "RLGUARD_GUARD_READ_TOKEN": READ,
             "RLGUARD_GUARD_PORT": "0",
         }
+        tokens = {"RLGUARD_GUARD_INGEST_TOKEN": INGEST, "RLGUARD_GUARD_READ_TOKEN": READ}
+        self._environ |= with_token_files(tokens, directory)
         if heldout is not None:
             self._environ["RLGUARD_GUARD_HELDOUT"] = json.dumps(heldout)
         self._log = (directory / "guard.log").open("ab")

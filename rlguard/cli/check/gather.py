@@ -15,7 +15,7 @@ from guard_service.heldout.errors import EvaluationError, GraderError, SplitErro
 from guard_service.heldout.scorable import is_adapter, why_names_unscorable, without_tokenizer
 from guard_service.heldout.split import HeldoutItem, HeldoutSplit, read_train_prompts
 from guard_service.heldout.staging import refuse_unstageable
-from guard_service.heldout.worker import EvaluationRequest, EvaluationResult, EvaluationWorker
+from guard_service.heldout.worker import EvaluationRequest, EvaluationWorker
 from rlguard.cli.check.rows import Model, Split, TriedEvaluation, TriedScorer
 from rlguard.cli.split import ungrouped
 from rlguard.core.feed import Feed
@@ -26,6 +26,7 @@ from rlguard.follow.safe_open import open_regular
 
 if TYPE_CHECKING:
     from guard_service.heldout.config import HeldoutSettings
+    from rlguard.core.rounds import Evaluation
 
 #: The first evaluation of a process includes its start; below this many seconds a second one is cheap.
 SHORT_SECONDS = 60.0
@@ -140,7 +141,7 @@ def try_evaluation(
         return tried, TriedEvaluation(None, None, failure)
     if not results:
         return tried, None
-    seconds, first = min(result.seconds for result in results), results[0]
+    seconds, first = min(result.seconds or 0.0 for result in results), results[0]
     paid = fmean(first.proxy_items) if first.proxy_items else None
     ends = (first.truncated, first.unanswered, first.unscored or 0.0, first.timed_out)
     return tried, TriedEvaluation(seconds, fmean(first.items), None, paid, _in_part(first), *ends)
@@ -148,10 +149,10 @@ def try_evaluation(
 
 async def _evaluate(
     settings: HeldoutSettings, model: Path | None, scratch: Path
-) -> tuple[TriedScorer, list[EvaluationResult], str]:
+) -> tuple[TriedScorer, list[Evaluation], str]:
     """What came of the guard's own evaluation process, and why it failed; "" if it did not."""
     worker, tried = EvaluationWorker(settings, scratch), TriedScorer()
-    results: list[EvaluationResult] = []
+    results: list[Evaluation] = []
     failure = ""
     try:
         await worker.start()
@@ -170,11 +171,11 @@ async def _evaluate(
     return tried, results, failure
 
 
-def _is_one_short(results: Sequence[EvaluationResult]) -> bool:
-    return len(results) == 1 and results[0].seconds < SHORT_SECONDS
+def _is_one_short(results: Sequence[Evaluation]) -> bool:
+    return len(results) == 1 and (results[0].seconds or 0.0) < SHORT_SECONDS
 
 
-def _in_part(result: EvaluationResult) -> float:
+def _in_part(result: Evaluation) -> float:
     """Share of what the scorer rejects that the training grader pays for, but not in full."""
     pairs = zip(result.items, result.proxy_items or (), strict=False)
     rejected = [0.0 < paid < 1.0 for right, paid in pairs if right == 0.0]

@@ -25,9 +25,6 @@ WHOLE_GUARD = "guard"
 DETECTORS = (WHOLE_GUARD, "calibrated", "heldout_guard")
 
 
-#: Policies' detectors that need outcomes of items, or means of a known number of them.
-RULES_OF_ITEMS = ("calibrated", "both")
-
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?")
 
 
@@ -145,17 +142,17 @@ def _inert(run: Run, policy: Policy, name: str) -> Iterator[str]:
     needed = max(1, policy.heldout_guard.min_steps)
     if evaluations == 0:
         yield "no held-out column"
-    elif name in ("heldout_guard", "both") and evaluations < needed:
+    elif name == "heldout_guard" and evaluations < needed:
         yield f"HeldOutGuard: min_steps is {needed}, and there are {evaluations} evaluations"
-    if name in RULES_OF_ITEMS and evaluations and not run.has_items:
+    if name == "calibrated" and evaluations and not run.has_items:
         column = run.columns.source.get("heldout", "heldout")
         yield f"`{column}` is a mean; say of how many items it is: --heldout-items N"
-    elif name in RULES_OF_ITEMS and evaluations and not baseline_of(run):
+    elif name == "calibrated" and evaluations and not baseline_of(run):
         yield (
             "calibrated tests: there is no baseline (lines with step 0 and only `items`, one for each pass "
             "of the starting policy)"
         )
-    if name in ("heldout_guard", "both"):
+    if name == "heldout_guard":
         yield from _inert_kl(run)
 
 

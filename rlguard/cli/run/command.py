@@ -106,7 +106,7 @@ def run(
 
     file = options.read_config(config)
     evaluated = heldout is not None or evaluations_token_file is not None
-    sections = ("heldout", "evaluations_token", "evaluations_token_file")
+    sections = ("heldout", "evaluations_token_file")
     if not evaluated and not any(options.is_set(name, file) for name in sections):
         raise options.no_split()
     given = {

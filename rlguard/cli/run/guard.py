@@ -69,7 +69,7 @@ class GuardProcess:
         self._cancelled = cancelled
         self.restarts = 0
         self._last_answer = time.monotonic()
-        _, self._read_token = settings.tokens()
+        self._read_token = settings.tokens().read
         self._client: httpx.Client | None = None
         self._listener = socket.create_server((settings.host, settings.port), backlog=BACKLOG)
         self.url = "http://{}:{}".format(*self._listener.getsockname())

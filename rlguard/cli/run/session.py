@@ -40,9 +40,7 @@ OWN_SETTINGS = (
     "port",
     "listen_fd",
     "state_dir",
-    "ingest_token",
     "ingest_token_file",
-    "read_token",
     "read_token_file",
     "allow_unauthenticated_loopback",
     "keep_best_checkpoint",
@@ -139,7 +137,7 @@ def _supervise(plan: Plan, settings: GuardSettings, signals: Signals) -> Ending:
             settings, plan.out / "guard.log", ready_seconds=plan.ready, cancelled=lambda: signals.came
         )
         try:
-            progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens()[1])}")
+            progress.note(f"{settings.name}: dashboard {dashboard_link(guard.url, settings.tokens().read)}")
             following = _start_following(plan, settings, guard, progress)
             trainer = _start_trainer(plan, settings, guard)
             try:
@@ -170,7 +168,7 @@ def _start_following(
     metrics = plan.out / "trainer.log" if printed else plan.follow.metrics
     before = scan(metrics, checkpoints, framework_of(plan.follow.format))
     what = replace(plan.follow, metrics=metrics, checkpoints=checkpoints, before=before)
-    return Following(what, guard.url, str(settings.tokens()[0]), progress.note)
+    return Following(what, guard.url, str(settings.tokens().ingest), progress.note)
 
 
 def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> TrainerProcess:
@@ -178,7 +176,7 @@ def _start_trainer(plan: Plan, settings: GuardSettings, guard: GuardProcess) -> 
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RLGUARD_GUARD_")}
     given = {
         "RLGUARD_URL": guard.url,
-        "RLGUARD_TOKEN": str(settings.tokens()[0]),
+        "RLGUARD_TOKEN": str(settings.tokens().ingest),
     }
     if plan.max_lag is not None:
         given["RLGUARD_MAX_LAG"] = plan.max_lag

@@ -46,15 +46,14 @@ ACTIONS = {
 class DetectorStatus:
     """The judgement after one evaluation.
 
-    `rule`: the code that fired first, None while none has; `reason`: its sentence, else that of the most
-    severe reading; `needs_confirmation`: a fresh evaluation of the same checkpoint would decide an alarm, or
-    whether this evaluation counts; `in_doubt`: a sentence if that is asked of a low one without an alarm.
+    `rule`: the code that fired first, None while none has; `reason`: its sentence; `needs_confirmation`: a
+    fresh evaluation of the same checkpoint would decide an alarm, or whether this evaluation counts;
+    `in_doubt`: a sentence if that is asked of a low one without an alarm.
     """
 
-    level: Level
-    rule: str | None
-    reason: str
     readings: tuple[DetectorReading, ...]
+    rule: str | None = None
+    reason: str = ""
     needs_confirmation: bool = False
     in_doubt: str = ""
 
@@ -227,20 +226,16 @@ class CalibratedDetector:
     def _status(self, readings: tuple[DetectorReading, ...]) -> DetectorStatus:
         state = self.state
         if state.rule is not None:
-            return DetectorStatus(Level.FIRED, state.rule, state.reason, readings)
-        readings = tuple(map(_unconfirmed, readings))
-        # A question that cannot be judged says so in its reading; the whole is unknown only if none can.
-        known = [r for r in readings if r.level is not Level.UNKNOWN] or list(readings)
-        worst = max(known, key=lambda r: r.level.severity)
-        level, reason, in_doubt = worst.level, worst.message, ""
+            return DetectorStatus(readings, state.rule, state.reason)
+        in_doubt = ""
         if state.doubt is not None and not state.doubt.alarmed and not state.doubt.above:
             in_doubt = (
                 f"the newest evaluation ({self.newest:.4f}) lies far below those before it: a fresh one "
                 "decides whether it counts"
             )
-            level, reason = Level.WARNING, in_doubt
         fresh = state.doubt is not None and not state.greedy
-        return DetectorStatus(level, None, reason, readings, fresh, in_doubt)
+        readings = tuple(map(_unconfirmed, readings))
+        return DetectorStatus(readings, needs_confirmation=fresh, in_doubt=in_doubt)
 
     def begin_again(self) -> None:
         """Forget every evaluation: those to come are of a policy that starts at the baseline again.

@@ -40,7 +40,7 @@ def logged(directory: Path, *begins: int, before: int = 16, means: bool = False)
     return load_run(read_log(log), str(log), {})
 
 
-@pytest.mark.parametrize("name", ["guard", "calibrated", "both"])
+@pytest.mark.parametrize("name", ["guard", "calibrated"])
 @pytest.mark.parametrize(
     ("begins", "before", "fires"),
     [
@@ -61,10 +61,10 @@ def test_a_start_from_scratch_stops_nothing_and_a_fall_does(
 
 
 def test_of_means_alone_the_whole_guard_says_what_its_rule_says(tmp_path: Path) -> None:
-    policy = POLICY.model_copy(update={"detector": "both"})
+    policy = POLICY.model_copy(update={"detector": "heldout_guard"})
     run = logged(tmp_path, 1, means=True)
-    whole, both, rule = (outcome(run, policy, name) for name in ("guard", "both", "heldout_guard"))
-    assert not whole.fired and not both.fired and not rule.fired
+    whole, rule = (outcome(run, policy, name) for name in ("guard", "heldout_guard"))
+    assert not whole.fired and not rule.fired
     assert [a for a in whole.advice if "started from scratch" in a.condition.message]
 
 

@@ -426,9 +426,9 @@ def test_a_policy(wrap: Run, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("kl: {hard_stop: -1}")
     assert "kl.hard_stop: Input should be greater than 0" in refused(wrap(SHORT, "--policy", policy))
-    policy.write_text("detector: both\nkl: {hard_stop: 0.5}\nsilent: {action: stop}\n")
+    policy.write_text("detector: heldout_guard\nkl: {hard_stop: 0.5}\nsilent: {action: stop}\n")
     done = wrap(SHORT, "--policy", policy)
-    expected = {"detector": "Both", "kl": {"hardStop": 0.5}, "silent": {"action": "Stop"}}
+    expected = {"detector": "HeldoutGuard", "kl": {"hardStop": 0.5}, "silent": {"action": "Stop"}}
     assert wrapped(done)["spec"]["guard"]["policy"] == expected
 
 

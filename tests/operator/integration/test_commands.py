@@ -138,7 +138,9 @@ def test_a_job_that_ran_before_is_wrapped_and_made_again_with_its_guard(
     before = here.put(resource, {"metadata": meta, "spec": SPECS[resource.kind]})
     file, policy = tmp_path / "job.yaml", tmp_path / "policy.yaml"
     file.write_text(yaml.safe_dump(before))
-    policy.write_text("detector: both\nkl: {hard_stop: 0.5, warn_above: null}\nsilent: {action: stop}\n")
+    policy.write_text(
+        "detector: heldout_guard\nkl: {hard_stop: 0.5, warn_above: null}\nsilent: {action: stop}\n"
+    )
     what = ("--heldout=claim:heldout/a/b.jsonl", "--checkpoints=ck", f"--policy={policy}", *OPTIONS)
     done = rlguard("wrap", "-f", file, *what)
     assert done.returncode == 0, done.stderr
@@ -151,7 +153,11 @@ def test_a_job_that_ran_before_is_wrapped_and_made_again_with_its_guard(
     stored = here.job()
     assert stored["spec"]["template"] == made["spec"]["template"], "nothing of it was dropped"
     found = stored["spec"]["guard"]["policy"]
-    assert (found["detector"], found["kl"]["hardStop"], found["silent"]["action"]) == ("Both", 0.5, "Stop")
+    assert (found["detector"], found["kl"]["hardStop"], found["silent"]["action"]) == (
+        "HeldoutGuard",
+        0.5,
+        "Stop",
+    )
     assert found["kl"].get("warnAbove") is None
     here.operator()
     here.expect("Guarded", "True", "WorkloadCreated")

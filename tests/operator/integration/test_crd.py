@@ -271,7 +271,7 @@ IMMUTABLE: dict[str, Json] = {
     "a threshold": {"guard": {"policy": {"kl": {"hardStop": 0.5}}}},
     "the image": {"guard": {"image": "other"}},
     "the isolation": {"guard": {"isolation": "Relaxed"}},
-    "the detector": {"guard": {"policy": {"detector": "Both"}}},
+    "the detector": {"guard": {"policy": {"detector": "HeldoutGuard"}}},
     "the scorer": {"guard": {"heldout": {"scorer": "math"}}},
     "where it starts": {"resumedFrom": {"name": "other", "checkpoint": "/ckpt/1"}},
 }

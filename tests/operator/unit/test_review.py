@@ -104,7 +104,7 @@ def test_each_finding_is_a_sentence_and_relaxed_lists_them() -> None:
 
 POLICIES = [
     Policy(),
-    Policy(detector="both", kl=KlPolicy(warn_above=None, hard_stop=0.5)),
+    Policy(detector="heldout_guard", kl=KlPolicy(warn_above=None, hard_stop=0.5)),
     Policy(calibrated=CalibratedPolicy(alpha=0.1), heldout_guard=HeldOutGuardPolicy(min_steps=3)),
     Policy.model_validate(Policy().model_dump()),
 ]
