@@ -137,13 +137,6 @@ def test_a_process_that_ends_without_close_loses_no_report(guard: FaultyGuard) -
     assert steps_of(guard) == [1, 2] and guard.ends == []
 
 
-@pytest.mark.parametrize(("code", "finished"), [(0, True), (None, True), (1, False), ("broken", False)])
-def test_sys_exit_0_is_an_end_like_any_other(guard: FaultyGuard, code: Any, finished: bool) -> None:
-    with pytest.raises(SystemExit):
-        loop(guard, 1, lambda run: (run.step(2, reward=math.nan), sys.exit(code)))
-    assert [(end.step, end.finished) for end in guard.ends] == ([(2, True)] if finished else [])
-
-
 def test_a_resumed_loop_says_where_it_began(guard: FaultyGuard, tmp_path: Path) -> None:
     with Guard(guard.url) as run:
         run.checkpoint(tmp_path, step=20)
@@ -161,16 +154,6 @@ def test_only_a_loop_that_came_to_its_end_says_that_training_has_finished(guard:
     with pytest.raises(CollapseStopError):
         loop(guard, 2)
     assert guard.ends == []
-
-
-def test_numbers_of_numpy_and_estimates_are_numbers(opened: Guard, guard: FaultyGuard) -> None:
-    opened.step(np.int64(1), reward=np.float32(0.5), kl=np.array(-1e-9), kl_kind=KlKind.REF_TOKEN_MEAN)
-    opened.step(2, reward=0.5, kl=float("inf"), kl_kind=REF, entropy=float("nan"), reward_std=-1.0)
-    opened.close()
-    assert [(r.step, r.kl, r.kl_kind, r.entropy, r.reward_std) for r in guard.steps] == [
-        (1, 0.0, KlKind.REF_TOKEN_MEAN, None, None),
-        (2, None, KlKind.NOT_FINITE, None, None),
-    ]
 
 
 @pytest.mark.parametrize("plant", [os.symlink, os.link])
@@ -395,16 +378,6 @@ def test_a_guard_that_is_not_open_says_so(guard: FaultyGuard) -> None:
         run.open()
 
 
-def test_reports_after_the_end_are_one_warning(opened: Guard, guard: FaultyGuard, caplog: Any) -> None:
-    opened.close()
-    opened.close()
-    for step in (1, 2):
-        opened.step(step, reward=0.5)
-    opened.checkpoint(".", step=2)
-    assert caplog.text.count("after the guard was closed") == 1 and opened.halted is None
-    assert guard.steps == [] and guard.checkpoints == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -461,11 +434,6 @@ def test_without_a_url_an_optional_guard_guards_nothing_and_says_so(caplog: Any,
         assert run.halted is None and run.verdict is None and not run.must_wait()
         assert caplog.text.count("this run is unguarded") == 1
         assert not any(thread.name == "rlguard-reporter" for thread in threading.enumerate())
-
-
-def test_without_a_url_the_error_says_what_to_set() -> None:
-    with pytest.raises(GuardConfigError, match=r"RLGUARD_URL is not set: .*optional=True"):
-        Guard.from_env({})
 
 
 def test_only_rank_0_has_the_guard(guard: FaultyGuard) -> None:

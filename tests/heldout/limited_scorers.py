@@ -87,10 +87,6 @@ def plain(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return float(completion == answer)
 
 
-def of_the_whole(completion: str, answer: str, meta: Mapping[str, Any], whole_completion: str) -> float:
-    return float((completion, whole_completion) == ("right", "all"))
-
-
 async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     if completion == "cancelled":
         raise asyncio.CancelledError
@@ -101,16 +97,5 @@ async def judge(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return plain(completion, answer, meta)
 
 
-class _Judge:
-    async def __call__(self, completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-        return float(completion == answer)
-
-
-judge_object = _Judge()
-
-for _scorer in (plain, judge, of_the_whole):
+for _scorer in (plain, judge):
     _scorer.check_answers = False  # type: ignore[attr-defined]  # tests say what is scored
-
-
-def answers_hang(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    return plain(completion, answer, meta)

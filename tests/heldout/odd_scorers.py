@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,28 +38,6 @@ def stuck_once(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     return 1.0
 
 
-def forks_and_both_return(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """Fork at each call; the copy is first to return, and is of no use."""
-    if pid := os.fork():
-        with Path(meta["once"]).open("a") as copies:
-            copies.write(f"{pid}\n")
-        time.sleep(0.3)
-    return float(completion == answer)
-
-
-def forks_away(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    """Leave a process in a session of its own, which no signal to a group reaches."""
-    if _first_time(meta) and not os.fork():
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        Path(meta["once"]).write_text(str(os.getpid()))
-        time.sleep(600)
-    while not Path(meta["once"]).read_text():
-        time.sleep(0.01)
-    return 1.0
-
-
 def raises_what_it_should_not(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
     """Fail in a way that `except Exception` around a scorer does not see."""
     if _first_time(meta):
@@ -83,22 +60,14 @@ def reports_its_process(completion: str, answer: str, meta: Mapping[str, Any]) -
     return float(nicer and told == {"RLGUARD_MY_KEY"} and "torch" not in sys.modules)
 
 
-def slow(completion: str, answer: str, meta: Mapping[str, Any]) -> float:
-    time.sleep(60)
-    return 1.0
-
-
 #: Odd only when a completion is scored: they let the items' own answers pass.
 for _scorer in (
     killed_once,
     exits_once,
     stuck_once,
-    forks_and_both_return,
-    forks_away,
     raises_what_it_should_not,
     chatty,
     reports_its_process,
-    slow,
 ):
     _scorer.check_answers = False  # type: ignore[attr-defined]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from guard_service.heldout.errors import EvaluationError, SplitError
+from guard_service.heldout.errors import EvaluationError
 from guard_service.heldout.evaluators.completions import Completion
 from guard_service.heldout.pool import Limits
 from guard_service.heldout.scorers import Graded, SplitScorers
@@ -141,21 +141,6 @@ def test_so_many_at_once_and_no_more(score: Score, tmp_path: Path, scorer: str) 
     """Each waits until three are under way. No more than three processes are started for all of them."""
     assert len(score(["meet"] * 6, scorer, at_once=3, together=3)) == 6
     assert len(set(the.noted({"room": tmp_path}, "pids"))) == 3
-
-
-@pytest.mark.parametrize(("scorer", "seconds"), [("of_the_whole", AGES), ("judge_object", None)])
-def test_it_gets_the_whole_completion_and_may_be_an_object(
-    score: Score, scorer: str, seconds: float | None
-) -> None:
-    assert score(["right", "else"], scorer, seconds) == [Graded(1.0), Graded(0.0)]
-
-
-@pytest.mark.nightly
-def test_own_answers_are_tried_within_the_limit(tmp_path: Path) -> None:
-    limits = Limits(1.0, late_is_wrong=True)
-    _, scorers = scorers_of(tmp_path, ["hang"], f"{MODULE}:answers_hang", limits)
-    with pytest.raises(SplitError, match="with its own answer as completion: raise scorer_timeout_seconds"):
-        scorers.check_answers()
 
 
 # -- what is counted ---------------------------------------------------------------------------------------

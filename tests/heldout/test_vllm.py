@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from guard_service.heldout import staging
 from guard_service.heldout.base_model import look_at
 from guard_service.heldout.config import VllmEvaluatorSettings
-from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError, StartAgainError
+from guard_service.heldout.errors import EngineLostError, EvaluationError, SplitError
 from guard_service.heldout.evaluators.completions import Completions
 from guard_service.heldout.evaluators.loading import layout
 from guard_service.heldout.evaluators.vllm import VllmEvaluator
@@ -179,61 +179,6 @@ def test_an_engine_that_does_not_start_or_load_is_not_told_as_damaged_weights(
     assert kind in MAY_PASS
 
 
-def test_weights_are_erased_before_others_are_loaded_and_then_looked_for(
-    evaluator: VllmEvaluator, vllm: Any, policy: Path
-) -> None:
-    for _ in range(2):
-        made = complete(evaluator, policy)
-        assert len(made.rows) == 2 and made.truncated == 1.0
-    (engine,) = vllm()
-    assert engine.calls == [
-        *("guard_watch", "guard_has", "guard_broken"),
-        *("guard_erase", "reload_weights", "guard_has", "guard_broken"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"has": False}, {"broken": True}], ids=["weights that nobody sees", "what was erased computes"]
-)
-def test_what_is_not_shown_to_be_new_takes_a_new_engine(
-    evaluator: VllmEvaluator, vllm: Any, policy: Path, wrong: dict[str, Any]
-) -> None:
-    complete(evaluator, policy)
-    vllm(**wrong)
-    with pytest.raises(StartAgainError):
-        complete(evaluator, policy)
-
-
-def test_an_engine_that_can_take_no_other_weights_is_never_given_any(
-    evaluator: VllmEvaluator, vllm: Any, policy: Path
-) -> None:
-    vllm(reloadable=False)
-    complete(evaluator, policy)
-    (engine,) = vllm()
-    with pytest.raises(StartAgainError, match="cannot be loaded over"):
-        complete(evaluator, policy)
-    assert "reload_weights" not in engine.calls
-
-
-def test_weights_of_another_layout_never_reach_the_engine(
-    evaluator: VllmEvaluator, vllm: Any, policy: Path, tmp_path: Path
-) -> None:
-    complete(evaluator, policy)
-    other = save_tiny_model(tmp_path / "other", layers=3)
-    with pytest.raises(StartAgainError, match="has another layout"):
-        complete(evaluator, other)
-    assert "guard_erase" not in vllm()[0].calls
-
-
-def test_an_output_that_vllm_would_not_score_is_refused(
-    evaluator: VllmEvaluator, vllm: Any, policy: Path
-) -> None:
-    vllm(has=False)
-    with pytest.raises(EngineLostError, match="other embeddings than were saved: use the evaluator hf") as it:
-        complete(evaluator, policy)
-    assert it.value.kind is FailureKind.EVALUATOR
-
-
 def test_an_engine_that_still_has_prompts_of_before_is_lost(
     evaluator: VllmEvaluator, vllm: Any, policy: Path
 ) -> None:
@@ -280,23 +225,6 @@ def test_what_is_no_completion_is_an_error_that_quotes_nothing(
     with pytest.raises(EvaluationError, match=told) as caught:
         complete(evaluator, policy)
     assert "7+1" not in str(caught.value) and caught.value.kind is FailureKind.UNDERWAY
-
-
-def test_sampling_is_as_it_is_said_and_the_end_is_the_guards(vllm: Any, policy: Path, tmp_path: Path) -> None:
-    evaluator = VllmEvaluator(VllmEvaluatorSettings(dtype="float32"), tmp_path)
-    said = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2}
-    complete(evaluator, policy, Sampling(**said, max_new_tokens=9, stop=("\n",)))
-    one = vars(vllm()[0].params[0])
-    assert {name: one[name] for name in said} == said
-    assert (one["max_tokens"], one["stop_token_ids"], one["stop"], one["detokenize"]) == (
-        9,
-        [1],
-        ["\n"],
-        True,
-    )
-    complete(evaluator, policy, Sampling(temperature=0.0, max_new_tokens=9))
-    plain = vars(vllm()[0].params[0])
-    assert plain.keys() == {"seed", "temperature", "max_tokens", "stop_token_ids", "detokenize"}
 
 
 def test_without_vllm_it_is_said_before_any_work(tmp_path: Path) -> None:

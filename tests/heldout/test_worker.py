@@ -209,33 +209,6 @@ def test_closing_ends_an_evaluation_under_way(settings, tmp_path: Path) -> None:
     assert not alive(int((tmp_path / "once").read_text()))
 
 
-def test_a_copy_that_a_scorer_forks_answers_for_no_later_checkpoint(
-    settings, policy: ModelPolicy, tmp_path: Path
-) -> None:
-    async def act(worker: EvaluationWorker) -> list[int]:
-        results = [await worker.evaluate(replace(REQUEST, step=step)) for step in range(4)]
-        return [result.items.index(1.0) for result in results]
-
-    policy.reply = lambda asked: Reply(str(asked["step"] + 1))
-    assert run(settings("forks_and_both_return"), tmp_path / "scratch", act) == [0, 1, 2, 3]
-    copies = (tmp_path / "once").read_text().split()
-    assert len(copies) == 16 and not any(alive(int(copy)) for copy in copies)
-
-
-@pytest.mark.parametrize(("end", "limit"), [("close", None), ("dies", None), ("dies", 600.0)])
-def test_what_left_the_process_group_ends_with_the_evaluation_process(
-    settings, tmp_path: Path, end: str, limit: float | None
-) -> None:
-    async def act(worker: EvaluationWorker) -> None:
-        await worker.evaluate(REQUEST)
-        assert alive(int((tmp_path / "once").read_text())) or limit
-        if end == "dies":
-            os.kill(worker.pid, signal.SIGTERM)
-
-    run(settings("forks_away", scorer_timeout_seconds=limit), tmp_path / "scratch", act)
-    wait_for(lambda: not alive(int((tmp_path / "once").read_text())))
-
-
 def test_what_a_scorer_prints_is_no_answer_and_reaches_no_log(
     settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

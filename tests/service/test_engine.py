@@ -29,10 +29,9 @@ from guard_service.heldout.scorable import MAX_NAMES
 from guard_service.heldout.worker import EvaluationResult
 from guard_service.history import STAYS_HERE, export_history
 from rlguard.core.codes import Code
-from rlguard.core.detectors.run import CalibratedRun
 from rlguard.core.ending import not_judged
 from rlguard.core.evaluation import HfEvaluation
-from rlguard.core.judge import Judge, Latch
+from rlguard.core.judge import Latch
 from rlguard.core.policy import (
     CalibratedPolicy,
     EvaluationFailingPolicy,
@@ -47,7 +46,6 @@ from rlguard.core.wire import (
     EvaluationsNeeded,
     FailureKind,
     Sampling,
-    StepReport,
 )
 from tests.service.engines import FakeEvaluator, Run, calibrated, settled, step, until
 
@@ -273,23 +271,6 @@ async def test_another_split_or_scorer_is_another_run_and_ends_the_guard(
     assert said in str(failures[0]) and not worker.asked
 
 
-async def test_a_guard_whose_own_work_fails_ends_and_says_no_word_of_the_error(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody would judge the silence of a trainer any longer."""
-
-    def fail(*_: object) -> None:
-        raise KeyError(str(run.directory))  # for the prompt of an item
-
-    failures: list[GuardError] = []
-    async with run.engine() as engine:
-        engine.on_fatal = failures.append
-        monkeypatch.setattr(Judge, "verdict", fail)
-        await until(lambda: bool(failures))
-        monkeypatch.undo()
-    assert str(failures[0]) == "internal error (KeyError)" and str(run.directory) not in caplog.text
-
-
 async def test_the_best_checkpoint_is_kept_and_further_passes_are_made_of_it(run: Run) -> None:
     """The starting policy is the best while there is no other."""
     worker = FakeEvaluator([[0.4], [0.4]], scratch=run.state / "scratch")
@@ -488,23 +469,6 @@ async def test_what_was_made_and_not_reported_is_known_after_a_restart(
         assert ended.skipped == lost and since in (None, ended.steps_since_evaluation)
     async with run.engine(FakeEvaluator()) as engine:
         assert engine.run.verdict == ended
-
-
-async def test_an_end_near_an_alarm_has_the_last_checkpoint_evaluated_once_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CalibratedRun, "is_near", True)
-    worker = FakeEvaluator([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    async with run.engine(worker, calibrated(2)) as engine:
-        await run.report(engine, 0, 3)
-        await until(lambda: engine.run.verdict.evaluated == 2)
-        await engine.note_end(EndReport(attempt=0, step=3))
-        assert engine.run.verdict.waiting == 1
-        await until(lambda: worker.passes == [(0, 0), (0, 1), (3, 0), (3, 1)])
-    worker = FakeEvaluator([[1.0, 0.0], [1.0, 0.0]])
-    async with run.engine(worker, calibrated(2)) as engine:  # it is remembered that the trainer has ended
-        await until(lambda: worker.passes == [(3, 1), (3, 2)])
-        await settled(engine)
 
 
 # -- silence -------------------------------------------------------------------------------------------------
@@ -729,24 +693,3 @@ async def test_nothing_is_acknowledged_or_announced_before_it_is_stored(
             await say(engine)
     kind = {CheckpointReport: "checkpoint", EndReport: "end", Latch: "halt"}[event]
     assert run.stored(f"SELECT COUNT(*) FROM events WHERE kind = '{kind}'") == [(1,)]
-
-
-async def test_a_step_that_the_judge_fails_on_is_not_acknowledged_and_can_be_sent_again(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with run.engine() as engine:
-        await engine.run.add_steps([step(1)])
-        fold, broken = Judge.fold_step, [True]
-
-        def fold_step(judge: Any, report: StepReport) -> None:
-            if broken.pop() if broken else False:
-                raise RuntimeError("a mistake in a rule")
-            fold(judge, report)
-
-        monkeypatch.setattr(Judge, "fold_step", fold_step)
-        with pytest.raises(Problem) as refused:
-            await engine.run.add_steps([step(2)])
-        assert refused.value.status == 503 and engine.run.verdict.code == "store_unavailable"
-        await until(lambda: engine.run.store_works)
-        await engine.run.add_steps([step(2)])
-        assert engine.run.verdict.steps == 2

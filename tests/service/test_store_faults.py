@@ -21,8 +21,6 @@ import pytest
 
 Step = Callable[..., dict[str, Any]]
 
-FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
-
 
 def assert_unavailable(guard: Any, reason: str, fired: bool = False) -> None:
     """The guard says everywhere that its store does not work, and why."""
@@ -136,47 +134,7 @@ def test_an_unwritable_directory(new_guard: Callable[..., Any]) -> None:
     assert "endpoint.json cannot be written" in guard.log
 
 
-def test_a_second_guard_waits_for_the_first(new_guard: Callable[..., Any], step: Step) -> None:
-    first, second = new_guard().start(), new_guard()
-    first.post("/v1/steps", [step(1), step(2)])
-    second.start()
-    assert_unavailable(second, "another process")
-    assert first.post("/v1/steps", step(3)).status_code == 200
-    assert first.end() == 0
-    wait_until_ready(second)
-    assert second.get("/v1/verdict").json()["steps"] == 3
-
-
 # -- while it runs -------------------------------------------------------------------------------------------
-
-
-def fill(guard: Any, step: Step, fired: bool) -> tuple[int, dict[str, Any]]:
-    """Post until the disk is full; returns how many steps were acknowledged, and the refusal's verdict."""
-    for number in range(0, 100_000, 50):
-        response = guard.post("/v1/steps", [step(1_000 + number + i) for i in range(50)])
-        if response.status_code == 503:
-            break
-        assert response.status_code == 200
-    verdict = response.json()["verdict"]
-    assert verdict["level"] == ("fired" if fired else "unknown")
-    assert verdict["fire"] is fired and verdict["stop"] is fired
-    assert "store_unavailable" in [c["code"] for c in verdict["conditions"]]
-    assert "Traceback" not in guard.log
-    return number, verdict
-
-
-@pytest.mark.parametrize("fired", [False, True])
-def test_a_full_disk(new_guard: Callable[..., Any], step: Step, fired: bool) -> None:
-    guard = new_guard(before=FULL_DISK.format(200_000)).start()
-    reason = fire(guard) if fired else ""
-    acknowledged, verdict = fill(guard, step, fired)
-    assert acknowledged > 0 and (verdict["reason"] == reason or not fired)
-    guard.end()
-    guard.before = ""
-    after = guard.start().get("/v1/verdict").json()
-    assert after["steps"] == acknowledged + (6 if fired else 0)
-    assert after["fire"] is fired and (after["reason"] == reason or not fired)
-    assert guard.post("/v1/steps", step(99)).status_code == 200
 
 
 @pytest.mark.parametrize("fired", [False, True])

@@ -178,16 +178,6 @@ def test_a_run_of_rewards_that_are_not_finite_is_not_silent(train, guard: Faulty
     assert caplog.text.count("has no finite reward") == 1
 
 
-def test_a_run_without_rewards_is_told_once(drive, guard: FaultyGuard, caplog) -> None:
-    """As where a judge compares, and no function rewards."""
-    run = drive(guard.url, trainer={"_metrics": {"train": {}}})
-    for run.state.global_step in (1, 2):
-        run.callback.on_step_end(*run.events)
-        run.callback.on_log(*run.events, logs={"loss": 1.0})
-    run.callback.on_train_end(*run.events)
-    assert guard.steps == [] and caplog.text.count("had a reward (`reward`): nothing is reported") == 1
-
-
 @pytest.mark.parametrize("finishes", [True, False])
 def test_only_a_training_that_came_to_its_end_says_that_it_finished(
     drive, guard: FaultyGuard, finishes: bool
@@ -240,20 +230,6 @@ def test_prompts_of_the_trainers_own_evaluation_are_never_sent(train, guard: Fau
     assert [report.step for report in guard.rollouts] == [1, 2, 3, 4]
     sent = {r.prompt.replace(" ", "") for report in guard.rollouts for r in report.rollouts}
     assert sent and "heldout" not in sent
-
-
-def test_a_trainer_whose_completions_cannot_be_read_sends_none_and_says_so_once(
-    drive, guard: FaultyGuard, caplog
-) -> None:
-    lists: dict[str, list[float]] = {"reward": []}
-    logs = {"prompt": 1, "completion": 2, "rewards": 3}
-    run = drive(guard.url, trainer={"_metrics": {"train": lists}, "_logs": logs})
-    for run.state.global_step in (1, 2):
-        lists["reward"].append(0.5)
-        run.callback.on_step_end(*run.events)
-    run.callback.on_train_end(*run.events)
-    assert len(guard.steps) == 2 and guard.rollouts == []
-    assert caplog.text.count("no rollouts are shown") == 1
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------
@@ -357,35 +333,6 @@ def test_the_best_checkpoint_is_spared_on_request(train, guard: FaultyGuard, qui
     assert kept == {"checkpoint-2", "checkpoint-5"}
 
 
-def test_every_rank_spares_the_best_checkpoint(
-    drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each node rotates its own disk where nodes share none."""
-    from trainer_image.experiment import News
-
-    run = drive(rank=1, keep_best=True, args={"metric_for_best_model": None, "save_total_limit": 2})
-    best = str(tmp_path / "checkpoint-7")
-    heard = iter([None, News(None, {}, best)])  # it does not wait; then what rank 0 has heard
-    monkeypatch.setattr("trainer_image.ranks.agree", lambda _mine, _device: next(heard))
-    run.callback.on_step_end(*run.events)
-    assert run.state.best_model_checkpoint == best
-
-
-@pytest.mark.parametrize(
-    ("args", "wrong"),
-    [
-        ({"metric_for_best_model": "reward"}, "metric_for_best_model to be unset, got 'reward'"),
-        ({"metric_for_best_model": None, "save_total_limit": 1}, "save_total_limit to be 2 or more, got 1"),
-    ],
-)
-def test_a_rotation_that_could_not_spare_it_is_refused(
-    drive, guard: FaultyGuard, args: dict[str, Any], wrong: str
-) -> None:
-    with pytest.raises(GuardConfigError, match=wrong):
-        drive(guard.url, keep_best=True, args=args)
-    assert guard.requests == []
-
-
 # -- stops -------------------------------------------------------------------------------------------------
 
 
@@ -411,21 +358,6 @@ def test_a_restarted_trainer_stops_before_its_first_step(train, guard: FaultyGua
     with pytest.raises(CollapseStopError):
         trainer.train()
     assert trainer.state.global_step == 0 and guard.steps == []
-
-
-def test_a_restarted_trainer_stops_softly_before_its_first_step(train, guard: FaultyGuard) -> None:
-    guard.verdict_after = lambda _: FIRED
-    trainer = train(guard.url, callback={"strict": False})
-    weights = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    calls: list[int] = []
-    trainer.reward_funcs[0] = lambda completions, **_: calls.append(1) or [0.0] * len(completions)
-    trainer.train()
-    assert trainer.state.global_step == 0 and calls == [] and guard.steps == []
-    assert all((weights[name] == p).all() for name, p in trainer.model.named_parameters())
-
-    guard.verdict_after = lambda _: HEALTHY  # a new guard: the same trainer object can train
-    trainer.train()
-    assert trainer.state.global_step == 4 and [r.step for r in guard.steps] == [1, 2, 3, 4]
 
 
 @pytest.mark.always
@@ -520,13 +452,6 @@ def test_before_the_first_step_one_table_says_what_was_looked_at(train, guard: F
     assert levels.pop("KL to the reference") == "warn" and levels.pop("evaluation time") == "not checked"
     assert len(levels) == 8 and set(levels.values()) == {"ok"}
     assert {(r.kl, r.kl_kind) for r in guard.steps} == {(None, KlKind.ABSENT)}
-
-
-def test_checks_that_cannot_be_made_end_no_run(drive, guard: FaultyGuard, caplog) -> None:
-    """Other ranks wait for the first one, which makes them."""
-    run = drive(guard.url, trainer={"is_fsdp_enabled": True})  # without an accelerator
-    run.callback.on_train_end(*run.events)
-    assert "nothing was checked before the first step: AttributeError" in caplog.text
 
 
 @pytest.mark.always

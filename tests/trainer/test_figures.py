@@ -301,28 +301,3 @@ def test_a_text_that_ends_trls_completions_reaches_the_guard(guarded: Any, guard
     assert report.sampling is not None and report.sampling.stop == tuple(STOP)
     ends = [text for text in seen if any(stop in text for stop in STOP)]
     assert ends and all(text.endswith(tuple(STOP)) for text in ends), "TRL's rewards see what ended it"
-
-
-def test_a_run_goes_on_without_a_sampling_that_no_guard_takes(
-    guarded: Any, guard: FaultyGuard, caplog: pytest.LogCaptureFixture
-) -> None:
-    guarded(grpo, temperature=11.0)
-    rows = table_in(caplog)
-    assert rows["sampling"].level == "warn"
-    assert (
-        "samples (temperature: Input should be less than or equal to 10 (got 11.0))" in rows["sampling"].says
-    )
-    assert [report.sampling for report in guard.checkpoints] == [None]
-
-
-def test_a_step_that_generates_nothing_has_the_reward_of_its_generation(
-    guarded: Any, guard: FaultyGuard
-) -> None:
-    trainer = guarded(
-        grpo, max_steps=16, save_steps=16, steps_per_generation=4, num_iterations=2, logging_steps=1
-    )
-    assert [r.step for r in guard.steps] == list(range(1, 17))
-    rewards = [r.reward for r in guard.steps]
-    logged = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert len(logged) == 2 and rewards == pytest.approx([logged[0]] * 8 + [logged[1]] * 8)
-    assert len({r.kl for r in guard.steps[8:]}) > 1, "KL is measured at every step"

@@ -124,22 +124,6 @@ def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path,
     assert [step for step, _ in rounds(watched)] == [0, 2]
 
 
-@pytest.mark.nightly
-def test_every_due_step_is_folded_also_where_nothing_is_generated(tiny_model: Path, tmp_path: Path) -> None:
-    trainer = guarded(
-        tiny_model,
-        tmp_path,
-        heldout_guard=HeldOutGuard(ema_alpha=0.0),
-        heldout_eval_fn=lambda: 0.5,
-        logging_steps=2,
-        steps_per_generation=3,
-    )
-    trainer.train()
-    logged = [e["reward"] for e in trainer.state.log_history if e.get("reward") is not None]
-    assert len(logged) == 2 and logged[0] != logged[1], "the generations before steps 1 and 4"
-    assert rounds(trainer, "in_loop_ema") == [(0, logged[0]), (2, logged[0]), (4, logged[1])]
-
-
 # -- its state in checkpoints ------------------------------------------------------------------------------
 
 
@@ -201,19 +185,6 @@ def test_a_run_that_had_fired_is_stopped_when_it_is_resumed(
     else:
         trainer.train(**resume)
         assert trainer.state.global_step == 3 and trainer.heldout_guard.should_halt()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("resumed", [True, False])
-def test_a_checkpoint_without_the_kill_switch_is_told(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, resumed: bool
-) -> None:
-    grpo_trainer(tiny_model, tmp_path, max_steps=2, save_only_model=False).train()
-    settings = {"heldout_guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5, "max_steps": 3}
-    trainer = guarded(tiny_model, tmp_path, **settings)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2") if resumed else None)
-    assert ("no state of the kill switch" in caplog.text) == resumed
-    assert len(rounds(trainer)) >= 1
 
 
 # -- the auxiliary losses ----------------------------------------------------------------------------------
@@ -347,21 +318,6 @@ def test_a_conversation_is_read_as_the_trainer_reads_it(tiny_model: Path, tmp_pa
         trainer.train()
         found += [e["sdpo_loss"] for e in trainer.state.log_history if "sdpo_loss" in e]
     assert found[0] == pytest.approx(0.0, abs=1e-6) and found[1] > 1e-5
-
-
-@pytest.mark.nightly
-def test_both_losses_train_the_model_with_accumulated_gradients(tiny_model: Path, tmp_path: Path) -> None:
-    data = with_columns(
-        privileged_prompt=privileged,
-        replay_prompt=lambda row: row["prompt"],
-        replay_completion=lambda row: row["answer"],
-    )
-    settings = {"max_steps": 30, "learning_rate": 1e-2, "gradient_accumulation_steps": 2}
-    trainer = guarded(tiny_model, tmp_path, data, alpha_sdpo=0.1, beta_replay=1.0, **settings)
-    trainer.train()
-    entries = [e for e in trainer.state.log_history if "trace_replay_loss" in e and "sdpo_loss" in e]
-    assert len(entries) == 30
-    assert entries[-1]["trace_replay_loss"] < 0.7 * entries[0]["trace_replay_loss"], "replay does not learn"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -289,23 +288,6 @@ def test_a_bad_line_of_the_data_is_named(
     (tmp_path / "d.jsonl").write_text(text)
     assert run(config(dataset=str(tmp_path / "d.jsonl"))) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-@pytest.mark.torch
-@pytest.mark.slow
-def test_the_module_runs_and_a_mistake_costs_no_import_of_torch(config: Any) -> None:
-    code = (
-        "import sys; from trainer_image.train import main; code = main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules; sys.exit(code)"
-    )
-    arguments = ["--config", str(config(modle="x"))]
-    for start in (["-c", code], ["-m", "rlguard.train"]):
-        process = subprocess.run(
-            [sys.executable, *start, *arguments], capture_output=True, text=True, check=False, env=os.environ
-        )
-        assert process.returncode == 2, process.stderr
-        assert process.stderr.startswith("error: ")
 
 
 def test_exact_match_ignores_space_around_the_answer() -> None:

@@ -1,17 +1,12 @@
 """A trainer without a line of RLGuard, a real guard, and between them followers that are killed."""
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from rlguard.follow.guard_history import ask_history
 from tests import stub_policy
 from tests.cli.run.conftest import Workplace, model_policy, sigint_is_not_ignored
 
@@ -59,17 +54,6 @@ def test_run_follows_a_trainer_that_starts_again(workplace):
     assert verdict["evaluated"] == verdict["announced"] == 6
 
 
-@pytest.mark.always
-def test_run_reads_the_log_of_a_trainer_and_stops_it(workplace):
-    workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
-    log = workplace.path / "run.jsonl"
-    code, said = run(
-        workplace, log, log, workplace.checkpoints, "hack", options=["--map", "kl=actor/kl_loss"]
-    )
-    assert code == 3, said
-    assert "kl_hard_stop" in json.dumps(workplace.json("verdict.json"))
-
-
 def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
     """`--follow -` reads the trainer's own output; the log that it writes, too, is not looked at."""
     workplace.policy("{detector: heldout_guard, kl: {hard_stop: 0.02, min_steps: 5}}")
@@ -82,60 +66,3 @@ def test_run_reads_what_the_trainer_prints_and_stops_it(workplace):
     assert "kl_hard_stop" in json.dumps(workplace.json("verdict.json"))
     rows = [(row["step"], row["kl"]) for row in workplace.history() if row.get("reward") is not None]
     assert rows == [(step, step / 1000) for step in range(1, len(rows) + 1)]
-
-
-@contextlib.contextmanager
-def served(workplace, state):
-    """A guard that listens; gives the environment of a follower that reports to it."""
-    guard = rlguard(
-        *("serve", "--config", workplace.config(), "--policy", workplace.path / "policy.yaml"),
-        *("--checkpoints", workplace.checkpoints, "--state-dir", state, "--port", "0"),
-    )
-    try:
-        end = time.monotonic() + 60
-        while not (state / "endpoint.json").exists():
-            assert time.monotonic() < end and guard.poll() is None
-            time.sleep(0.1)
-        yield {
-            **os.environ,
-            "RLGUARD_URL": json.loads((state / "endpoint.json").read_text())["url"],
-            "RLGUARD_TOKEN": (state / "ingest.token").read_text(),
-            "RLGUARD_READ_TOKEN": (state / "read.token").read_text(),
-        }
-    finally:
-        guard.terminate()
-        guard.communicate(timeout=30)
-
-
-def reported(state):
-    from guard_service.history import export_history
-
-    return [row for row in export_history(state) if row.get("reward") is not None]
-
-
-def steps_of_the_guard(environment):
-    history = ask_history(environment["RLGUARD_URL"], environment["RLGUARD_READ_TOKEN"])
-    return sum(map(len, history.steps.values()))
-
-
-def test_followers_that_are_killed_lose_nothing_and_report_nothing_twice(workplace, tmp_path):
-    log, state = workplace.path / "run.jsonl", tmp_path / "state"
-    with served(workplace, state) as environment:
-        follow = ["follow", "--metrics", log, "--checkpoints", workplace.checkpoints, "--format", "verl"]
-        trainer = subprocess.Popen(
-            [sys.executable, str(WRITER), str(log), str(workplace.checkpoints), "append"],
-            stdout=subprocess.DEVNULL,
-        )
-        while trainer.poll() is None:
-            follower = rlguard(*follow, env=environment)
-            time.sleep(2.5)
-            follower.kill()
-            follower.communicate()
-        last = rlguard(*follow, env=environment)
-        until = time.monotonic() + 120
-        while steps_of_the_guard(environment) < len(EXPECTED) and time.monotonic() < until:
-            time.sleep(0.5)
-        last.send_signal(signal.SIGTERM)
-        _, said = last.communicate(timeout=30)
-        assert last.returncode == 0, said
-    assert [(row["attempt"], row["step"]) for row in reported(state)] == EXPECTED
