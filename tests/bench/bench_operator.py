@@ -1,7 +1,6 @@
 """The operator with many running jobs, on a real kube-apiserver and etcd, with guards over HTTPS.
 
     python tests/bench/bench_operator.py [--jobs 1000] [--pods 16] [--fires 100] [--seconds 30]
-                                         [--training-operator PROGRAM]
 
 The jobs, their workloads and pods (`fleet.py`) are written into etcd, and an operator comes upon them, as
 after a change of the leader. Their guards are real servers with a key each, in one process (`guards.py`); the
@@ -10,8 +9,7 @@ looked at everything; memory; processor time while every run trains (a guard say
 while each guard has evaluated a checkpoint every five minutes; the time from a fire until the delete request
 is on the workload, as a watch sees it, and until no pod is left. This program plays the training-operator and
 the garbage collector. API server, etcd, guards and operator share the machine with it, so the latencies are
-upper bounds. `--training-operator` is the real one's program (`make kind-up` builds it into the cache): at
-the end it comes upon the same workloads and pods.
+upper bounds.
 """
 
 from __future__ import annotations
@@ -44,13 +42,12 @@ from fleet import (
     a_kept_secret,
     a_key,
     a_pod,
-    a_service,
     a_workload,
     address,
     host,
     uid,
 )
-from processes import PATIENCE_SECONDS, Peer, Process, share
+from processes import PATIENCE_SECONDS, Process, share
 
 sys.path.insert(0, str(ROOT / "tests" / "operator"))
 
@@ -64,7 +61,6 @@ from rlguard.operator.runtime.client import (
     MERGE,
     PODS,
     SECRETS,
-    SERVICES,
     Client,
     Resource,
     load_configuration,
@@ -113,8 +109,7 @@ class Etcd:
 def stored(resource: Resource, raw: Json) -> tuple[bytes, bytes]:
     """Under which key etcd has it, and what it has there."""
     of, group = raw["metadata"], f"{resource.group}/" if resource.group else ""
-    plural = "services/specs" if resource is SERVICES else resource.plural
-    key = f"/registry/{group}{plural}/{of['namespace']}/{of['name']}"
+    key = f"/registry/{group}{resource.plural}/{of['namespace']}/{of['name']}"
     return key.encode(), json.dumps(raw).encode()
 
 
@@ -132,14 +127,6 @@ def a_fleet(jobs: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
         yield stored(PODS, a_pod(workload, number, 0))
         if pods > 1:
             yield from workers(*stored(PODS, a_pod(workload, number, 1)), number, pods)
-
-
-def services(jobs: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
-    """The Services of their pods, which training-operator makes and ours does not look at."""
-    for number in range(jobs):
-        workload = a_workload(a_job(number), number)
-        for index in range(pods):
-            yield stored(SERVICES, a_service(workload, number, index))
 
 
 def workers(key: bytes, value: bytes, number: int, pods: int) -> Iterator[tuple[bytes, bytes]]:
@@ -321,19 +308,6 @@ def measure(plane: ControlPlane, directory: Path, options: argparse.Namespace) -
     assert phases == Counter(Running=jobs - len(firing), Stopped=len(firing)), phases
     operator.end()
     guards.end()
-    if options.training_operator is not None:
-        etcd.put(services(jobs, options.pods))
-        beside(Peer(client, kubeconfig, directory / "peer.log", options.training_operator), seconds)
-
-
-def beside(peer: Peer, seconds: float) -> None:
-    """What the training-operator takes for the same workloads and pods."""
-    show("training-operator: until all was looked at", peer.settled_after(), "s")
-    show("training-operator: processor time until then", peer.processor(), "s")
-    show("training-operator: memory", peer.memory(), "MiB")
-    show("training-operator: memory, the most", peer.memory("VmHWM"), "MiB")
-    show("training-operator: nothing happens", share(peer, seconds), "% of a core")
-    peer.end()
 
 
 def fires_are_met(client: Client, guards: Guards, operator: Process, firing: list[int], pods: int) -> None:
@@ -363,7 +337,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=16)
     parser.add_argument("--fires", type=int, default=100)
-    parser.add_argument("--training-operator", type=Path, metavar="PROGRAM")
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

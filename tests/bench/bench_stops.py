@@ -100,28 +100,9 @@ def guarded(folder: Path, kind: str, seed: int, *options: str) -> Run:
         (place / f"{name}.jsonl").write_text("".join(lines))
     model = make_policy(folder, train, seed)
     grader = "flawed" if kind == "hack" else "strict"
-    command = [
-        sys.executable,
-        "-m",
-        "rlguard.cli.main",
-        "run",
-        "--heldout",
-        "heldout.jsonl",
-        "--out",
-        "report",
-        *options,
-    ]
-    command += [
-        "--",
-        sys.executable,
-        str(TRAINER),
-        "--grader",
-        grader,
-        "--model",
-        str(model),
-        "--seed",
-        str(seed),
-    ]
+    command = [*(sys.executable, "-m", "rlguard.cli.main", "run", "--heldout", "heldout.jsonl")]
+    command += ["--out", "report", *options, "--", sys.executable, str(TRAINER)]
+    command += ["--grader", grader, "--model", str(model), "--seed", str(seed)]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with (place / "said.log").open("w") as log:
         ended = subprocess.run(command, cwd=place, env=environ, stdout=log, stderr=log, check=False)

@@ -67,7 +67,7 @@ def uid(kind: int, number: int) -> str:
     return f"{kind:08x}-0000-4000-8000-{number:012x}"
 
 
-JOB, WORKLOAD, SECRET, POD, SERVICE = 1, 2, 3, 16, 1024
+JOB, WORKLOAD, SECRET, POD = 1, 2, 3, 16
 #: Where the operator's Lease is. What the guards of these jobs listen at, which no other program here does.
 OPERATOR_NAMESPACE, PORT = "default", 18_787
 
@@ -152,19 +152,6 @@ def a_workload(job: Json, number: int) -> Json:
     told = [condition("Created"), condition("Running")]
     workload["status"] = {"conditions": told, "replicaStatuses": replicas}
     return workload
-
-
-def a_service(workload: Json, number: int, index: int) -> Json:
-    """The Service by which training-operator's pods find the one of this index."""
-    pod = a_pod(workload, number, index)["metadata"]
-    kept = ("name", "namespace", "labels", "ownerReferences", "creationTimestamp", "resourceVersion")
-    metadata = {key: pod[key] for key in kept} | {"uid": uid(SERVICE + index, number)}
-    spec = {
-        "clusterIP": "None",
-        "ports": [{"name": "pytorchjob-port", "port": 23456}],
-        "selector": pod["labels"],
-    }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
 def a_pod(workload: Json, number: int, index: int) -> Json:

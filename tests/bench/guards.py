@@ -7,8 +7,7 @@ What is real is the wire. A line of standard input is an order, and a line of st
 
     fire NUMBER        the guard fires; the monotonic time
     evaluate NUMBER    it has evaluated another checkpoint
-    forget             count anew which guards were polled
-    polled             how many were since
+    polled             how many guards were polled
 """
 
 from __future__ import annotations
@@ -141,9 +140,6 @@ class Guards:
             return str(self.by_number[int(number[0])].fire())
         if word == "evaluate":
             self.by_number[int(number[0])].evaluate()
-        if word == "forget":
-            for guard in self.by_number.values():
-                guard.polled = False
         return str(sum(guard.polled for guard in self.by_number.values()))
 
     async def run(self, port: int) -> None:

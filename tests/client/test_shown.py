@@ -28,15 +28,6 @@ class TestSelection:
         assert [one.reward for one in found[:BEST]] == [0.9, 0.8, 0.7]
         assert len(found) == MAX_ROLLOUTS and found[-1].reward in (0.1, 0.2, 0.3)
 
-    def test_of_equal_rewards_those_on_different_prompts_come_first(self) -> None:
-        group = [Candidate(f"p{i // 4}", f"c{i}", 1.0) for i in range(12)]
-        found = selected([Candidate("p9", "best", 2.0), *group], 1)
-        assert [one.completion for one in found[:BEST]] == ["best", "c0", "c4"]
-
-    def test_what_has_no_finite_reward_is_left_out(self) -> None:
-        found = selected(rewards(math.nan, math.inf, None, "1", True, 1e101, 0.5), 1)
-        assert [one.completion for one in found] == ["c6"]
-
     def test_a_policy_that_always_writes_the_same_is_shown_once(self) -> None:
         same = [Candidate("p", "always this", 1.0)] * 50
         assert len(selected(same, 1)) == 1

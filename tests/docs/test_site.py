@@ -133,25 +133,6 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     assert "#no-such-heading" in built.stderr
 
 
-@pytest.mark.parametrize(
-    ("place", "link", "turned"),
-    [
-        ("index.md", "../README.md", "repository/readme.md"),
-        ("install.md", "../charts/rlguard/README.md#values", "repository/chart.md#values"),
-        ("repository/readme.md", "docs/tasks/run.md#exit-codes", "../tasks/run.md#exit-codes"),
-        ("repository/readme.md", "CHANGELOG.md", "changelog.md"),
-        ("reference/metrics.md", "../../charts/rlguard/README.md", "../repository/chart.md"),
-        ("run.md", "training.md", "training.md"),
-        ("run.md", "https://example.com/a.md", "https://example.com/a.md"),
-        ("run.md", "#here", "#here"),
-    ],
-)
-def test_links_are_turned_to_the_places_of_the_site(
-    hooks: ModuleType, place: str, link: str, turned: str
-) -> None:
-    assert hooks.links_of_the_site(f"a [b]({link}) c", place) == f"a [b]({turned}) c"
-
-
 # -- in a browser ------------------------------------------------------------------------------------------
 
 
