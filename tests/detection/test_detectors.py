@@ -48,21 +48,6 @@ def test_a_fire_latches(history):
     assert fires == sorted(fires)
 
 
-@pytest.mark.nightly
-@settings(max_examples=15, deadline=None)
-@given(history=evaluations, order=st.permutations(range(N)))
-def test_permuting_the_items_changes_no_verdict(history, order):
-    order = np.array(order)
-    passes = np.stack([one.truth for one in BASELINE.passes])
-    here, there = (
-        CalibratedDetector(CONFIG, Baseline.from_passes(rows)) for rows in (passes, passes[:, order])
-    )
-    for t, (scale, seed, reward) in enumerate(history):
-        items = outcomes_of(scale, seed)
-        one, other = here.update(t, items, reward), there.update(t, items[order], reward)
-        assert (one.fire, one.level, one.rule) == (other.fire, other.level, other.rule)
-
-
 # -- what is found ------------------------------------------------------------------------------------------
 
 

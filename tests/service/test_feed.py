@@ -125,22 +125,6 @@ def test_what_was_written_last_is_read_before_the_guard_ends(
     assert steps(guard) == list(range(1, 501))
 
 
-@pytest.mark.nightly
-def test_what_lay_there_before_is_of_another_run_also_after_a_restart(
-    new_guard: Callable[..., Any], volume: Path
-) -> None:
-    log = volume / "metrics.jsonl"
-    log.write_text(rows(1, 30))
-    guard = new_guard(**feed()).start()
-    log.open("a").write(rows(31, 33))
-    eventually(lambda: len(steps(guard)) == 3, "what is new is read")
-    guard.end(signal.SIGKILL)
-    guard.start()
-    log.open("a").write(rows(34, 34))
-    eventually(lambda: len(steps(guard)) == 4, "it goes on")
-    assert steps(guard) == [31, 32, 33, 34]
-
-
 def test_lines_that_cannot_be_read_are_counted_and_said_and_never_quoted(
     new_guard: Callable[..., Any], volume: Path
 ) -> None:
@@ -181,35 +165,6 @@ def test_nothing_outside_is_read_and_nothing_is_waited_for(
     (volume / path).write_text(rows(1, 2))
     eventually(lambda: steps(guard) == [1, 2], "once there is a log, it is read")
     eventually(lambda: not said(guard), "and nothing is wrong any more")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("config", "armed"),
-    [("written", True), ("rubbish", False), ("linked folder", False)],
-)
-def test_the_runs_own_configuration_says_which_kl_counts_and_is_read_in_the_volume_alone(
-    new_guard: Callable[..., Any], volume: Path, tmp_path: Path, config: str, armed: bool
-) -> None:
-    secret = tmp_path / "heldout"
-    secret.mkdir()
-    (secret / "config.yaml").write_text("algorithm: {kl_penalty: low_var_kl}\nsecret-8642: 1\n")
-    follow = {"path": "metrics.jsonl", "format": "verl", "run_config": "run/config.yaml"}
-    guard = new_guard(METRICS=json.dumps({"follow": follow})).start()
-    if config == "linked folder":
-        (volume / "run").symlink_to(secret)
-    else:
-        (volume / "run").mkdir()
-    if config != "linked folder":
-        content = {"written": "algorithm: {kl_penalty: kl}", "rubbish": "a: !!bool 7"}[config]
-        (volume / "run/config.yaml").write_text(content)
-    row = {"step": 1, "data": {"critic/score/mean": 0.5, "actor/reward_kl_penalty": 0.01}}
-    (volume / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    eventually(lambda: steps(guard) == [1], "the reward is read in any case")
-    [kl] = [json.loads(line).get("kl") for line in guard.get("/v1/history").text.splitlines()]
-    assert kl == (0.01 if armed else None) and not said(guard)
-    assert ("the run's configuration is not known" in guard.log) is not armed
-    assert "secret-8642" not in guard.log and "Traceback" not in guard.log
 
 
 def test_a_follower_that_is_killed_is_started_again_and_has_no_secret_where_others_see_it(

@@ -104,26 +104,6 @@ def test_a_score_that_is_no_number_is_an_error_naming_the_function(tiny_model: P
         guarded(tiny_model, tmp_path, **settings).train()
 
 
-@pytest.mark.nightly
-def test_the_kill_switch_leaves_the_log_of_the_steps_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
-    """And the trainer's own evaluation does not move it."""
-    plain = grpo_trainer(tiny_model, tmp_path / "a", max_steps=4, logging_steps=2)
-    plain.train()
-    evaluates = {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
-    settings = {"heldout_guard": HeldOutGuard(), "heldout_eval_fn": lambda: 0.5}
-    watched = guarded(tiny_model, tmp_path / "b", max_steps=4, logging_steps=2, **settings)
-    for name, value in evaluates.items():
-        setattr(watched.args, name, value)
-    watched.eval_dataset = prompts(4)
-    watched.train()
-    seen = [
-        [(e["step"], e["reward"], e["kl"]) for e in trainer.state.log_history if "reward" in e]
-        for trainer in (plain, watched)
-    ]
-    assert seen[0] == seen[1] and any("eval_reward" in e for e in watched.state.log_history)
-    assert [step for step, _ in rounds(watched)] == [0, 2]
-
-
 # -- its state in checkpoints ------------------------------------------------------------------------------
 
 
