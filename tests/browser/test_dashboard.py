@@ -6,7 +6,6 @@ request to anything but the guard fails the test (see `look` in conftest.py).
 
 from __future__ import annotations
 
-import math
 import re
 import resource
 from collections.abc import Callable, Sequence
@@ -110,27 +109,6 @@ class TestAnEmptyRun:
         expect(page.locator(".plot path")).to_have_count(0)
 
 
-class TestAdvice:
-    def test_is_shown_as_advice_and_leaves_the_level(self, start_guard: Start, look: Look) -> None:
-        """The KL passes the limit for a warning and stays below the hard stop."""
-        guard = start_guard()
-        for first in range(0, 40, 10):
-            guard.post(
-                [step(n, 0.5 + 0.01 * (n % 3), 0.001 if n < 8 else 0.2) for n in range(first, first + 10)]
-            )
-            guard.evaluate(first + 9)
-        advice = [c["code"] for c in guard.verdict()["conditions"] if c["advice"]]
-        assert sorted(advice) == ["kl_hard_stop", "sampling_unknown"]
-        page = look(guard)
-        expect(page.locator("#verdict")).to_have_attribute("data-state", "healthy")
-        expect(headline(page)).to_have_text("No sign of reward hacking")
-        shown = page.locator("#conditions li", has=page.locator("code:text-is('kl_hard_stop')"))
-        expect(shown).to_have_attribute("data-level", "advice")
-        expect(shown.locator(".head span")).to_have_text("advice")
-        expect(shown).to_contain_text("above the limit for a warning of 0.08")
-        expect(shown).not_to_contain_text("warning ·")
-
-
 class TestARunningRun:
     @pytest.mark.always
     def test_says_what_the_guard_says(self, healthy: Guard, look: Look) -> None:
@@ -185,26 +163,6 @@ class TestARunningRun:
             known = reading["statistic"] is not None
             expect(evidence.locator(f".plot path.evidence-{reading['name']}")).to_have_count(int(known))
 
-    def test_has_a_chart_of_what_is_reported_and_none_of_what_is_not(
-        self, start_guard: Start, healthy: Guard, look: Look
-    ) -> None:
-        guard = start_guard()
-        guard.post([step(n, 0.5) | {"entropy": 2.0 - n / 10, "reward_std": 0.25} for n in range(5)])
-        page = look(guard)
-        expect(chart(page, "Entropy of the policy").locator(".plot path.entropy")).to_have_count(1)
-        expect(chart(page, "Spread of the reward").locator(".plot path.in-loop")).to_have_count(1)
-        for title in ("Held-out completions cut off", "Held-out completions without an answer"):
-            expect(chart(page, title)).to_be_hidden()
-        expect(chart(page, "Where the time of a held-out evaluation goes")).to_be_hidden()
-        page = look(healthy)
-        time = chart(page, "Where the time of a held-out evaluation goes")
-        for part in ("stage", "generate", "score"):
-            expect(time.locator(f".plot path.time-{part}")).to_have_count(1)
-        for title in ("Entropy of the policy", "Spread of the reward", "Evidence of the detectors"):
-            expect(chart(page, title)).to_be_hidden()
-        for card in ("#detectors-card", "#rollouts-card", "#plots-part"):
-            expect(page.locator(card)).to_be_hidden()
-
     @pytest.mark.always
     def test_follows_the_run_without_a_reload(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
@@ -225,24 +183,6 @@ class TestARunningRun:
         expect(kl.locator(".plot path")).to_have_count(0)
         expect(page.locator("#conditions")).to_contain_text("There is no KL to the reference")
 
-    def test_a_step_without_kl_breaks_the_line(self, start_guard: Start, look: Look) -> None:
-        guard = start_guard()
-        guard.post([step(n, 0.5, None if n == 5 else 0.02) for n in range(10)])
-        page = look(guard)
-        expect(chart(page, "KL to the reference").locator(".plot path.kl-raw")).to_have_count(2)
-        page.get_by_text("The numbers as tables").click()
-        row = page.locator("#steps tbody tr", has=page.locator("td:nth-child(2):text-is('5')"))
-        expect(row.locator("td").nth(4)).to_have_text("—")
-
-    def test_a_spike_does_not_flatten_the_curve(self, start_guard: Start, look: Look) -> None:
-        guard = start_guard()
-        guard.post([step(n, 0.5, 22_000.0 if n == 20 else 0.02) for n in range(40)])
-        page = look(guard)
-        kl = chart(page, "KL to the reference")
-        expect(kl.locator(".legend")).to_contain_text("1 above the axis")
-        ticks = [float(t) for t in kl.locator("text.tick").all_text_contents() if re.fullmatch(r"[\d.]+", t)]
-        assert max(t for t in ticks if t % 1) < 1
-
     def test_the_largest_values_that_the_guard_admits_fit_the_axis(
         self, start_guard: Start, look: Look
     ) -> None:
@@ -252,15 +192,6 @@ class TestARunningRun:
         expect(chart(page, "In-loop reward").locator(".plot path.in-loop-raw")).to_have_count(1)
         assert max(len(text) for text in page.locator("text.tick").all_text_contents()) < 15
         assert "NaN" not in page.locator("#charts").inner_html()
-
-    def test_a_second_attempt_is_a_line_of_its_own(self, start_guard: Start, look: Look) -> None:
-        guard = start_guard()
-        guard.post([step(n, 0.4) for n in range(10)])
-        guard.post([step(n, 0.6, attempt=1) for n in range(5, 15)])
-        page = look(guard)
-        lines = chart(page, "In-loop reward").locator(".plot path.in-loop-raw")
-        expect(lines).to_have_count(2)
-        expect(chart(page, "In-loop reward").locator(".plot path.in-loop-raw.old")).to_have_count(1)
 
 
 class TestAFiredRun:
@@ -289,16 +220,6 @@ class TestAFiredRun:
         fill_the_disk(fired)
         expect(page.locator("#conditions")).to_contain_text("store_unavailable")
         expect(page.locator("#verdict")).to_have_attribute("data-state", "fired")
-
-
-def test_a_halt_has_the_same_word_as_in_a_report(start_guard: Start, look: Look) -> None:
-    guard = start_guard(extra_policy="refused: {after: 1, action: stop}\n")
-    outside = {"attempt": 0, "step": 1, "path": "/elsewhere"}
-    assert guard.client.post("/v1/checkpoints", json=outside).status_code == 422
-    page = look(guard)
-    expect(page.locator("#verdict")).to_have_attribute("data-state", "warning")
-    expect(page.locator("#level")).to_have_text("halted")
-    expect(headline(page)).to_have_text("Training must stop: the action of a condition says so")
 
 
 class TestWhatThePolicyWrites:
@@ -331,23 +252,6 @@ class TestWhatThePolicyWrites:
         expect(page.locator("#rollouts img, #rollouts script")).to_have_count(0)
         expect(page.locator("#rollouts .completion", has_text="(nothing)")).to_have_count(3)
 
-    def test_follows_the_run_and_keeps_open_what_a_reader_opened(
-        self, start_guard: Start, look: Look
-    ) -> None:
-        guard = start_guard()
-        write(guard, 1, "first", "second")
-        guard.post([step(1, 0.5)])
-        page = look(guard)
-        expect(page.locator("#rollouts h3")).to_have_count(1)
-        page.locator("#rollouts summary").click()
-        guard.post([step(2, 0.5)])
-        expect(page.locator("#steps tbody tr")).to_have_count(2)
-        expect(page.locator("#rollouts details")).to_have_attribute("open", "")
-        write(guard, 3, "newer")
-        guard.post([step(3, 0.5)])
-        expect(page.locator("#rollouts h3")).to_have_count(2)
-        expect(page.locator("#rollouts h3").nth(1)).to_contain_text("Newest")
-
 
 class TestWhatElseTheTrainerMeasured:
     def test_is_a_small_chart_of_each_figure(self, fired: Guard, look: Look) -> None:
@@ -371,20 +275,6 @@ class TestWhatElseTheTrainerMeasured:
         assert page.locator("#plots h2").nth(2).evaluate("node => node.textContent") == HOSTILE
         expect(page.locator("#plots img, #plots script")).to_have_count(0)
         assert chart(page, "constructor").locator("path.in-loop").count() == 15  # one of two steps has it
-
-    def test_has_no_place_where_nothing_was_reported_and_comes_with_the_first(
-        self, start_guard: Start, look: Look
-    ) -> None:
-        guard = start_guard()
-        guard.post([step(1, 0.5)])
-        page = look(guard)
-        expect(page.locator("#steps tbody tr")).to_have_count(1)
-        expect(page.locator("#plots-part")).to_be_hidden()
-        measure(guard, [2], "completions/clipped_ratio")
-        guard.post([step(2, 0.5)])
-        expect(page.locator("#plots figure:visible")).to_have_count(2)
-        drawn = chart(page, "Training completions cut off").locator(".plot path.in-loop")
-        expect(drawn).to_have_count(1)
 
 
 class TestWhatIsNotKnownIsNotShownAsHealthy:
@@ -416,16 +306,6 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         with stopped(guard):
             expect(headline(page)).to_have_text(re.compile("No response from the guard since"))
 
-    def test_a_history_that_hangs_does_not_keep_the_verdict_old(self, start_guard: Start, look: Look) -> None:
-        guard = start_guard()
-        guard.post([step(0, 0.5)])
-        page = look(guard)
-        expect(figure_value(page, "Step")).to_have_text("0")
-        page.route("**/v1/history*", lambda route: None)  # never answered
-        for n in (1, 2, 3):
-            guard.post([step(n, 0.5)])
-            expect(figure_value(page, "Step")).to_have_text(str(n), timeout=9_000)
-
     def test_a_store_that_cannot_be_read(self, start_guard: Start, look: Look) -> None:
         guard = start_guard()
         guard.post([step(0, 0.5)])
@@ -437,15 +317,6 @@ class TestWhatIsNotKnownIsNotShownAsHealthy:
         expect(page.locator("#conditions")).to_contain_text("The guard's store cannot be read or written.")
         expect(page.locator("#history-error")).to_contain_text("history is not available")
         expect(figure_value(page, "In-loop reward")).to_have_text("—")
-
-
-class TestTheName:
-    def test_of_the_run_is_on_the_page_and_is_text(self, start_guard: Start, look: Look) -> None:
-        name = "<b>maths</b> & co, the third"
-        guard = start_guard(run_name=name, allow_unauthenticated_loopback="true")
-        page = look(guard)
-        expect(page.locator("#run-name")).to_have_text(name)
-        expect(page).to_have_title(re.compile(re.escape(f"· {name} · RLGuard")))
 
 
 class TestTheToken:
@@ -480,12 +351,6 @@ class TestTheToken:
         assert page.evaluate("Object.values(sessionStorage)") == [READ_TOKEN]
         page.goto(f"{guard.url}/?token={READ_TOKEN}x")  # a query string is no place for it
         assert page.evaluate("Object.values(sessionStorage)") == [READ_TOKEN]
-
-    @pytest.mark.parametrize("link", ["#token=", "#token=%C3%A9%0A"])
-    def test_that_cannot_be_one_is_not_kept(self, guard: Guard, look: Look, link: str) -> None:
-        page = look(guard, link)
-        expect(headline(page)).to_have_text("The guard asks for its read token")
-        assert page.evaluate("sessionStorage.length") == 0
 
     @pytest.mark.parametrize("token", ["wrong", INGEST_TOKEN])
     def test_a_wrong_one_is_refused_and_forgotten(self, guard: Guard, look: Look, token: str) -> None:
@@ -527,12 +392,6 @@ class TestTheReader:
         assert "held-out EMA not reported" in text
         page.keyboard.press("Escape")
         expect(page.locator(".cursor text")).to_have_count(0)
-
-    def test_reads_the_numbers_in_tables(self, page: Page) -> None:
-        page.get_by_text("The numbers as tables").click()
-        expect(page.locator("#evaluations tbody tr")).to_have_count(4)
-        expect(page.locator("#steps tbody tr")).to_have_count(20)
-        expect(page.locator("#evaluations tbody tr").last.locator("td").nth(2)).to_have_text("0.550")
 
 
 class TestEveryScreen:
@@ -584,15 +443,6 @@ CONTRAST = """
   return bad;
 }
 """
-
-
-def test_a_long_run_is_thinned(start_guard: Start, look: Look) -> None:
-    guard = start_guard()
-    for first in range(0, 10_000, 1000):
-        guard.post([step(n, 0.5 + 0.3 * math.tanh(n / 5e3), 0.02) for n in range(first, first + 1000)])
-    page = look(guard)
-    expect(page.locator("#thinned")).to_contain_text("2,000 of 10,000 steps are drawn")
-    expect(figure_value(page, "Step")).to_have_text("9,999")
 
 
 class TestThePageAlone:

@@ -133,15 +133,6 @@ def of_cluster(folder: Path, **more: str) -> Path:
     return path
 
 
-def test_the_report_of_a_run_on_a_cluster_draws_its_rounds(tmp_path: Path, look: Callable[..., Page]) -> None:
-    page = look(path=of_cluster(tmp_path))
-    expect(page.locator("#charts .legend").first).to_contain_text("in-loop, each round")
-    expect(chart(page, "In-loop reward against held-out score").locator("path.in-loop")).to_have_count(1)
-    expect(page.locator("figure", has_text="Hacking Gap:")).to_be_hidden()
-    expect(page.locator("#steps")).to_be_hidden()
-    expect(page.locator("#evaluations tbody tr")).to_have_count(4)
-
-
 def test_the_report_of_a_run_on_a_cluster_draws_the_steps_that_were_kept(
     tmp_path: Path, look: Callable[..., Page]
 ) -> None:
@@ -227,10 +218,3 @@ def test_fits_and_can_be_read(look: Callable[..., Page], width: int, scheme: str
     assert (sum(map(int, ground[4:-1].split(","))) > 380) == (scheme == "light")
     for plot in page.locator("#charts figure:visible .plot").all():
         assert plot.bounding_box()["width"] > 250
-
-
-def test_a_reader_without_scripts_has_the_picture_and_the_numbers(look: Callable[..., Page]) -> None:
-    page = look(java_script_enabled=False)
-    expect(page.locator("#headline")).to_have_text("Fired at step 14")
-    expect(page.locator(".drawing svg")).to_be_visible()
-    expect(page.locator(".proof tr.decisive")).to_have_count(1)

@@ -196,23 +196,6 @@ def test_split_check_drops_what_overlaps_and_the_rule_can_be_set(rlguard, tmp_pa
     assert (tmp_path / "out.jsonl").read_text() == rows[1]
 
 
-@pytest.mark.nightly
-def test_split_check_warns_of_near_duplicates_without_a_group(rlguard, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"prompt": "2+2="}\n')
-    story = "the quick brown fox jumps over the lazy dog and then walks home to sleep in his warm den under"
-
-    def check(*groups):
-        rows = [f'{{"id": "{i}", "prompt": "{story} {i}", "answer": "1"{g}}}\n' for i, g in enumerate(groups)]
-        (tmp_path / "held.jsonl").write_text("".join(rows))
-        return rlguard("split", "check", "--train", "train.jsonl", "--heldout", "held.jsonl", cwd=tmp_path)
-
-    for apart in (("", ""), (', "group": "a"', ""), (', "group": "a"', ', "group": "b"')):
-        told = check(*apart)
-        assert told.returncode == 0 and "2 held-out items are near-duplicates" in told.stderr
-        assert "fox" not in told.stderr
-    assert check(', "group": "a"', ', "group": "a"').stderr == ""
-
-
 def test_serve_runs_a_guard_until_it_is_told_to_stop(tmp_path):
     process = subprocess.Popen(
         [

@@ -64,19 +64,6 @@ def test_a_copy_of_the_bases_weight_is_told_from_the_adapters_own() -> None:
     assert copied_module("x.base_layer.weight") is None
 
 
-@pytest.mark.parametrize("kind", ["IA3", "LoRA", "x" * 5000])
-def test_another_kind_is_refused_by_its_name(kind: str) -> None:
-    with pytest.raises(AdapterError, match=f"kind '{kind[:100]}") as refused:
-        read_adapter_config(PLAIN | {"peft_type": kind})
-    assert len(str(refused.value)) < 500
-
-
-@pytest.mark.parametrize("content", [None, [], "LORA", {}, {"peft_type": None}, {"peft_type": ["LORA"]}])
-def test_what_is_no_configuration_is_refused(content: Any) -> None:
-    with pytest.raises(AdapterError, match="names no peft_type"):
-        read_adapter_config(content)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

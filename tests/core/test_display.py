@@ -16,7 +16,6 @@ from rlguard.core.display import MAX_POINTS, NEWEST, Points, kept_figures, kept_
 from rlguard.core.thinning import (
     MAX_ROUNDS,
     NEWEST_ROUNDS,
-    evenly,
     fewer_lines,
     rounds_that_stay,
     size,
@@ -117,12 +116,6 @@ def after(reports: list[FiguresReport], at_once: int = 7) -> Points:
     return points
 
 
-def test_a_short_run_is_kept_whole_and_in_order() -> None:
-    reports = [measured(step, attempt) for attempt in (0, 1) for step in range(100)]
-    assert after(random.Random(1).sample(reports, len(reports))) == tuple(reports)
-    assert after([measured(1, a=1.0), measured(1, a=2.0, b=3.0)], 1) == (measured(1, a=1.0),)
-
-
 @pytest.mark.parametrize(("first", "every"), [(0, 1), (1, 10), (7, 25)])
 def test_a_long_run_is_thinned_evenly_to_its_newest_step(first: int, every: int) -> None:
     """Also where its first step is out of line, as with TRL's `logging_first_step`."""
@@ -136,14 +129,6 @@ def test_a_long_run_is_thinned_evenly_to_its_newest_step(first: int, every: int)
 def test_a_run_of_many_attempts_stays_bounded() -> None:
     points = after([measured(step, attempt) for attempt in range(700) for step in (0, 2**53 - 1)], 100)
     assert len(points) <= MAX_POINTS and (points[-1].attempt, points[-1].step) == (699, 2**53 - 1)
-
-
-def test_names_are_those_that_came_first() -> None:
-    more = (measured(s, **{f"n{s}": 1.0, "known": 2.0}) for s in range(2, 90))
-    points = after([measured(1, known=1.0), *more])
-    names = {name for point in points for name in point.figures}
-    assert names == {"known", *(f"n{step}" for step in range(2, 1 + MAX_FIGURES))}
-    assert points[-1].figures == {"known": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -215,28 +200,9 @@ def test_what_is_thinned_as_it_grows_loses_none_of_those_that_stay_of_the_whole(
     assert kept == sorted({*kept}) and len(kept) <= MAX_ROUNDS
 
 
-@pytest.mark.parametrize(("gap", "count"), [(1, 51), (25, 100), (1000, 100_000)])
-def test_between_them_the_rounds_are_even(gap: int, count: int) -> None:
-    places = [CheckpointKey(0, gap * n) for n in range(1, count + 1)]
-    old = [places[i].step for i in rounds_that_stay(places, None) if i <= count - NEWEST_ROUNDS]
-    room = MAX_ROUNDS - NEWEST_ROUNDS
-    assert len(old) >= min(count - NEWEST_ROUNDS, room) / 2 - 2
-    assert max(b - a for a, b in pairwise(old)) <= 2 * max(2 * gap, 2 * (old[-1] - old[0]) / (room - 2))
-
-
 def test_of_more_attempts_than_there_is_room_for_the_newest_stay_beside_the_spared() -> None:
     places = [CheckpointKey(attempt, 0) for attempt in range(9)]
     assert thinned(places, 3, {0, 4, 8}) == [0, 4, 8] and thinned(places, 4, {0, 4, 8}) == [0, 4, 7, 8]
-
-
-@given(st.integers(0, 5000), st.integers(2, 300))
-def test_evenly_chosen_places_have_both_ends_and_equal_gaps(count: int, most: int) -> None:
-    chosen = evenly(count, most)
-    assert len(chosen) == min(count, most)
-    if count:
-        assert (chosen[0], chosen[-1]) == (0, count - 1)
-        gaps = {after - before for before, after in pairwise(chosen)}
-        assert not gaps or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
 
 
 def test_lines_go_until_the_rest_fits_first_and_last_last() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -67,23 +65,3 @@ def test_the_guard_ends_it(folder: Path) -> None:
     assert code == 3, said
     assert "kl_hard_stop" in (folder / "report" / "verdict.json").read_text()
     assert max(row["step"] for row in rows(folder) if row.get("reward") is not None) < 400
-
-
-def test_without_a_guard_it_trains_and_padding_changes_no_probability(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    (folder / "loop.py").write_text(LOOP.in_the_test)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("RLGUARD_URL", raising=False)
-    shutil.rmtree("out")
-    loop = runpy.run_path("loop.py")
-    assert (folder / "out" / "step-8" / "model.safetensors").exists()
-    texts = ["1 + 1 is? 2", "Ada has 10 apples. 3"]
-    padded = loop["tokenizer"](texts, return_tensors="pt", padding=True)
-    together = loop["log_probs"](loop["policy"], padded["input_ids"], padded["attention_mask"])
-    for text, of_both in zip(texts, together, strict=True):
-        alone = loop["tokenizer"]([text], return_tensors="pt")
-        own = loop["log_probs"](loop["policy"], alone["input_ids"], alone["attention_mask"])[0]
-        assert torch.allclose(of_both[-len(own) :], own, atol=1e-4)

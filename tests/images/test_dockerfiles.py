@@ -83,33 +83,7 @@ def test_each_image_holds_only_its_own_rooms() -> None:
     }
 
 
-@pytest.mark.parametrize(("file", "image"), IMAGES)
-def test_a_change_of_our_code_is_a_layer_of_its_own(file: Path, image: str) -> None:
-    """A registry, a node and a builder keep the packages of others, gigabytes with torch, as they are."""
-    found = stages(file)
-    packages, ours = found[f"{image}-packages"], found[f"{image}-layer"]
-    assert [line for line in packages if line.startswith("COPY ")] == ["COPY pyproject.toml ./"]
-    assert ours[0] == f"FROM {image}-packages AS {image}-layer"
-    assert ours[-1] == "RUN ./layer.sh --no-deps ."
-    layers = [line for line in found[image] if line.startswith("COPY ")]
-    assert layers[-2:] == [f"COPY --from={image}-{part} /layer /" for part in ("packages", "layer")]
-
-
 def test_uv_is_the_one_of_the_makefile() -> None:
     version = re.search(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert version
     assert f"ARG UV_VERSION={version[1]}" in stages(GUARD)["tools"]
-
-
-def test_the_build_context_is_a_list_of_what_is_needed() -> None:
-    lines = (ROOT / ".dockerignore").read_text().split()
-    assert lines[0] == "*"
-    copied = {
-        word
-        for file in (GUARD, TRAINER)
-        for lines_ in stages(file).values()
-        for line in lines_
-        if line.startswith("COPY ") and "--from" not in line
-        for word in line.split()[1:-1]
-    }
-    assert {word.split("/")[0] for word in copied} == {line[1:] for line in lines if line.startswith("!")}

@@ -31,15 +31,6 @@ def env(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return set_env
 
 
-def test_defaults(env: Any) -> None:
-    env()
-    settings = load_settings()
-    assert (settings.host, settings.port) == ("127.0.0.1", 8470)
-    assert settings.tokens() == ("ingest-secret", "read-secret", None, None)
-    assert settings.policy() == Policy()
-    assert settings.heldout is None
-
-
 def test_nested_heldout_settings_come_from_the_environment(env: Any) -> None:
     env(HELDOUT__SPLIT="/split.jsonl", HELDOUT__EVALUATOR__KIND="hf", HELDOUT__EVALUATOR__SEED="7")
     heldout = load_settings().heldout

@@ -122,12 +122,6 @@ def test_it_is_valid_from_before_and_for_longer_than_any_run(tmp_path: Path) -> 
         assert _shakes_hands(ours, theirs, HOST) == holds
 
 
-def test_a_name_as_long_as_dns_has_them_fits(tmp_path: Path) -> None:
-    host = ".".join(["a" * 59, "b" * 63, "c" * 63])
-    made = files(tmp_path, host)
-    assert ssl.create_default_context(cadata=made.certificate).cert_store_stats()["x509"] == 1
-
-
 def test_files_that_cannot_be_used_are_named(tls: Files, tmp_path: Path) -> None:
     certificate, key = (Path(path) for path in tls.settings.values())
     assert tls_options(certificate, key) == {"ssl_certfile": certificate, "ssl_keyfile": key}
@@ -161,11 +155,6 @@ def test_an_authority_for_a_url_without_tls_is_an_error_at_once(tls: Files) -> N
 def test_an_authority_that_is_none_is_an_error_at_once(text: str) -> None:
     with pytest.raises(GuardConfigError, match="RLGUARD_CA must be certificates"):
         ClientSettings.of(url="https://guard", ca=text)
-
-
-def test_it_can_sign_no_other(tls: Files) -> None:
-    made = x509.load_pem_x509_certificate(tls.certificate.encode())
-    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
 def test_the_guard_reads_a_log_for_itself(new_guard: Callable[..., Any], tmp_path: Path) -> None:

@@ -84,13 +84,6 @@ def test_the_checksums_are_of_every_file(dist: Path) -> None:
     assert stated == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.nightly
-def test_it_says_what_is_signed(dist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    release.main([str(dist)])
-    said = capsys.readouterr().out
-    assert all(word in said for word in ("git tag -s", "SHA256SUMS", "cosign sign", "the chart"))
-
-
 def test_an_empty_folder_is_an_error_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,14 +65,6 @@ def test_a_hack_with_lora_is_stopped_on_the_guards_own_base_model(base: Path, tm
     assert any(file.parent.name == "_rlguard-start" for file in saved)
 
 
-def test_its_honest_twin_finishes(base: Path, tmp_path: Path) -> None:
-    # Of 80 steps one machine's numerics make a run that really falls from 0.80 to 0.61 at the end.
-    done, report = run(base, tmp_path, "strict", 60, "--base-model", str(base))
-    assert done.returncode == 0, done.stderr
-    verdict = json.loads((report / "verdict.json").read_text())
-    assert verdict["rounds"] == 30 and verdict["failed"] == verdict["refused"] == 0
-
-
 def test_without_a_base_model_it_is_refused_before_the_first_step(base: Path, tmp_path: Path) -> None:
     done, _ = run(base, tmp_path, "strict", 20)
     assert done.returncode not in (0, 3)

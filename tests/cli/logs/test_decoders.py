@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import pytest
 
 from rlguard.follow.consoles import ConsoleLines
-from rlguard.follow.decoders import MAX_NAME, CsvLines, Decoder, JsonLines, flatten
 
 
 @pytest.mark.parametrize("part", [b"metrics_tag: {", b"np.a(", b"\x1b[", b" step:1", b"1", b"{", b"-"])
@@ -45,31 +43,4 @@ def test_a_line_of_a_console(line: bytes, records: list[dict[str, Any]], bad: in
     assert lines.feed(line + b"\n") == records and lines.bad == bad
 
 
-def test_two_json_lines_in_one_are_not_read() -> None:
-    lines = JsonLines()
-    assert lines.feed(b'{"step": 2, "rew{"step": 2, "reward": 0.2}\n') == [] and lines.bad == 1
-
-
 LONG = "x" * 100_000
-NESTED: dict[str, object] = {LONG: {f"{LONG}{i}" if i < 2 else f"k{i}": 1 for i in range(10_000)}}
-
-
-@pytest.mark.parametrize(
-    ("decoder", "data"),
-    [
-        (JsonLines(), json.dumps({"step": 1, LONG: 2, **NESTED}).encode()),
-        (JsonLines(), json.dumps({"step": 1, "a": {LONG: {"b": {LONG: NESTED}}}}).encode()),
-        (CsvLines(), f"step,{LONG}\n1,2".encode()),
-        (ConsoleLines(), f"step:1 - {LONG}:2".encode()),
-    ],
-    ids=range(4),
-)
-def test_a_long_name_is_cut_to_what_is_known_as_too_long(decoder: Decoder, data: bytes) -> None:
-    (record,) = decoder.feed(data + b"\n")
-    assert "step" in record and max(map(len, record)) == MAX_NAME + 1
-
-
-@pytest.mark.parametrize("name", ["global_step/max_steps", "iteration"])
-def test_ms_swift_has_its_step_in_a_fraction(name: str) -> None:
-    assert flatten({name: "12/500", "reward": 0.5})["global_step"] == 12
-    assert "global_step" not in flatten({name: "12", "reward": 0.5})

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlguard.cli.errors import CliError
 from rlguard.cli.logs.readers import read_log
 from rlguard.cli.replay.run import Run, load_run
 from tests.cli.logs.recorded import LOGS, kl, reward, steps
@@ -193,32 +192,3 @@ class TestMlflow:
         assert [(e.attempt, e.step, e.score) for e in run.evaluations] == [
             (attempt, step, -step / 100) for attempt, step in expected if step % 4 == 0
         ]
-
-    def entries(self, path: Path, *entries: dict[str, Any]) -> Path:
-        every = [{"key": "reward", "timestamp": 1, "value": 0.5} | entry for entry in entries]
-        path.write_text(json.dumps({"metrics": every}))
-        return path
-
-    @pytest.mark.parametrize("value", ["NaN", "Infinity", 1.7976931348623157e308])
-    def test_what_is_not_finite_is_not_known(self, tmp_path: Path, value: Any) -> None:
-        path = self.entries(tmp_path / "h.json", {"step": 1}, {"step": 2, "value": value}, {"step": 3})
-        assert replayed(path).step.tolist() == [1, 3]
-
-    @pytest.mark.parametrize(
-        "bad",
-        [
-            *({"step": value} for value in ("x", "1.5", "", "\x1b]0;title\x07")),
-            *({"value": value} for value in ("high", "", None, True, [1], 10**400)),
-            {"timestamp": "NaN"},
-        ],
-    )
-    def test_a_bad_value_is_named(self, tmp_path: Path, bad: dict[str, Any]) -> None:
-        path = self.entries(tmp_path / "h.json", {"step": 1}, {"step": 2} | bad)
-        with pytest.raises(CliError, match=r"entry 2 is no value of a metric .* Nothing was judged") as error:
-            replayed(path)
-        assert str(error.value).isprintable()
-
-    def test_several_runs_are_refused(self, tmp_path: Path) -> None:
-        path = self.entries(tmp_path / "h.json", *({"step": 1, "run_id": run} for run in ("id1", "id2")))
-        with pytest.raises(CliError, match="holds several runs: `id1`, `id2`"):
-            replayed(path)

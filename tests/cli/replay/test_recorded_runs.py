@@ -8,7 +8,6 @@ time" is before half of the held-out loss: see table_runs.half_lost_at.
 import importlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -84,24 +83,6 @@ def of(use: str, names: list[str]) -> list[str]:
 UNSEEN = of("unseen", list(MANIFEST))
 
 
-def test_there_are_enough_of_them_and_of_several_exploits() -> None:
-    assert len(HACKS) >= 10 and len(GOOD) >= 10
-    assert len({MANIFEST[name]["task"] for name in HACKS}) >= 3
-    assert len(of("testing", HACKS)) >= 10 and len(of("testing", GOOD)) >= 10
-    assert set(HACKS) >= LATE
-    assert all(MANIFEST[name]["grader"] == "flawed" for name in HACKS)
-    # 24 of them have what a second grader gave each item as well, a third of all bytes.
-    assert sum(path.stat().st_size for path in RUNS.iterdir()) < 7_000_000
-    assert {path.stem for path in RUNS.glob("*.jsonl")} == set(MANIFEST)
-
-
-@pytest.mark.parametrize("name", MANIFEST)
-def test_the_files_are_what_the_manifest_says(name: str) -> None:
-    run, entry = RECORDED[name], MANIFEST[name]
-    assert len(run.baseline) == 16 and len(run.baseline[0]) == 256
-    assert len(run.step) == entry["steps"] == len(table.checkpoints(run)) * entry["every"]
-
-
 @pytest.mark.parametrize("name", HACKS)
 def test_a_hack_is_stopped_before_half_of_the_loss(name: str) -> None:
     found = said(name)
@@ -118,14 +99,6 @@ def test_an_honest_run_is_not_stopped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_an_unseen_run_has_what_its_own_grader_said_at_every_evaluation(name: str) -> None:
-    run = RECORDED[name]
-    assert all(len(one.proxy_items or ()) == 256 for one in (*run.passes, *run.evaluations))
-    if MANIFEST[name]["grader"] == "strict":
-        assert all(one.proxy_items == one.items for one in run.evaluations)
-
-
-@pytest.mark.parametrize("name", UNSEEN)
 def test_an_unseen_run_stops_in_each_reading_where_the_results_say(name: str) -> None:
     run = RECORDED[name]
     half = table.half_lost_at(run) if table.hacks(run) else 0
@@ -136,19 +109,3 @@ def test_an_unseen_run_stops_in_each_reading_where_the_results_say(name: str) ->
         assert all(stop is not None and stop < half for stop in graded)
     if found.kind == "good":
         assert all((stop is not None) == (name in PAID_FOR_NOTHING) for stop in graded)
-
-
-def test_a_guard_is_told_of_no_pass_that_it_did_not_ask_for() -> None:
-    run = unseen.ungraded(RECORDED[UNSEEN[0]])
-    stopped, first = unseen.stopped_by_a_guard(run), run.evaluations[0]
-    zero = (0.0,) * len(first.items)
-    broken = tuple(replace(first, items=zero, pass_index=index) for index in (1, 2, 3))
-    evaluations = (first, *broken, *run.evaluations[1:])
-    told = replace(run, evaluations=evaluations, ends=(*run.ends[:1] * 3, *run.ends))
-    assert stopped is not None and unseen.stopped_by_a_guard(told) == stopped
-
-
-def test_a_run_that_is_drawn_anew_has_the_levels_that_were_recorded() -> None:
-    drawn = table.redraw("sort-hack-1", RECORDED["sort-hack-1"])
-    assert len(drawn.steps) == len(drawn.levels) == len(table.checkpoints(RECORDED["sort-hack-1"]))
-    assert abs(min(drawn.levels[2:-2]) - table.lowest(RECORDED["sort-hack-1"])) < 1e-9

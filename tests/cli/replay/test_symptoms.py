@@ -12,12 +12,11 @@ import pytest
 
 from rlguard.cli.logs.readers import read_log
 from rlguard.cli.replay.run import Run, load_run
-from rlguard.cli.replay.symptoms import column_for, symptoms_of
-from rlguard.core.frameworks import FIGURES, bare
-from rlguard.core.symptoms import TITLES, Unseen
+from rlguard.cli.replay.symptoms import symptoms_of
+from rlguard.core.frameworks import bare
+from rlguard.core.symptoms import TITLES
 from rlguard.follow.columns import MOST_FIGURES
 from tests.cli.logs.recorded import LOGS, RECORDED
-from tests.cli.logs.shapes import event
 
 Invoke = Callable[..., subprocess.CompletedProcess[str]]
 SICK = "completions/clipped_ratio", "frac_reward_zero_std"
@@ -94,19 +93,6 @@ class TestNothingDependsOnIt:
             row.update(dict.fromkeys(SICK, odd))
         assert {"length_at_cap", "groups_without_spread"} <= {*names(write(tmp_path / "log.jsonl", rows))}
 
-    def test_two_rows_of_a_step_with_other_figures_contradict_nothing(self, tmp_path: Path) -> None:
-        shares = (None, 0.9, 0.1)  # the first that is there counts
-        rows = [{"step": s, "reward": 0.5, "frac_reward_zero_std": x} for s in range(1, 41) for x in shares]
-        run = run_of(path := write(tmp_path / "log.jsonl", rows))
-        assert run.attempts == 1 and not [note for note in run.notes if "different values" in note]
-        assert names(path) == ["groups_without_spread"]
-
-    def test_a_step_with_figures_alone_is_no_row(self, tmp_path: Path) -> None:
-        tags = [(s, tag) for s in range(1, 31) for tag in ("reward", *SICK) if s <= 20 or tag != "reward"]
-        path = tmp_path / "events.out.tfevents.1.host.1.0"
-        path.write_bytes(b"".join(event(s, tag, 0.5) for s, tag in tags))
-        assert len(run_of(path).step) == 20 and names(path) == ["length_at_cap"]
-
     def test_a_flood_of_columns_fills_no_memory_and_is_not_looked_at(self, tmp_path: Path) -> None:
         rows = [row | {f"rewards/{row['step']}/mean": 1.0} for row in sick()]
         path = write(tmp_path / "log.jsonl", rows)
@@ -135,40 +121,7 @@ class TestColumns:
         log = next(file for file in (LOGS / name / "0").rglob("*") if RECORDED[name].log == file.name)
         assert {bare(column) for column in run_of(log).columns.figures.values()} >= set(figures)
 
-    def test_of_several_agents_none_is_taken_for_the_one_whose_reward_it_is(self, tmp_path: Path) -> None:
-        def row(step: int, *agents: str) -> dict[str, Any]:
-            shares = {f"train/agg/all/{agent}/is_truncated/mean": 0.9 for agent in agents}
-            return {"step": step, "train/agg/all/solver/reward/mean": 0.5, **shares}
-
-        for agents, seen in ((["solver"], ["length_at_cap"]), (["proposer", "solver"], [])):
-            path = write(tmp_path / "log.jsonl", [row(s, *agents) for s in range(1, 101)])
-            assert names(path) == seen
-
-    @pytest.mark.parametrize(("whole", "seen"), [("reward/overall", ["components_part"]), ("reward", [])])
-    def test_components_beside_overall_are_those_of_easyr1(
-        self, tmp_path: Path, whole: str, seen: list[str]
-    ) -> None:
-        rows = [
-            {"step": s, "reward/format": s / 100, "reward/accuracy": 1 - s / 200, whole: 0.5}
-            for s in range(1, 101)
-        ]
-        assert names(write(tmp_path / "log.jsonl", rows)) == seen
-
     def test_one_can_be_mapped_and_then_counts(self, tmp_path: Path) -> None:
         rows = [row | {"cut": 0.5, "completions/clipped_ratio": 0.0} for row in plain()]
         path = write(tmp_path / "log.jsonl", rows)
         assert "length_at_cap" not in names(path) and "length_at_cap" in names(path, clipped="cut")
-
-    @pytest.mark.parametrize("needs", [*FIGURES, "components", "kl", "entropy"])
-    def test_every_figure_has_a_column_to_name(self, needs: str) -> None:
-        assert column_for(Unseen("x", "why", needs)) and column_for(Unseen("x", "why")) == ""
-
-
-def test_what_a_restart_took_back_is_not_looked_at(tmp_path: Path) -> None:
-    def row(step: int, attempt: int, share: float) -> dict[str, Any]:
-        return {"step": step, "attempt": attempt, "reward": 0.5, "frac_reward_zero_std": share}
-
-    first = [row(s, 0, 0.1 if s <= 50 else 0.95) for s in range(1, 101)]
-    again = [row(s, 1, 0.1) for s in range(51, 101)]
-    assert names(write(tmp_path / "one.jsonl", first)) == ["groups_without_spread"]
-    assert names(write(tmp_path / "two.jsonl", again + first)) == []

@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -55,13 +54,6 @@ def test_a_stream_that_takes_no_more_is_told_of_once_and_left_alone(opened, why)
         stream.close()  # what its buffer holds, as when Python ends
 
 
-def test_a_stream_that_was_closed_before_the_start_shows_nothing():
-    lost = []
-    output = StandardStream(None, lost.append)
-    output.write("one\n")
-    assert not lost and not output.isatty()
-
-
 def test_what_the_encoding_does_not_have_is_a_question_mark(tmp_path):
     file = tmp_path / "shown"
     with file.open("w", encoding="ascii") as stream:
@@ -70,17 +62,6 @@ def test_what_the_encoding_does_not_have_is_a_question_mark(tmp_path):
     strange = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     StandardStream(strange).write("f\udcff ↑")  # a name of a file that is no text
     assert strange.buffer.getvalue().decode() == "f? ↑"
-
-
-def test_the_exit_code_is_not_that_of_a_failing_flush():
-    program = (
-        "import sys; from rlguard.cli import output; output.StandardStream(sys.stdout).write('x' * 100_000)"
-    )
-    with full_disk() as full:
-        done = subprocess.run(
-            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False
-        )
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_live_line_goes_on_without_its_terminal(tmp_path, monkeypatch):

@@ -10,8 +10,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from guard_service.dashboard.page import asset
-from rlguard.cli import colours
 from rlguard.cli.report.local import page
 from rlguard.cli.report.plot import draw
 from rlguard.core.codes import Code
@@ -197,33 +195,3 @@ def test_the_result_gives_the_colour_and_the_word(word, state):
     text = report(FACTS | {"result": word})
     assert f'id="verdict" data-state="{state}"' in text
     assert f'<p class="level" id="level">{word}</p>' in text
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [],
-        [line(1, reward=None, heldout=0.5, kl=None, kl_kind="absent")],
-        [line(0, heldout=0.4), line(1), line(1, attempt=1), line(2, attempt=1)],
-    ],
-    ids=["empty", "no reward", "two attempts"],
-)
-@pytest.mark.parametrize("verdict", [None, VERDICT], ids=["no verdict", "fired"])
-def test_every_shape_of_run_is_drawn(lines, verdict):
-    picture = draw(lines, verdict)
-    assert picture.startswith("<svg")
-    scored = [evaluation(row["step"], row["heldout"]) for row in lines if "heldout" in row]
-    history = {"steps": lines, "evaluations": scored, "total_steps": len(lines)}
-    assert page(FACTS, history, verdict, Policy(), picture, "").endswith("</html>\n")
-
-
-def test_a_run_without_kl_says_so():
-    assert "no KL to the reference was reported" in draw([line(1, kl=3.0, kl_kind="behaviour")], None)
-
-
-def test_the_colours_are_those_of_the_dashboard():
-    style = asset("style.css").partition("}")[0]
-    written = dict(re.findall(r"--([\w-]+): (#\w{6})", style))
-    for name in ("IN_LOOP", "HELDOUT", "GAP", "KL", "LIMIT", "MUTED"):
-        assert getattr(colours, name) == written[name.lower().replace("_", "-")], name
