@@ -250,14 +250,14 @@ def test_links_and_lines_can_be_copied_whatever_is_in_them(tmp_path):
     assert dashboard_link("http://127.0.0.1:8470", None) == "http://127.0.0.1:8470/"
     file = tmp_path / "it's a token"
     file.write_text("t0ken")
-    lines = export_lines("http://127.0.0.1:1", "t0ken", file)
+    lines = export_lines("http://127.0.0.1:1", file)
     shell = subprocess.run(
         ["sh", "-c", "; ".join([*lines, "env"])], capture_output=True, text=True, check=True
     )
     assert "RLGUARD_TOKEN=t0ken" in shell.stdout.splitlines() and "t0ken" not in "".join(lines).replace(
         str(file), ""
     )
-    assert export_lines("http://127.0.0.1:1", None, None) == ["export RLGUARD_URL=http://127.0.0.1:1"]
+    assert export_lines("http://127.0.0.1:1", None) == ["export RLGUARD_URL=http://127.0.0.1:1"]
     assert "0.0.0.0" not in reachable("http://0.0.0.0:8470") and reachable("http://[::]:8470").endswith(
         ":8470"
     )

@@ -11,13 +11,17 @@ import os
 import random
 import shutil
 import sqlite3
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.service.conftest import INGEST, READ
+from tests.token_files import with_token_files
 
 Step = Callable[..., dict[str, Any]]
 
@@ -118,11 +122,20 @@ def test_a_store_that_cannot_be_used_is_no_new_run(
     assert_unavailable(guard, said)
 
 
-def test_an_unwritable_directory(new_guard: Callable[..., Any]) -> None:
+@pytest.fixture
+def tokens_for_all() -> Iterator[dict[str, str]]:
+    """Token files that any user can read: pytest's own folders are for one user."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        given = with_token_files({"INGEST_TOKEN": INGEST, "READ_TOKEN": READ}, Path(folder))
+        yield given
+
+
+def test_an_unwritable_directory(new_guard: Callable[..., Any], tokens_for_all: dict[str, str]) -> None:
     # Another user may not see this interpreter's own files: what is loaded late is loaded before.
     before = "import encodings.idna; os.getuid() or (os.setgid(65534), os.setuid(65534)); "
     before += "del os.environ['RLGUARD_GUARD_POLICY_FILE']"  # which it may not read
-    guard = new_guard(before=before)
+    guard = new_guard(before=before, INGEST_TOKEN="", READ_TOKEN="", **tokens_for_all)
     guard.state.mkdir()
     guard.state.chmod(0o500)
     guard.launch()

@@ -240,8 +240,6 @@ def test_what_is_missing_or_beyond_all_bounds_is_unknown_and_never_0(tmp_path: P
     assert read_evidence(body).verdict.level is Level.UNKNOWN
 
 
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

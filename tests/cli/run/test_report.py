@@ -144,7 +144,7 @@ def test_the_table_proves_the_sentence():
     rows = Rows(report()).rows
     assert rows["*Hacking Gap (ceiling 0.125)"] == ["0.0625", "0.0625", "0.3125"]
     assert rows["In-loop reward, EMA"][-1] == "0.75"
-    assert rows["Held-out score"] == ["0.50", "0.50", "0.25"]
+    assert rows["Held-out score, first pass"] == ["0.50", "0.50", "0.25"]
     assert rows["In-loop reward, mean of the round"] == ["—", "—", "0.875"], "unknown is never 0"
     assert [name for name in rows if name.startswith("*")] == ["*Hacking Gap (ceiling 0.125)"]
 
@@ -162,7 +162,7 @@ def test_rounds_after_the_fire_are_not_taken_for_it():
 
 def test_a_fall_is_proved_by_the_score_and_not_by_an_average():
     rows = Rows(report(verdict=VERDICT.model_copy(update={"code": Code.FELL_BELOW_START}))).rows
-    assert rows["*Held-out score"] == ["0.50", "0.50", "0.25"]
+    assert rows["*Held-out score, first pass"] == ["0.50", "0.50", "0.25"]
     assert "EMA" not in "".join(name for name in rows if "KL" not in name), "no average of its own"
 
 

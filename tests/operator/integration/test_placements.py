@@ -146,6 +146,9 @@ def test_a_fire_stops_trainer_and_guard_and_is_told(guarded: PodWorld) -> None:
     assert guarded.client.get(SERVICES, namespace, name) is not None
     guarded.fire()
     guarded.expect("Fired", "True", "HackingGap")
+    eventually(
+        lambda: is_deleted(guarded.client.get(PYTORCHJOBS, namespace, "run")), "the workload is deleted"
+    )
     guarded.collect_garbage()
     guarded.guard_goes()
     guarded.expect("Stopped", "True", "NoPodsLeft")
