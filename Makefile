@@ -70,7 +70,7 @@ PYTEST := $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 TIMED = @TIMEFORMAT='$@: %0lR'; time
 
 # Side by side, because many tests wait, on kind most of all. What fails ends nothing else: CI says all.
-test: install browser test-tools ## Lint, the fast tests, and the scenarios on kind: about half an hour on two idle cores.
+test: install browser test-tools ## Lint, the fast tests, and the scenarios on kind: about twenty minutes on two idle cores.
 	@$(MAKE) --no-print-directory --keep-going -j3 lint test-fast test-kind
 
 test-fast: install test-tools ## Everything of `make test` that needs no cluster.
