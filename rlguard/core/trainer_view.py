@@ -54,7 +54,6 @@ TOLD_BY_KIND = frozenset({FailureKind.UNDERWAY, FailureKind.TOKENIZER, FailureKi
 #: Of an evaluation, what is made of items beside its score.
 _SHARES = ("truncated", "unanswered", "timed_out", "proxy_score")
 
-
 #: Seconds from one released evaluation to the next.
 RELEASE_SECONDS = 60.0
 
@@ -77,7 +76,7 @@ class Released:
 def release(verdict: Verdict, before: Released | None, now: float) -> Released:
     """Release the scores of this verdict, or those of before until their minute is over.
 
-    A run that must stop is told all. Whoever asks for a minute is told the newest.
+    A run that must stop is told the newest at once.
 
     Args:
         verdict: as the judge has it.
