@@ -63,12 +63,12 @@ class Released:
     """What of the scores a trainer may know.
 
     Fields:
-        rounds: evaluation rounds that they are made of.
-        at: when that round was released, seconds, monotonic.
+        newest: the evaluation that they end with, as the judge has it.
+        at: when it was released, seconds, monotonic.
         scores: those fields of the verdict.
     """
 
-    rounds: int
+    newest: EvaluationSummary | None
     at: float
     scores: Mapping[str, Any]
 
@@ -83,8 +83,9 @@ def release(verdict: Verdict, before: Released | None, now: float) -> Released:
         before: what was released last; None: nothing.
         now: seconds, monotonic.
     """
-    new = before is None or verdict.rounds != before.rounds
-    if before is not None and new and not verdict.stop and now - before.at < RELEASE_SECONDS:
+    first = before is None or before.newest is None
+    new = before is None or verdict.last_evaluation != before.newest
+    if before is not None and new and not first and not verdict.stop and now - before.at < RELEASE_SECONDS:
         return before
     scores = {
         "heldout_ema": _rounded(verdict.heldout_ema),
@@ -92,7 +93,7 @@ def release(verdict: Verdict, before: Released | None, now: float) -> Released:
         "last_evaluation": _score_alone(verdict.last_evaluation),
         "best_evaluation": _score_alone(verdict.best_evaluation),
     }
-    return Released(verdict.rounds, now if before is None or new else before.at, scores)
+    return Released(verdict.last_evaluation, now if before is None or new else before.at, scores)
 
 
 def for_trainer(verdict: Verdict, released: Released | None = None) -> Verdict:
@@ -103,7 +104,7 @@ def for_trainer(verdict: Verdict, released: Released | None = None) -> Verdict:
         released: the scores that the trainer may know; None: those of the verdict.
     """
     released = released or release(verdict, None, 0.0)
-    early = released.rounds != verdict.rounds
+    early = released.newest != verdict.last_evaluation
 
     def said(code: Code, sentence: str) -> str:
         return code.meaning if early and code in _SAY_SCORES else _said(code, sentence, verdict.failure)

@@ -44,7 +44,7 @@ def test_a_trainer_still_sees_its_score_to_one_percent() -> None:
 
 
 def test_a_trainer_is_told_one_evaluation_a_minute() -> None:
-    first, second = (verdict(n / 10).model_copy(update={"rounds": n}) for n in (4, 7))
+    first, second = (verdict(n / 10) for n in (4, 7))
     released = release(first, None, 0.0)
     early = for_trainer(second, release(second, released, RELEASE_SECONDS - 1))
     assert (early.last_evaluation, early.heldout_ema) == (for_trainer(first).last_evaluation, 0.4)
@@ -54,12 +54,12 @@ def test_a_trainer_is_told_one_evaluation_a_minute() -> None:
 
 
 def test_the_minute_begins_with_the_evaluation_and_not_with_what_is_told_of_it_again() -> None:
-    first, second = (verdict(n / 10).model_copy(update={"rounds": n}) for n in (4, 7))
+    first, second = (verdict(n / 10) for n in (4, 7))
     again = release(first, release(first, None, 0.0), RELEASE_SECONDS - 1)
-    assert release(second, again, RELEASE_SECONDS).rounds == second.rounds
+    assert release(second, again, RELEASE_SECONDS).newest == second.last_evaluation
 
 
 def test_a_run_that_must_stop_is_told_at_once() -> None:
-    first = verdict(0.4).model_copy(update={"rounds": 4})
-    fire = verdict(0.2, Code.HELDOUT_DECLINE).model_copy(update={"rounds": 5, "fire": True, "stop": True})
+    first = verdict(0.4)
+    fire = verdict(0.2, Code.HELDOUT_DECLINE).model_copy(update={"fire": True, "stop": True})
     assert for_trainer(fire, release(fire, release(first, None, 0.0), 1.0)) == for_trainer(fire)

@@ -76,8 +76,11 @@ def test_a_trainer_is_told_one_score_a_minute_and_others_all(outside: Any, step:
         report(outside, step=4 * n, outcomes=outcomes(share, n))
         told = outside.post("/v1/steps", [step(4 * n + 1, reward=0.5)]).json()["verdict"]
         assert told["last_evaluation"]["step"] == 0 and told["evaluated"] == n + 1
+    report(outside, step=12, outcomes=outcomes(0.3, 3))  # no reward since the one before: no round
+    with outside.client() as trainer:
+        assert trainer.get("/v1/verdict").json()["last_evaluation"]["step"] == 0
     seen = outside.get("/v1/verdict").json()
-    assert seen["last_evaluation"]["step"] == 8 and seen["heldout_ema"] != told["heldout_ema"]
+    assert seen["last_evaluation"]["step"] == 12 and seen["heldout_ema"] != told["heldout_ema"]
 
 
 def test_a_repeat_is_not_folded_and_a_contradiction_is_refused(outside: Any) -> None:
